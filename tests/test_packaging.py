@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -45,6 +48,34 @@ def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_every_run_file_can_be_read() -> None:
     for name in run_file.run_files():
         assert isinstance(run_file.read(name), run.Run)
+
+
+def licences() -> list[str]:
+    """The licence of each package in the page's bundle, name and version first; spaces for line ends, which bundling indents."""
+    packages = json.loads((ROOT / "web/package-lock.json").read_text())["packages"]
+    bundled = {
+        path.removeprefix("node_modules/"): package["version"]
+        for path, package in packages.items()
+        if path and not package.get("dev")
+    }
+    assert {"preact", "@preact/signals", "@preact/signals-core"} <= set(bundled)
+    _, *notices = re.split(r"\n-+\n\n", (ROOT / "src/glassformer/static/THIRD_PARTY.txt").read_text(encoding="utf-8"))
+    assert [notice.split(" (")[0] for notice in notices] == sorted(f"{name} {bundled[name]}" for name in bundled)
+    for notice in notices:
+        assert "Copyright (c)" in notice and "Permission is hereby granted" in notice and "NO EVENT" in notice
+    return [" ".join(notice.split()) for notice in notices]
+
+
+def test_the_page_names_the_packages_in_it() -> None:
+    """Each of its bundles, and the file of licences that a wheel carries."""
+    static = ROOT / "src/glassformer/static"
+    app = "".join(path.read_text(encoding="utf-8") for path in static.glob("*-*.js"))
+    bundles = [app, *((static / name).read_text(encoding="utf-8") for name in ("inline.js", "sandbox.js"))]
+    for text in licences():
+        for bundle in bundles:
+            assert text in " ".join(bundle.split())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"LICENSE", "src/glassformer/static/THIRD_PARTY.txt"} <= set(project["license-files"])
 
 
 LACKING = """

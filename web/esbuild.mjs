@@ -28,16 +28,32 @@ for (const file of sources("src")) {
     if (pattern.test(text)) throw new Error(`${file}: ${pattern} does not belong on the page`);
 }
 
+// A package's modules carry its licence into every file that they are bundled into: MIT asks for it in all copies.
+const notices = new Map();
+const licences = {
+  name: "licences",
+  setup: ({ onLoad }) => onLoad({ filter: /node_modules.*js$/ }, ({ path }) => {
+    const [folder, name] = path.match(/.*node_modules\/((?:@[^/]+\/)?[^/]+)/);
+    if (!notices.has(name)) {
+      const { version, license } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+      notices.set(name, `${name} ${version} (${license})\n\n${readFileSync(join(folder, "LICENSE"), "utf8").trim()}\n`);
+    }
+    return { contents: `/*! ${notices.get(name)}*/\n${readFileSync(path, "utf8")}` };
+  }),
+};
+
 if (process.argv.includes("--tests")) {
   await build({ ...common, entryPoints: sources("tests"), outdir: "build/tests", format: "esm", platform: "node", outExtension: { ".js": ".js" } });
 } else {
   mkdirSync(out, { recursive: true });
   for (const name of readdirSync(out)) if (/-[A-Z0-9]{8}\.js$/.test(name)) rmSync(join(out, name)); // parts of an earlier build
-  const page = { ...common, minify: true, legalComments: "none", define: { "process.env.NODE_ENV": '"production"' } };
+  const page = { ...common, minify: true, legalComments: "eof", plugins: [licences], define: { "process.env.NODE_ENV": '"production"' } };
   const empty = { ".css": "empty" };
   const made = await build({ ...page, entryPoints: { app: "src/main.tsx" }, outdir: out, format: "esm", splitting: true, loader: empty, metafile: true });
   await build({ ...page, entryPoints: { inline: "src/main.tsx" }, outdir: out, format: "iife" });
   await build({ ...page, entryPoints: { widget: "src/widget.ts" }, outdir: out, format: "esm" });
+  const bundled = "Code of others that is bundled in the page, each under its own licence. Glassformer itself is under the Apache License 2.0.\n";
+  writeFileSync(join(out, "THIRD_PARTY.txt"), [bundled, ...[...notices.keys()].sort().map((name) => notices.get(name))].join(`\n${"-".repeat(80)}\n\n`));
   renameSync(join(out, "inline.css"), join(out, "app.css"));
   await build({ ...page, entryPoints: { sandbox: "src/sandbox.tsx" }, outdir: out, format: "iife", loader: empty });
   const size = (names) => names.reduce((sum, name) => sum + gzipSync(readFileSync(join(out, basename(name))), { level: 9 }).length, 0);

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from glassformer import UserError
 from glassformer.inspection import export
 from glassformer.inspection.tracing import Trace
 from glassformer.page.models import shipped
+from test_packaging import licences
 
 TEXT = "To be, or not to be: that is the question"
 built = pytest.mark.skipif(
@@ -87,6 +89,33 @@ def test_a_saved_page_asks_no_network(trace: Trace) -> None:
     assert "default-src 'none'" in page
     addresses = set(re.findall(r"""["'(=]\s*(?:https?:)?//[^\s"')]+""", page))
     assert all("www.w3.org" in one for one in addresses), addresses  # names of XML, which nobody fetches
+
+
+@built
+def test_a_live_page_keeps_markup_of_its_text_as_text() -> None:
+    """What closes a script, or opens a comment in it, stays within the element that holds the start."""
+    start = {"text": '</script><img src=x onerror="alert(1)"><!-- <script>', "source": "a < b"}
+    elements: dict[str, str] = {}
+
+    class Scripts(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag != "img"
+            self.id = dict(attrs).get("id") or tag
+
+        def handle_data(self, data: str) -> None:
+            elements[self.id] = elements.get(self.id, "") + data
+
+    Scripts().feed(export.live(start))
+    assert json.loads(elements["glassformer-live"]) == start
+    assert "<" not in elements["glassformer-live"]  # a browser reads `<!--` and `<script` in a script in its own way
+
+
+@built
+@pytest.mark.parametrize("kind", ["trace", "live"])
+def test_a_saved_page_names_the_packages_in_it(kind: str, trace: Trace) -> None:
+    page = " ".join((export.page(trace) if kind == "trace" else export.live({})).split())
+    for text in licences():
+        assert text in page
 
 
 @built

@@ -11,3 +11,85 @@ love 1
 banana -2`}){let[t,n]=F(e),[r,a]=F(1),[o,i]=F(0),[s,f]=F(1),[m,u]=F(.5),g=t.split(`
 `).map(_=>/^\s*(.*\S)\s+(\S+)\s*$/.exec(_)).filter(_=>_!==null),v=g.map(_=>_[1]),c=Float32Array.from(g,_=>Number(_[2])),h=!g.length||g.length!==t.split(`
 `).filter(_=>_.trim()).length||c.some(Number.isNaN)?null:lt(c,[],{temperature:r,top_k:o||null,top_p:s,min_p:null,repetition_penalty:1},m);return l(O,{children:[l("textarea",{"aria-label":"a token and its logit on each line",rows:5,class:"mono",spellcheck:!1,value:t,onInput:_=>n(_.currentTarget.value)}),l(ae,{name:"temperature (0: the best)",value:r,set:a,min:0,max:3,step:.05}),l(ae,{name:"top-k (0: off)",value:Math.min(o,g.length),set:i,min:0,max:Math.max(1,g.length)}),l(ae,{name:"top-p (1: off)",value:s,set:f,min:.05,max:1,step:.05}),l(ae,{name:"luck",value:m,set:u,min:0,max:.99,step:.01}),h?l(O,{children:[l("table",{children:[l("thead",{children:l("tr",{children:[l("th",{class:"left",children:"token"}),l("th",{children:"logit"}),l("th",{children:"probability"}),l("th",{children:"warmed"}),l("th",{children:"drawn from"}),l("th",{})]})}),l("tbody",{children:Array.from(h.order,_=>l("tr",{children:[l("th",{scope:"row",class:"left mono",children:[v[_],_===h.token?" ←":""]}),l("td",{children:z(c[_],2)}),l("td",{children:z(h.raw[_])}),l("td",{children:z(h.warm[_])}),l("td",{children:l("b",{children:z(h.final[_])})}),l("td",{class:"meter",children:l("i",{style:{width:`${100*h.final[_]}%`}})})]},_))})]}),l("p",{role:"status",children:["“",v[h.token],"” is drawn: luck ",m.toFixed(2)," lies between ",h.from.toFixed(3)," and ",h.to.toFixed(3)," of the shares put end to end in the order typed."]})]}):l("p",{class:"failure",role:"alert",children:"Type a token and a number on each line."})]})}Fn();var uo=q("v","",e=>e),[co,fo]=Bt[Dt.value]??Bt.softmax,Gt=document.getElementById("app");an(l("main",{class:"sandbox stack","aria-label":co,children:l(fo,{start:uo.value||void 0})}),Gt);new ResizeObserver(()=>parent.postMessage({height:Gt.firstElementChild.scrollHeight},"*")).observe(Gt.firstElementChild);})();
+/*! Bundled license information:
+
+preact/dist/preact.mjs:
+preact/hooks/dist/hooks.mjs:
+preact/jsx-runtime/dist/jsxRuntime.mjs:
+  (*! preact 11.2.0 (MIT)
+  
+  The MIT License (MIT)
+  
+  Copyright (c) 2015-present Jason Miller
+  
+  Permission is hereby granted, free of charge, to any person obtaining a copy
+  of this software and associated documentation files (the "Software"), to deal
+  in the Software without restriction, including without limitation the rights
+  to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+  copies of the Software, and to permit persons to whom the Software is
+  furnished to do so, subject to the following conditions:
+  
+  The above copyright notice and this permission notice shall be included in all
+  copies or substantial portions of the Software.
+  
+  THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+  IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+  FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+  AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+  LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+  OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+  SOFTWARE.
+  *)
+
+@preact/signals-core/dist/signals-core.module.js:
+  (*! @preact/signals-core 1.14.5 (MIT)
+  
+  The MIT License (MIT)
+  
+  Copyright (c) 2022-present Preact Team
+  
+  Permission is hereby granted, free of charge, to any person obtaining a copy
+  of this software and associated documentation files (the "Software"), to deal
+  in the Software without restriction, including without limitation the rights
+  to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+  copies of the Software, and to permit persons to whom the Software is
+  furnished to do so, subject to the following conditions:
+  
+  The above copyright notice and this permission notice shall be included in all
+  copies or substantial portions of the Software.
+  
+  THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+  IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+  FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+  AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+  LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+  OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+  SOFTWARE.
+  *)
+
+@preact/signals/dist/signals.module.js:
+  (*! @preact/signals 2.11.4 (MIT)
+  
+  The MIT License (MIT)
+  
+  Copyright (c) 2022-present Preact Team
+  
+  Permission is hereby granted, free of charge, to any person obtaining a copy
+  of this software and associated documentation files (the "Software"), to deal
+  in the Software without restriction, including without limitation the rights
+  to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+  copies of the Software, and to permit persons to whom the Software is
+  furnished to do so, subject to the following conditions:
+  
+  The above copyright notice and this permission notice shall be included in all
+  copies or substantial portions of the Software.
+  
+  THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+  IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+  FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+  AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+  LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+  OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+  SOFTWARE.
+  *)
+*/

@@ -51,7 +51,7 @@ def test_every_run_file_can_be_read() -> None:
 
 
 def licences() -> list[str]:
-    """The licence of each package in the page's bundle, name and version first; spaces for line ends, which bundling indents."""
+    """The licence of each package in the page, name and version first, in one line since bundling indents lines."""
     packages = json.loads((ROOT / "web/package-lock.json").read_text())["packages"]
     bundled = {
         path.removeprefix("node_modules/"): package["version"]

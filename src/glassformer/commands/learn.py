@@ -26,7 +26,7 @@ USAGE = """glassformer learn [--out FOLDER] [--exercises FOLDER] [--json]
        glassformer learn check --all CLASS [--json]
        glassformer learn hint NAME [--all-hints]
        glassformer learn solution NAME"""
-EPILOG = "A check runs your code in a process of its own, with a limit of time and memory; it is no sandbox."
+EPILOG = "A check runs your code in processes of their own, with limits of time and memory; it is no sandbox."
 VERBS = ("start", "check", "hint", "solution")
 
 

@@ -6,19 +6,23 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from ..errors import UserError, need
 from .exercise import Exercise, find
 from .starting import Source, read
+from .worker import GRACE, LONGEST, READY, WALL
 
-STOPPED = 130  # how the worker ends when Ctrl-C reached it
+COMMAND = (sys.executable, "-m", "glassformer.learn.worker")
+PATIENCE = 60  # seconds beyond a job's own limit, on a busy machine
 LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", ".git", ".venv")
 
 
@@ -62,23 +66,34 @@ class Verdict:
 NOT = {"failed": "not yet", "todo": "not written yet", "error": "stopped by an error", "stopped": "out of time"}
 
 
+def printable(text: str) -> str:
+    """Text of a learner's code for a terminal: its lines and tabs, and escapes and the like written out."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text)
+
+
+def one_line(text: str) -> str:
+    """The same on one line."""
+    return printable(text).replace("\n", " ").replace("\t", " ")
+
+
+class Ended(Exception):
+    """The worker is gone, or hears nothing any more."""
+
+
 class Checker:
     """A worker that is kept for as many checks as there are; use it as a context."""
 
     def __init__(self, exercises: str | Path | None = None) -> None:
         self.exercises = exercises
-        self._worker: subprocess.Popen[str] | None = None
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._unread = b""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._worker is not None:
-            assert self._worker.stdin is not None
-            with contextlib.suppress(OSError):
-                self._worker.stdin.close()
-            self._worker.wait()
-            self._worker = None
+        self._end()
 
     def check(self, file: str | Path, seed: int | None = None, seconds: float | None = None) -> Verdict:
         """The verdict on a learner's .py file or notebook; UserError where it is of no exercise or cannot be read.
@@ -91,7 +106,7 @@ class Checker:
     def of(self, exercise: Exercise, source: Source, seed: int | None = None, seconds: float | None = None) -> Verdict:
         """The verdict on this code."""
         seed = secrets.randbelow(1 << 31) if seed is None else seed
-        with tempfile.TemporaryDirectory(prefix="glassformer-learn-") as folder:
+        with tempfile.TemporaryDirectory(prefix="glassformer-learn-", ignore_cleanup_errors=True) as folder:
             path = source.path.resolve()
             if source.places is not None:  # a notebook's code, as a file
                 path = Path(folder) / f"{source.path.stem}.py"
@@ -100,39 +115,90 @@ class Checker:
             job |= {"seconds": seconds or exercise.seconds, "folder": str(source.path.resolve().parent)}
             said = self._ask(job)
         line = said.pop("line", None)
-        told = {
-            name: said[name]
-            for name in ("state", "message", "look", "code", "good", "printed", "seconds")
-            if name in said
+        texts: dict[str, Any] = {name: one_line(said.get(name, "")) for name in ("message", "look", "code")}
+        texts |= {"printed": printable(said.get("printed", "")), "where": source.where(line)}
+        fields = {
+            "state": said["state"],
+            "good": list(map(one_line, said["good"])),
+            "seconds": said.get("seconds", 0.0),
         }
-        return Verdict(exercise.name, str(source.path), **told, where=source.where(line), seed=seed)
+        return Verdict(exercise.name, str(source.path), **fields, **texts, seed=seed)
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The worker's answer."""
+        """The worker's answer; where the learner's code ended or stopped the worker, a verdict that says so."""
         if self._worker is None:
-            words = [sys.executable, "-m", "glassformer.learn.worker"]
-            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-            path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-            self._worker = subprocess.Popen(
-                words, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}, **pipes
-            )
-        assert self._worker.stdin is not None and self._worker.stdout is not None
-        answer = _exchange(self._worker.stdin, self._worker.stdout, json.dumps(job))
-        if not answer:
-            ended, self._worker = self._worker.wait(), None
-            if ended == STOPPED:  # Ctrl-C reached it before us
-                raise KeyboardInterrupt
+            self._start()
+        job |= {"job": secrets.token_hex(16)}
+        try:
+            return self._answer(job, time.monotonic() + WALL * job["seconds"] + GRACE + PATIENCE)
+        except Ended:
+            self._end()
+            message = "Your code ended or stopped the process that runs the checks; leave other processes alone"
+            return {"state": "error", "message": message, "good": []}
+        except BaseException:
+            self._end()
+            raise
+
+    def _start(self) -> None:
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        self._unread = b""
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        self._worker = subprocess.Popen(COMMAND, env=env, start_new_session=True, **pipes)  # Ctrl-C comes to us alone
+        try:
+            ready = self._line(time.monotonic() + 10 * PATIENCE)
+        except Ended:
+            ready = b""
+        if ready.strip() != READY.encode():
+            self._end()
             raise UserError("The process that runs the checks has ended; run glassformer doctor, then check again.")
-        told: dict[str, Any] = json.loads(answer)
-        return told
 
+    def _answer(self, job: dict[str, Any], deadline: float) -> dict[str, Any]:
+        assert self._worker is not None and self._worker.stdin is not None
+        try:
+            self._worker.stdin.write(json.dumps(job).encode() + b"\n")
+        except OSError:
+            raise Ended from None
+        while True:
+            try:
+                answer = json.loads(self._line(deadline))
+            except (ValueError, RecursionError):  # a learner's code wrote into the worker's pipe
+                continue
+            if isinstance(answer, dict) and answer.pop("job", None) == job["job"]:
+                return answer
 
-def _exchange(there: IO[str], back: IO[str], line: str) -> str:
-    try:
-        print(line, file=there, flush=True)
-    except OSError:
-        return ""
-    return back.readline()
+    def _line(self, deadline: float) -> bytes:
+        assert self._worker is not None and self._worker.stdout is not None
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if (
+                left <= 0
+                or len(self._unread) > 8 * LONGEST
+                or not select.select([self._worker.stdout], [], [], left)[0]
+            ):
+                raise Ended
+            data = os.read(self._worker.stdout.fileno(), 1 << 16)
+            if not data:
+                raise Ended
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _end(self) -> None:
+        """End the worker, and with it the job under way."""
+        if self._worker is None:
+            return
+        self._worker.terminate()
+        try:
+            self._worker.wait(GRACE)
+        except subprocess.TimeoutExpired:  # stopped, or in the middle of a long import
+            self._worker.kill()
+            self._worker.wait()
+        for pipe in (self._worker.stdin, self._worker.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+        self._worker = None
 
 
 @dataclass(frozen=True)
@@ -167,9 +233,13 @@ def class_folder(folder: str | Path, checker: Checker, seconds: float | None = N
     need(bool(files or lost), empty)
     for path in sorted([*files, *lost]):
         where = path.relative_to(home)
-        learner = where.parts[0] if len(where.parts) > 1 else path.stem
+        learner, file = one_line(where.parts[0] if len(where.parts) > 1 else path.stem), one_line(str(where))
         try:
             need(path not in lost, lost.get(path, ""))
-            yield Handed(learner, str(where), checker.check(path, seed, seconds))
+            handed = Handed(learner, file, checker.check(path, seed, seconds))
         except UserError as error:
-            yield Handed(learner, str(where), None, str(error))
+            handed = Handed(learner, file, None, str(error))
+        except Exception as error:  # whatever a file does to us, the next learner's turn comes
+            refused = UserError(f"{file} could not be checked ({type(error).__name__}: {error}); look at it yourself.")
+            handed = Handed(learner, file, None, str(refused))
+        yield handed

@@ -1,13 +1,16 @@
 """The process that runs learners' code: ``python -m glassformer.learn.worker``, a job a line in, a verdict a line out.
 
-Torch is loaded once. Each job is a fork of its own: in a session of its own, without input, with limits of time,
-memory and file size, its printing caught. What it does to itself reaches nobody; it is no sandbox against malice.
+Torch is loaded once. Each job is a fork of its own: in a session of its own, without input, its printing caught. The
+limits of computing time, memory and number of processes hold for it and all that it starts together, that of a file's
+size for each file. This guards a class against accidents: what fails is the verdict on that file alone. It is no
+sandbox: the code runs with the teacher's rights, may read and write the teacher's files, and can forge its own verdict.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -29,8 +32,13 @@ SLOW = ("torch._dynamo",)  # PyTorch's optimizers import it when they are first 
 MOST = 10_000  # bytes of printing that are kept
 MEMORY = 2 << 30  # bytes that a learner's code may take beyond what is loaded
 FILE = 64 << 20  # bytes that it may write into one file
+PROCESSES = 64  # that it may have at a time
+LONGEST = 1 << 20  # bytes of a verdict
 WALL = 5  # seconds on the wall for each of the processor's: others compute here too, and who sleeps computes nothing
 GRACE = 3.0  # seconds between the clock that names the line and the end of the process
+LOOK = 0.2  # seconds between two looks at what the processes of a job take
+DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of Linux
+READY = "ready"
 
 
 class Missing(Exception):
@@ -225,47 +233,138 @@ def limit(seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (most, most))
 
 
+def set_process_option(option: int, value: int) -> None:
+    """``prctl`` of Linux; nothing elsewhere."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def descendants() -> dict[int, float]:
+    """The processes that came of this one, each with the seconds that it has computed; none where there is no /proc."""
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+            pid = int(path.parent.name)
+            parents[pid] = int(fields[1])
+            seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its ended children's too
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: seconds[pid] for pid in found - {os.getpid()}}
+
+
+def anonymous_memory(pid: int) -> int:
+    """Bytes in memory that no file holds; 0 where they cannot be read."""
+    with contextlib.suppress(OSError):
+        size = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(errors="replace"))
+        return int(size[1]) << 10 if size else 0
+    return 0
+
+
+def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
+    """The verdict on a job whose processes together take more than they may; None where they do not."""
+    processes = descendants()
+    computed = sum(processes.values())
+    if computed > job["seconds"] + GRACE:
+        return stopped(job)
+    if computed > job["seconds"] and len(processes) > 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGPROF)  # it names the line, as it does when it computes alone
+    own = anonymous_memory(os.getpid())  # a fork holds what is loaded here
+    message = ""
+    if sum(max(0, anonymous_memory(pid) - own) for pid in processes) > MEMORY:
+        message = f"Your code and the processes that it started took more than {MEMORY >> 20:,} MiB and were stopped"
+    if len(processes) > PROCESSES:
+        message = f"Your code had more than {PROCESSES} processes at a time and was stopped"
+    return {"state": "error", "message": message, "good": []} if message else None
+
+
+def end_all(child: int) -> None:
+    """End a job's processes, also those that left its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    for _ in range(100):
+        processes = descendants()
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            time.sleep(0.001)
+            continue
+        return
+
+
+def parsed(data: bytes | bytearray) -> dict[str, Any] | None:
+    """A verdict as the fork wrote it, each field of its type; None for anything else that the learner's code wrote."""
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(answer, dict) or answer.get("state") not in ("passed", "failed", "todo", "error", "stopped"):
+        return None
+    verdict: dict[str, Any] = {"state": answer["state"]}
+    verdict |= {name: str(answer.get(name) or "") for name in ("message", "look", "code")}
+    good, line, slow = answer.get("good"), answer.get("line"), answer.get("slow")
+    verdict["good"] = [str(text) for text in good] if isinstance(good, list) else []
+    verdict["line"] = line if type(line) is int and line > 0 else None
+    return verdict | {"slow": [name for name in SLOW if isinstance(slow, list) and name in slow]}
+
+
 def supervise(job: dict[str, Any]) -> dict[str, Any]:
     """Fork for one job, catch what it prints, end it in time; its verdict."""
     begun = time.monotonic()
     (printed, out), (heard, said) = os.pipe(), os.pipe()
     sys.stdout.flush()
-    child = os.fork()
+    worker, child = os.getpid(), os.fork()
     if child == 0:
         os.setsid()
+        set_process_option(DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != worker:
+            os._exit(1)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for here, there in ((nothing, 0), (out, 1), (out, 2)):
             os.dup2(here, there)
-        for end in (nothing, printed, heard, out):
-            os.close(end)
+        for end in [int(path.name) for path in Path("/dev/fd").iterdir()]:  # the worker's own pipes among them
+            with contextlib.suppress(OSError):
+                if end > 2 and end != said:
+                    os.close(end)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         alone(job, said)
     os.close(out)
     os.close(said)
     kept: dict[int, bytearray] = {printed: bytearray(), heard: bytearray()}
-    more = False
+    more, violation = False, None
     try:
         with selectors.DefaultSelector() as watching:
             for end in kept:
                 watching.register(end, selectors.EVENT_READ)
-            deadline = begun + WALL * job["seconds"] + GRACE
-            while heard in watching.get_map() and (left := deadline - time.monotonic()) > 0:
-                more |= _read(watching, kept, left, heard)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
+            deadline, look = begun + WALL * job["seconds"] + GRACE, begun + LOOK
+            while heard in watching.get_map() and violation is None and (now := time.monotonic()) < deadline:
+                if parsed(kept[heard]) is not None:  # its forks hold the pipe open
+                    break
+                more |= _read(watching, kept, min(look, deadline) - now, heard)
+                if time.monotonic() >= look:
+                    violation, look = excess(job, child), time.monotonic() + LOOK
+            end_all(child)
             while watching.get_map() and _read(watching, kept, 0.2, heard):
                 pass
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        end_all(child)
         os.close(printed)
         os.close(heard)
     seconds = time.monotonic() - begun
-    try:
-        verdict: dict[str, Any] = json.loads(kept[heard])
-    except ValueError:
+    verdict = violation or parsed(kept[heard])
+    if verdict is None and kept[heard]:
+        message = "Your code wrote to a file descriptor that is the check's; write to files that it opened itself"
+        verdict = {"state": "error", "message": message, "good": []}
+    elif verdict is None:
         late = seconds >= job["seconds"]
         ended = {"state": "error", "message": "Your code ended the process before the check was over", "good": []}
         verdict = stopped(job) if late else ended
@@ -280,7 +379,7 @@ def _read(watching: selectors.BaseSelector, kept: dict[int, bytearray], wait: fl
         data = os.read(key.fd, 1 << 16)
         if not data:
             watching.unregister(key.fd)
-        elif key.fd == heard or len(kept[key.fd]) <= MOST:
+        elif len(kept[key.fd]) <= (LONGEST if key.fd == heard else MOST):
             kept[key.fd] += data
         else:
             beyond = True
@@ -288,8 +387,10 @@ def _read(watching: selectors.BaseSelector, kept: dict[int, bytearray], wait: fl
 
 
 def main() -> None:
-    """Read jobs until there are no more; Ctrl-C ends it, and the job under way, without a word."""
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    """Read jobs until there are no more. At Ctrl-C the checker ends this process, and with it the job under way."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    set_process_option(ADOPT_ORPHANS, 1)  # so that no process of a learner is lost from sight
     import torch
 
     torch.set_num_threads(1)  # a fork of a process with a pool of threads would wait for them for ever
@@ -299,14 +400,16 @@ def main() -> None:
 
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    print(READY, file=channel, flush=True)
     for line in sys.stdin:
+        job = json.loads(line)
         try:
-            verdict = supervise(json.loads(line))
+            verdict = supervise(job)
         except OSError as error:
             verdict = {"state": "error", "message": f"The check could not be started: {error}", "good": []}
         for name in verdict.pop("slow", ()):  # what this one had to import, the next one finds
             importlib.import_module(name)
-        print(json.dumps(verdict), file=channel, flush=True)
+        print(json.dumps(verdict | {"job": job["job"]}), file=channel, flush=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ FLOORS = [
 ]
 TESTS = Path(__file__).parent
 TOPICS = {
+    "learn": {"hostile"},
     "browser": {
         "heap",
         "looks",

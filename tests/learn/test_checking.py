@@ -69,6 +69,7 @@ SLIPS = [
     ("one-head", "masked_fill(~allowed", "masked_fill(allowed", "[0, 0]", "turned round"),
     ("one-head", "torch.exp(x - x.amax(-1, keepdim=True))", "torch.exp(x)", "near 1000[0, 0] is nan", "before exp"),
     ("one-head", "x.amax(-1, keepdim=True)", "x.amax()", "softmax([[1000, 999], [1, 0]])[1, 0] is nan", "largest number of its own"),
+    ("one-head", 'float("-inf")', "-20.0", "attention of low scores[", "a number such as -20"),
     ("causal-mask", "<= places", "< places", "causal_mask(5, 5)[0, 0] is False and should be True", "<="),
     ("causal-mask", "places[:, None]", "places[:, None] + 1", "causal_mask(5, 5)[0, 1]", "other way"),
     ("causal-mask", "arange(keys - queries, keys)", "arange(queries)", "causal_mask(1, 7)[0, 1]", "last ones"),
@@ -99,6 +100,7 @@ SLIPS = [
     ("rnn-attention", "torch.tanh(state @ w_state.T + bias + source @ w_source.T)", "(state @ w_state.T + bias + source @ w_source.T)", "the weights[0]", "tanh"),
     ("top-p", "before = values.cumsum(-1) - values", "before = values.cumsum(-1)", "tokens kept", "brings the sum"),
     ("top-p", "before = values.cumsum(-1) - values", "before = values.cumsum(-1) - values\n    order = torch.arange(len(logits))", "tokens kept", ""),
+    ("top-p", "    beyond = (before >= p).index_fill(-1, torch.tensor(0), False)", "    beyond = before >= p", "at p = 0", "keep that token whatever p is"),
     ("beam-search", "logits_after(tokens).log_softmax(-1)", "logits_after(tokens)", "the ", ""),
     ("beam-search", "key=lambda one: -one[0])", "key=lambda one: one[0])", "the texts of", ""),
     ("beam-search", "[*tokens, int(token)]", "(tokens.append(int(token)) or tokens)", "asked what follows 3 new tokens", "append changes"),
@@ -126,6 +128,12 @@ SLIPS = [
     ("mini-transformer", "self.head.weight = self.embed.weight", "self.head.weight.data = self.embed.weight.data.clone()", "parameters of the tied model is 8210", "not a copy"),
     ("mini-transformer", "return ids[at], ids[at + 1]", "return ids[at], ids[at]", "the targets of windows[0, ", "one further on"),
 ]  # fmt: skip
+
+
+def test_the_published_losses_come_out(checker: Checker, tmp_path: Path) -> None:
+    found = checker.check(put(tmp_path, "mini-transformer", find("mini-transformer").solution))
+    (line,) = [line for line in found.good if line.startswith("with mask and tied head")]
+    assert line.endswith("after manual_seed(42): 12.4078, 8.8194, 6.9047, 5.6511, 4.8191"), line
 
 
 def test_every_exercise_has_a_slip_that_is_tried() -> None:

@@ -90,6 +90,20 @@ def check(theirs: Any, report: Report) -> None:
     report.equal("attention(q, k, v, allowed)", theirs.attention(q, k, v, allowed), right(8**-0.5), slips=slips)
     report.say("4 queries over 6 keys: every number is right")
 
+    # Scores so low that a number which is merely small would be the largest of its row.
+    low, keys = -100 * report.rand(4, 8) - 20, report.rand(6, 8) + 0.5
+
+    def masked(fill: float) -> Tensor:
+        return (low @ keys.T / 8**0.5).masked_fill(~allowed, fill).softmax(-1) @ v
+
+    slips = {
+        "the mask: a number such as -20 is larger than these scores; only minus infinity is below all": masked(-20.0)
+    }
+    look = "the mask: where allowed is False the score is minus infinity"
+    answer, expected = theirs.attention(low, keys, v, allowed), masked(float("-inf"))
+    report.equal("attention of low scores", answer, expected, slips=slips, look=look)
+    report.say("a key that may not be seen has the weight 0 however low the scores of the others are")
+
     model, tokenizer = models.real()
     ours = models.greedy(model, tokenizer)
     model = models.attend_with(

@@ -4,7 +4,8 @@ Draw from all tokens, and once in a while comes one that fits nothing. Top-p (nu
 keeps the fewest likeliest tokens whose probabilities reach p together, and draws from those. Where the model is sure
 these are few, where it is not they are many.
 
-The token that brings the sum to p or above still belongs to the nucleus; so the likeliest one is always kept.
+The token that brings the sum to p or above still belongs to the nucleus; so the likeliest one is always kept,
+even at p = 0.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from glassformer.learn.report import Report
 ROAD = 7.1
 HINTS = (
     "Sort the probabilities, the largest first, and add them up with cumsum.",
-    "A token stays while the sum of those *before* it is below p: cumsum - itself < p.",
+    "A token stays while the sum of those *before* it is below p: cumsum - itself < p. The first one always stays.",
     "The sorted order has to be undone: sort gives indices, scatter puts back.",
 )
 
@@ -29,7 +30,8 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     # TODO: probabilities, the largest first; which of them belong to the nucleus; back in the order of the vocabulary
     values, order = logits.softmax(-1).sort(descending=True)
     before = values.cumsum(-1) - values
-    outside = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= p)
+    beyond = (before >= p).index_fill(-1, torch.tensor(0), False)  # the likeliest one stays
+    outside = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, beyond)
     return logits.masked_fill(outside, float("-inf"))
     # END
 
@@ -56,6 +58,10 @@ def check(theirs: Any, report: Report) -> None:
         found = [at for at in range(4) if float(given[at]) > float("-inf")]
         look = "the token that brings the sum to p or above is the last one that is kept"
         report.equal(f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p}", found, kept, look=look)
+    for p in (0.0, 1e-12):
+        kept = [at for at, logit in enumerate(theirs.top_p(clear, p).tolist()) if logit > float("-inf")]
+        look = "p = 0: the sum before the likeliest token is 0, and 0 < 0 is false; keep that token whatever p is"
+        report.equal(f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p:g}", kept, [1], look=look)
     for _ in range(5):
         logits, p = report.randn(40) * 2, 0.2 + 0.7 * report.random.random()
         slips = {

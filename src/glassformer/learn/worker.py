@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import ctypes
 import importlib
 import importlib.util
 import json
@@ -28,6 +27,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from .processes import ADOPT_ORPHANS, DIE_WITH_PARENT, anonymous_memory, descendants, end_all, set_process_option
+
 SLOW = ("torch._dynamo",)  # PyTorch's optimizers import it when they are first used: seconds
 MOST = 10_000  # bytes of printing that are kept
 MEMORY = 2 << 30  # bytes that a learner's code may take beyond what is loaded
@@ -37,7 +38,6 @@ LONGEST = 1 << 20  # bytes of a verdict
 WALL = 5  # seconds on the wall for each of the processor's: others compute here too, and who sleeps computes nothing
 GRACE = 3.0  # seconds between the clock that names the line and the end of the process
 LOOK = 0.2  # seconds between two looks at what the processes of a job take
-DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of Linux
 READY = "ready"
 
 
@@ -233,36 +233,6 @@ def limit(seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (most, most))
 
 
-def set_process_option(option: int, value: int) -> None:
-    """``prctl`` of Linux; nothing elsewhere."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def descendants() -> dict[int, float]:
-    """The processes that came of this one, each with the seconds that it has computed; none where there is no /proc."""
-    parents: dict[int, int] = {}
-    seconds: dict[int, float] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            pid = int(path.parent.name)
-            parents[pid] = int(fields[1])
-            seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its ended children's too
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {pid: seconds[pid] for pid in found - {os.getpid()}}
-
-
-def anonymous_memory(pid: int) -> int:
-    """Bytes in memory that no file holds; 0 where they cannot be read."""
-    with contextlib.suppress(OSError):
-        size = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(errors="replace"))
-        return int(size[1]) << 10 if size else 0
-    return 0
-
-
 def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
     """The verdict on a job whose processes together take more than they may; None where they do not."""
     processes = descendants()
@@ -279,23 +249,6 @@ def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
     if len(processes) > PROCESSES:
         message = f"Your code had more than {PROCESSES} processes at a time and was stopped"
     return {"state": "error", "message": message, "good": []} if message else None
-
-
-def end_all(child: int) -> None:
-    """End a job's processes, also those that left its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    for _ in range(100):
-        processes = descendants()
-        for pid in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-            time.sleep(0.001)
-            continue
-        return
 
 
 def parsed(data: bytes | bytearray) -> dict[str, Any] | None:

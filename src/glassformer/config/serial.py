@@ -212,8 +212,9 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         if not made and isinstance(name, str) and name in TYPES_RENAMED:
             old_name(f"{_at(where)}{name}", TYPES_RENAMED[name])
             name, raw = TYPES_RENAMED[name], {key: value for key, value in raw.items() if key != "type"}
-        need(not made, f"{_at(where)}{name} is no type of this slot; write @config.member(SLOT) above its class.")
-        if not isinstance(name, str) or name not in classes:
+        if made and not type(raw).__module__.startswith("glassformer.") and name not in added(raw):
+            raise UserError(f"{_at(where)}{name} is no type of this slot; write @config.member(SLOT) above its class.")
+        if made or not isinstance(name, str) or name not in classes:
             said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
             raise UserError(f"{_at(where)}{said}; give one of {choices(name, classes, table=True)}")
         return _from_table(classes[name], raw, where)

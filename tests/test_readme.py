@@ -38,6 +38,40 @@ def test_command_lines_are_understood(line: str) -> None:
     assert given.run
 
 
+def test_lines_need_only_what_earlier_lines_left() -> None:
+    folders: set[str] = set()
+    lines = [line.partition(" #")[0] for kind, block in BLOCKS if not kind for line in block.splitlines()]
+    for words in (shlex.split(line) for line in lines if "glassformer" in line):
+        run_files = [word for word in words if word.endswith(".toml")]
+        assert all((ROOT / file).exists() for file in run_files), words
+        made = [words[words.index("--out") + 1]] if "--out" in words else []
+        made += words[3:4] if words[1] == "quantize" else []
+        assert "--resume" in words or not folders & {*made}, f"{words} writes where an earlier line did"
+        read = {word for word in words if word.startswith("out/")} - {*made}
+        assert read <= folders, f"{words} reads what no earlier line made"
+        folders |= {*made}
+    assert {"out/mine", "out/mine-int8"} <= folders
+
+
+@pytest.mark.parametrize("verb", ["look", "why"])
+def test_lines_that_look_inside_show_what_they_say(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = train_tokenizer("byte", [], 257)
+    model = build_model(change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64}), seed=0)
+    glassformer.save(model, "out/mine", tokenizer)
+    lines = [line for line in README.splitlines() if line.startswith(f".venv/bin/glassformer {verb} out/mine")]
+    assert lines
+    for line in lines:
+        command, _, comment = line.removeprefix(".venv/bin/").partition(" #")
+        assert cli.main(shlex.split(command)[1:]) == 0
+        output = capsys.readouterr().out
+        assert ("shape" in output) == ("shape" in comment), output
+        if verb == "why":  # the number that is named, of a token that can be read
+            assert 'word 116 "t"' in output and 'probability of "t"' in comment, output
+
+
 def test_there_is_something_to_hold_it_to() -> None:
     assert len(SHELL) >= 5 and len(PYTHON) >= 2
 

@@ -168,3 +168,9 @@ def test_what_does_not_go_round_is_refused_before_it_starts(two, tmp_path):
     gru = {"decoder": '{type = "Recurrent", depth = 1}'}
     for answer in two.call(trained, folder=str(tmp_path), out=str(tmp_path / "x"), more=gru):
         assert "recurrent" in answer
+
+
+def test_keys_come_from_the_process_before():
+    ring = object.__new__(rings.Ring)
+    ring.rank, ring.size = 1, 4
+    assert [ring.shards(step) for step in range(4)] == [1, 0, 3, 2]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import glassformer
+from glassformer.errors import UserError
 
 from .conftest import Server, events
 
@@ -134,3 +135,27 @@ def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(shared_data: 
         if tokens[-1] == tokenizer.eos:
             text = b"".join(tokenizer.bytes_of(id) for id in tokens[:-1]).decode()
             schemas.validate(schema, json.loads(text))
+
+
+def test_a_grammar_that_fails_between_two_tokens_is_a_sentence() -> None:
+    """llguidance ends a grammar that exceeds its bounds; its mask allows anything then."""
+    from glassformer.serve.grammars import Constraint
+
+    class Matcher:
+        def consume_token(self, token: int) -> bool:
+            return True
+
+        def compute_bitmask(self) -> bytes:
+            return b"\xff\xff"
+
+        def is_error(self) -> bool:
+            return failed
+
+        def get_error(self) -> str:
+            return "too many states"
+
+    failed = False
+    assert Constraint(Matcher(), 12)([1, 2]).tolist() == [True] * 12
+    failed = True
+    with pytest.raises(UserError, match="too many states"):
+        Constraint(Matcher(), 12)([1, 2])

@@ -63,3 +63,15 @@ def test_a_reader_that_stops_early_cancels() -> None:
         ours, served = followers(engine)
         asyncio.run(some())
         assert b'finished_reason="abort"' in ours.metrics.text()
+
+
+def test_a_reader_of_several_that_stops_early_ends_quietly() -> None:
+    async def some() -> None:
+        events = ours.merged(ours.submit(served, [LONG] * 3), Tally())  # type: ignore[arg-type]
+        await anext(events)
+        await events.aclose()
+        assert not ours.open
+
+    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+        ours, served = followers(engine)
+        asyncio.run(some())

@@ -303,3 +303,24 @@ def test_bad_wishes_of_a_completion(server: Server, body: dict[str, Any], said: 
     for stream in (False, True):
         asked = {"prompt": PROMPT, "messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "stream": stream}
         assert said in refused(server.post(path, {**asked, **body}))
+
+
+def test_positions_end_with_what_may_be_read(server: Server, chat_model: Path) -> None:
+    """The prompt and all new tokens but the last; without a bound on these, the context."""
+    model, tokenizer = opened(chat_model)
+    asked = {"prompt": PROMPT, "max_tokens": 4, "inspect": ["*.0.resid"], "ignore_eos": True}
+    end = len(tokenizer.encode(PROMPT)) + 3
+    (choice,) = server.post(TEXT, {**asked, "positions": [end - 1]}).json()["choices"]
+    assert next(iter(choice["inspect"]["values"].values()))["positions"] == [end - 1]
+    assert f"at most {end} tokens are read" in refused(server.post(TEXT, {**asked, "positions": [end]}), 400)
+    chat = {"messages": [{"role": "user", "content": "hi"}], "inspect": ["*.0.resid"]}
+    context = model.config.context
+    said = refused(server.post(CHAT, {**chat, "positions": [context]}), 400)
+    assert f"at most {context} tokens are read, 0 to {context - 1}." in said
+
+
+def test_an_encoder_reads_special_tokens_in_a_text(server: Server, others: dict[str, Path]) -> None:
+    _, tokenizer = opened(others["vectors"])
+    asked = {"model": "vectors", "prompt": "the [MASK] sat", "inspect": ["*.0.resid"]}
+    told = server.post(INSPECT, asked).json()["tokens"]
+    assert told == tokenizer.encode_pair("the [MASK] sat", special=True)[0] and tokenizer.mask in told

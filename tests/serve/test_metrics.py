@@ -79,3 +79,13 @@ def test_the_names_are_vllms_and_the_gauges_are_shares(server: Server) -> None:
     for name in names:
         assert f"glassformer:{name}{{" in text, name
     assert 0 <= server.metric("kv_cache_usage_perc") <= 1 and "_created" not in text
+
+
+def test_times_add_up(server: Server) -> None:
+    """Two answers' time to the last token is at least that to the first, and both are more than nothing."""
+    names = ("time_to_first_token_seconds_sum", "e2e_request_latency_seconds_sum")
+    before = [server.metric(name) for name in names]
+    for _ in range(2):
+        assert server.post("/v1/completions", {"prompt": "O", "max_tokens": 8, "ignore_eos": True}).status_code == 200
+    first, whole = (server.metric(name) - was for name, was in zip(names, before, strict=True))
+    assert 0 < first < whole

@@ -303,3 +303,27 @@ def test_what_starts_wrong_is_a_sentence(chat_model: Path, tmp_path: Path, capsy
         assert main(["serve", model, *words]) == 2, words
         told = capsys.readouterr().err
         assert said in told and told.count("\n") == 1, told
+
+
+def test_whole_headers_stop_their_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer may take longer than headers may; half a request leaves the clock running."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    from glassformer.serve.protocol import TimedProtocol
+
+    class Clock:
+        cancelled = False
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    def received(self: TimedProtocol, data: bytes) -> None:
+        self.cycle = object() if data.endswith(b"\r\n\r\n") else self.cycle
+
+    monkeypatch.setattr(H11Protocol, "data_received", received)
+    protocol, clock = object.__new__(TimedProtocol), Clock()
+    protocol.cycle, protocol.headers_clock = None, clock
+    protocol.data_received(b"GET / HTTP/1.1\r\n")
+    assert not clock.cancelled and protocol.headers_clock is clock
+    protocol.data_received(b"Host: a\r\n\r\n")
+    assert clock.cancelled and protocol.headers_clock is None

@@ -116,3 +116,18 @@ def test_a_token_sees_nothing_of_later_keys(build: str) -> None:
     )
     after = paged_attention(q, pages, table, rows, seen, 0.3)
     assert torch.equal(before[:6], after[:6]) and after[6:].isnan().all()
+
+
+@pytest.mark.parametrize("dim", [64, 112, 200])
+def test_heads_of_any_width_are_the_reference_bit_for_bit(build: str, dim: int) -> None:
+    """Values are weighed a few registers at a time, then by what remains of a head."""
+    if build == "torch":
+        pytest.skip("torch promises no order of its sums")
+    for dtype in (torch.float32, torch.bfloat16):
+        pages, table, ((k, v),) = filled([40], 2, dim, dtype)
+        q, seen = torch.randn(3, 4, dim).to(dtype), torch.tensor([38, 39, 40], dtype=torch.int32)
+        y = paged_attention(q, pages, table, torch.zeros(3, dtype=torch.int32), seen, 0.1)
+        for t, length in enumerate(seen.tolist()):
+            keys, values = (one[:length].repeat_interleave(2, 1) for one in (k, v))
+            expected = reference.attention_row(q[t], keys, values, 0.1, None, None, None).to(dtype)
+            assert torch.equal(y[t], expected), (dtype, t)

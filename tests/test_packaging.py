@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -16,6 +17,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from glassformer.config import run, run_file
 from glassformer.errors import UserError
@@ -76,6 +79,67 @@ def test_the_page_names_the_packages_in_it() -> None:
             assert text in " ".join(bundle.split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"LICENSE", "src/glassformer/static/THIRD_PARTY.txt"} <= set(project["license-files"])
+
+
+def pins(name: str) -> dict[str, set[str]]:
+    """The versions of each package in a file of requirements/, each with a hash; no index is named there."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    assert "://" not in text and "--index" not in text and "--find-links" not in text
+    versions: dict[str, set[str]] = {}
+    for entry in re.split(r"\n(?=\S)", text.strip()):
+        pinned = re.match(r"([a-z0-9-]+)==([^\s;]+)", entry)
+        assert pinned and re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry), entry
+        versions.setdefault(pinned[1], set()).add(pinned[2])
+    return versions
+
+
+def requirements(extra: str) -> list[Requirement]:
+    """What pyproject.toml asks for with this extra, those of our own extras among it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    direct = [Requirement(line) for line in asked]
+    inner = [name for one in direct if one.name == "glassformer" for name in one.extras]
+    return [one for one in direct if one.name != "glassformer"] + [two for name in inner for two in requirements(name)]
+
+
+@pytest.mark.parametrize("extra", ["dev", "page-test", "plot", "serve"])
+def test_what_is_asked_for_is_pinned_with_hashes(extra: str) -> None:
+    """torch alone is pinned by its version: constraints.txt says why."""
+    versions, build = pins(extra), pins("build")
+    torch = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert list(torch) == ["torch"]
+    for requirement in requirements(extra):
+        name = canonicalize_name(requirement.name)
+        pinned = {torch["torch"]} if name == "torch" else versions.get(name, set())
+        assert pinned and all(requirement.specifier.contains(one) for one in pinned), f"{requirement}: run make lock"
+    assert all(pins("dev").get(name, pinned) == pinned for name, pinned in (versions | build).items())
+
+
+def test_what_builds_the_package_is_pinned_with_hashes() -> None:
+    system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+    for requirement in map(Requirement, system["requires"]):
+        assert all(requirement.specifier.contains(one) for one in pins("build")[canonicalize_name(requirement.name)])
+
+
+def test_what_make_test_installed_is_pinned_with_hashes() -> None:
+    """Each distribution that the extra ``dev`` brings along, at the version that is installed."""
+    if not list(Path(sys.prefix).glob(".ready-dev*")):
+        pytest.skip("make test did not set up this environment")
+    versions, free = pins("dev"), {"torch", "glassformer"}
+    waiting, seen = [(one.name, tuple(one.extras)) for one in requirements("dev")], set[tuple[str, tuple[str, ...]]]()
+    while waiting:
+        name, extras = waiting.pop()
+        name = canonicalize_name(name)
+        if (name, extras) in seen or name in free or name.startswith(("nvidia-", "cuda-", "triton")):
+            continue
+        seen.add((name, extras))
+        distribution = importlib.metadata.distribution(name)
+        assert distribution.version in versions.get(name, ()), f"{name} {distribution.version} is not pinned: make lock"
+        for requirement in map(Requirement, distribution.requires or ()):
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                waiting.append((requirement.name, tuple(sorted(requirement.extras))))
+    assert len(seen) > 150
 
 
 LACKING = """

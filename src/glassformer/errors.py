@@ -67,6 +67,11 @@ def old_name(old: str, new: str, hint: str = "", depth: int = 1) -> None:
     warnings.warn(f"{old} is {new} now{hint}.", OldNameWarning, stacklevel=depth + 2)
 
 
+def install_extra(extra: str) -> str:
+    """How to add an extra. The name is nobody's on a package index yet: it comes from the wheel, or from a checkout."""
+    return f"install the wheel with it, pip install 'WHEEL[{extra}]', or in a checkout pip install -e '.[{extra}]'."
+
+
 WORDS = {
     "accumulate": "accumulation_steps grad_accum gradient_accumulation gradient_accumulation_steps",
     "act": "activation activation_function hidden_act",

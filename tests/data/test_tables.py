@@ -208,7 +208,5 @@ def test_without_the_packages_their_name_is_said(
 
     path = write(tmp_path / name, b"anything")
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(
-        UserError, match=rf"read by {package}, which is missing: pip install \"glassformer\[streams\]\""
-    ):
+    with pytest.raises(UserError, match=rf"read by {package}, which is missing: pip install {package}"):
         list(find(path).documents())

@@ -16,7 +16,7 @@ GAINS = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_int8
 """What a processor may have that products gain by; AMX is used by torch's own kernels alone."""
 COMPILE = (
     "The compiled kernels are missing, so int8, int4 and the engine are many times slower than they can be. "
-    "Installed: pip install --force-reinstall --no-deps --no-binary glassformer glassformer; "
+    "Installed: pip install --force-reinstall --no-deps the wheel for this machine; "
     "in a clone: pip install ziglang, then python hatch_build.py."
 )
 

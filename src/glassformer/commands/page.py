@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, need, note
+from ..errors import UserError, install_extra, need, note
 from .common import computing
 
 EXAMPLES = (
@@ -20,7 +20,7 @@ EXAMPLES = (
 )
 PORT = 8642
 PATIENCE = 1.5  # seconds that a model waits for a browser to have the page
-EXTRA = "The page needs Starlette and uvicorn: pip install 'glassformer[page]'."
+EXTRA = f"The page needs Starlette and uvicorn: {install_extra('page')}"
 
 
 def options(one: argparse.ArgumentParser) -> None:

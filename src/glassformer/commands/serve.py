@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..errors import UserError, need, note
+from ..errors import UserError, install_extra, need, note
 from .common import MODEL, computing, engine_device
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ EXAMPLES = (
     "glassformer serve out/mine gpt2 --host 0.0.0.0 --api-key-file keys.txt",
 )
 PORT = 8000
-EXTRA = "The server needs FastAPI and others: pip install 'glassformer[serve]'."
+EXTRA = f"The server needs FastAPI and others: {install_extra('serve')}"
 
 
 def options(one: argparse.ArgumentParser) -> None:

@@ -60,5 +60,5 @@ def _zstandard(path: Path) -> Any:
     try:
         import zstandard
     except ImportError:
-        raise UserError(f'{path} is read by zstandard, which is missing: pip install "glassformer[streams]".') from None
+        raise UserError(f"{path} is read by zstandard, which is missing: pip install zstandard.") from None
     return zstandard

@@ -82,7 +82,7 @@ def _pyarrow(path: Path) -> Any:
         import pyarrow
         import pyarrow.types
     except ImportError:
-        raise UserError(f'{path} is read by pyarrow, which is missing: pip install "glassformer[streams]".') from None
+        raise UserError(f"{path} is read by pyarrow, which is missing: pip install pyarrow.") from None
     return pyarrow
 
 

@@ -125,7 +125,7 @@ class Drawing:
             from matplotlib import get_data_path
             from PIL import Image, ImageDraw, ImageFont
         except ImportError:
-            raise UserError("A PNG needs matplotlib; pip install 'glassformer[plot]', or save as .svg.") from None
+            raise UserError("A PNG needs matplotlib; pip install matplotlib, or save as .svg.") from None
         font = ImageFont.truetype(str(Path(get_data_path(), "fonts/ttf/DejaVuSans.ttf")), SIZE * scale)
         paper = Image.new("RGB", (round(self.width * scale), round(self.height * scale)), "#ffffff")
         brush = ImageDraw.Draw(paper)

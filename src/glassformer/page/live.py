@@ -13,13 +13,13 @@ from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ..errors import UserError, need
+from ..errors import UserError, install_extra, need
 
 if TYPE_CHECKING:
     from ..inspection.tracing import Trace
 
 VIEWS = ("playground", "inside", "attention", "lens", "tokens", "experts", "compare")
-MISSING = "A live page needs anywidget, Starlette and uvicorn: pip install 'glassformer[live]'."
+MISSING = f"A live page needs anywidget, Starlette and uvicorn: {install_extra('live')}"
 Message = dict[str, Any]
 Tell = Callable[[Message, list[bytes]], None]
 

@@ -328,18 +328,111 @@ class Bomb:
         return os.mkdir, (os.environ["BOMB"],)
 
 
-def test_no_code_of_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["config", "model", "key", "list", "state", "tensor", "number", "storage"])
+def test_no_code_of_a_file_is_run(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOMB", str(tmp_path / "ran"))
-    words, logits = written("nanogpt", tmp_path)
-    file = Path(words[2])
-    torch.save({**torch.load(file, weights_only=True), "config": Bomb(), "more": [Bomb()]}, file)
-    model = torchfiles.load("nanogpt", file)
-    torch.testing.assert_close(model(IDS).logits[0], logits, rtol=0, atol=1e-5)
-    assert not (tmp_path / "ran").exists()
-    torch.save({"model": Bomb()}, file)
-    with pytest.raises(UserError, match="no tensors by name"):
+    words, _ = written("nanogpt", tmp_path)
+    file, bomb = Path(words[2]), Bomb()
+    held = torch.load(file, weights_only=True)
+    weights, tensor = held["model"], torch.nn.Parameter(torch.ones(3))
+    tensor.hook = bomb  # type: ignore[attr-defined]
+    changed: dict[str, Any] = {
+        "config": {**held, "config": bomb},
+        "model": {"model": bomb},
+        "key": {**held, (bomb,): 1},
+        "list": [bomb],
+        "state": {**held, "optimizer": {"state": {0: bomb}}},
+        "tensor": {**held, "model": {**weights, "x": tensor}},
+        "number": {**held, "iter_num": complex(1, 2)},
+        "storage": {**held, "model": {**weights, "x": torch.ones(3).untyped_storage()}},
+    }
+    torch.save(changed[place], file)
+    with pytest.raises(UserError, match=r"is code and not data, so it is not read; save the weights alone: torch.save"):
         torchfiles.load("nanogpt", file)
     assert not (tmp_path / "ran").exists()
+
+
+def archive_of(path: Path, program: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
+    """A file of torch.save with this program and one storage of 64 numbers."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("model/data.pkl", program)
+        archive.writestr("model/byteorder", "little")
+        archive.writestr("model/data/0", bytes(256))
+        archive.writestr("model/version", "3\n")
+    return path
+
+
+def pickled_tensor(numbers: int = 64, shape: tuple[int, ...] = (8, 8), stride: tuple[int, ...] = (8, 1)) -> bytes:
+    """The pickle operations that make a tensor of the storage, of which the file says that it has ``numbers``."""
+    whole = lambda n: b"\x8a\x08" + n.to_bytes(8, "little", signed=True)  # noqa: E731
+    row = lambda ns: b"(" + b"".join(map(whole, ns)) + b"t"  # noqa: E731
+    text = lambda t: b"X" + len(t).to_bytes(4, "little") + t  # noqa: E731
+    place = b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + text(b"0") + text(b"cpu") + whole(numbers) + b"tQ"
+    arguments = place + whole(0) + row(shape) + row(stride) + b"\x89ccollections\nOrderedDict\n)R"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tR"
+
+
+def with_key(key: bytes) -> bytes:
+    return b"\x80\x02}(" + key + b"K\x01X\x01\0\0\0w" + pickled_tensor() + b"u."
+
+
+def nested(count: int, before: bytes, after: bytes, first: bytes = b")") -> bytes:
+    """A value inside of ``count`` others; # in ``after`` is the number by which the inner one is fetched again."""
+    numbered = (after.replace(b"#", number.to_bytes(4, "little")) for number in range(count))
+    return before * count + first + b"".join(numbered)
+
+
+HUGE = 3_000_000_000
+HARMLESS = {"sound": with_key(b"K\x02")}
+HOSTILE: dict[str, bytes] = {
+    "no stride": b"\x80\x02}X\x01\0\0\0w" + pickled_tensor(shape=(HUGE,), stride=(0,)) + b"s.",
+    "a long storage": b"\x80\x02}X\x01\0\0\0w" + pickled_tensor(HUGE, (HUGE,), (1,)) + b"s.",
+    "past the end": b"\x80\x02}X\x01\0\0\0w" + pickled_tensor(HUGE, (8,), (1000,)) + b"s.",
+    "negative": b"\x80\x02}X\x01\0\0\0w" + pickled_tensor(-64, (8,), (1,)) + b"s.",
+    "tuples shared as a key": with_key(nested(44, b"", b"r#j#\x86")),
+    "tuples of many as a key": with_key(nested(5, b"(", b"r#" + b"j#" * 2000 + b"t")),
+    "tuples deep as a key": with_key(b")" + b"\x85" * 900_000),
+    "sizes shared as a key": with_key(nested(44, b"ctorch\nSize\n", b"r#j#\x86\x85R")),
+    "a long bytearray": with_key(
+        b"c__builtin__\nbytearray\n" + b"\x8a\x08" + (4 * HUGE).to_bytes(8, "little") + b"\x85R"
+    ),
+    "a storage made": with_key(b"ctorch\nFloatStorage\n\x8a\x08" + HUGE.to_bytes(8, "little") + b"\x85R"),
+    "an object made": with_key(b"ctorch\nFloatStorage\n\x8a\x08" + HUGE.to_bytes(8, "little") + b"\x85\x81"),
+    "a dict called": with_key(b"}\x85R"),
+    "ten million values": b"\x80\x02" + b"N" * 10_000_000 + b".",
+    "ten million marks": b"\x80\x02" + b"(" * 10_000_000 + b".",
+    "a million values": b"\x80\x02" + b"N" * 1_000_000 + b".",
+    "a million marks": b"\x80\x02" + b"(" * 1_000_000 + b".",
+    "nothing": b"",
+}
+LOOK = """
+import json, resource, sys, time
+from pathlib import Path
+from glassformer.checkpoints import torch_files
+from glassformer.errors import UserError
+kib = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for name in sys.argv[1:]:
+    began, before = time.process_time(), kib()
+    try:
+        torch_files._state(torch_files.read(Path(name)), Path(name))
+        said = "read"
+    except UserError as error:
+        said = str(error)
+    print(json.dumps([said, time.process_time() - began, (kib() - before) / 1024]))
+"""
+
+
+def test_a_small_file_takes_little_memory_and_time(tmp_path: Path) -> None:
+    """Each by itself in a process without limits, which says how much it took."""
+    shared = nested(44, b"}(K\x00", b"r#K\x01j#u", b"}")  # dicts of the same dict twice: nobody walks through them
+    cases = {**HARMLESS, "dicts shared": with_key(b"K\x02" + shared + b"K\x03"), **HOSTILE}
+    paths = [archive_of(tmp_path / f"{name}.pt", program) for name, program in cases.items()]
+    paths.append(archive_of(tmp_path / "packed.pt", b"\x80\x02" + b"N" * 100_000_000, zipfile.ZIP_DEFLATED))
+    told = subprocess.run([sys.executable, "-c", LOOK, *paths], capture_output=True, text=True, check=True).stdout
+    found = dict(zip([path.stem for path in paths], map(json.loads, told.splitlines()), strict=True))
+    assert [name for name, (said, _, _) in found.items() if said == "read"] == ["sound", "dicts shared"]
+    slow = {name: (said, seconds, mib) for name, (said, seconds, mib) in found.items() if seconds > 8 or mib > 200}
+    assert not slow
 
 
 def test_damaged_archives_are_one_sentence(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
-"""Files of ``torch.save`` without unpickling: nothing in them is imported, called or run.
+"""Files of ``torch.save``, read by ``torch.load(weights_only=True)`` once they are known to ask for little.
 
-archive/data.pkl    a program for a stack machine; ours makes dicts, lists, values and tensors, the rest are names
+archive/data.pkl    a program for a stack machine, which may call the few functions that make tensors, and no others
 archive/data/0 ...  the tensors' bytes
 """
 
 from __future__ import annotations
 
-import math
+import pickle
 import pickletools
+import re
+import struct
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,57 +30,39 @@ from .headers import Entry, Headers
 from .loading import load_model
 from .tensors import NAMES, Files, open_file
 
-NONSENSE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)  # of a wrong table
-PROGRAM = 100 << 20  # bytes of a data.pkl; a model's has some hundred thousand
-STORAGES = {
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-}
-
-
-@dataclass(frozen=True)
-class Name:
-    """A class, a function or a call that a file names: kept as its name, never imported or run."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor in the archive: where its numbers lie, in numbers."""
-
-    dtype: torch.dtype
-    key: str
-    numbers: int  # in the storage
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RuntimeError, EOFError)
+ODD = (AssertionError, pickle.UnpicklingError, struct.error)
+PROGRAM = 1 << 20, 64  # bytes that a data.pkl may have, and one more for so many of the file
+SHARED = 64 << 20, 4  # bytes that tensors may have, and times those of the file: several may share their numbers
+CALLS = {"collections.OrderedDict", "torch.Size"}
+CALLS |= {f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "parameter")}
+DATA = re.compile(r"torch\.(\w+Storage|b?float\w+|u?int\d+|bool)")  # named and not called
+DEEP = 50  # tuples inside of one another; a tensor's arguments have three
 
 
 def read(path: Path) -> Any:
-    """What a file of ``torch.save`` holds: dicts, lists and values, with tensors; anything else is a Name.
+    """What a file of ``torch.save`` holds: dicts, lists, values, and tensors that lie in the file as it is mapped.
 
-    Raises UserError for a file that is no such archive or is damaged.
+    Raises UserError for a file that is no such archive, is damaged, or holds anything else.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            programs = [name for name in names if name.endswith("/data.pkl")]
-            _sound(len(programs) == 1, path, "it is not an archive of torch.save")
-            root = programs[0].removesuffix("data.pkl")
-            if f"{root}byteorder" in names:
-                _sound(archive.read(f"{root}byteorder") == b"little", path, "its numbers are big-endian")
-            _sound(archive.getinfo(programs[0]).file_size <= PROGRAM, path, "its table is too long")
-            found = _run(archive.read(programs[0]), path)
-            return _filled(found, archive, root, path, {})
+            entries = archive.infolist()
+            programs = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
+            _need(len(programs) == 1, path, "it is not an archive of torch.save")
+            _need(len({entry.filename for entry in entries}) == len(entries), path, "it holds two entries of one name")
+            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            _need(stored, path, "its tensors are compressed")
+            order = programs[0].filename.removesuffix("data.pkl") + "byteorder"
+            little = order not in archive.namelist() or archive.read(order) == b"little"
+            _need(little, path, "its numbers are big-endian")
+            least, share = PROGRAM
+            _need(programs[0].file_size <= least + path.stat().st_size // share, path, "its table is too long")
+            _check_program(archive.read(programs[0]), path)
+            _need(archive.testzip() is None, path, "a checksum is wrong")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except zipfile.BadZipFile:
         raise UserError(
             f"{path} is not a file of torch.save, or one of before version 1.6, or cut short; save it again with "
@@ -87,129 +72,77 @@ def read(path: Path) -> Any:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its rights.") from None
     except UserError:
         raise
-    except (*NONSENSE, RecursionError, StopIteration):
+    except (*DAMAGE, *ODD):
         raise _damaged(path, "its table makes no sense") from None
-    except (RuntimeError, NotImplementedError):  # an encrypted archive, an unknown compression
-        raise _damaged(path, "its parts cannot be read") from None
 
 
 def _damaged(path: Path, what: str) -> UserError:
     return UserError(f"{path} cannot be read ({what}); copy it again, or save it again with torch.save.")
 
 
-def _sound(fact: bool, path: Path, what: str) -> None:
+def _need(fact: bool, path: Path, what: str) -> None:
     if not fact:
         raise _damaged(path, what)
 
 
-# ------------------------------------------------------------------------------ the stack machine
+@dataclass(frozen=True)
+class Value:
+    """What the program has on its stack: the name of a function, or tuples with so many values in all and so deep."""
 
-PLAIN: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-PLAIN |= {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": list}
-VALUES = "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT INT LONG FLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 UNICODE"
-VALUES += " BINBYTES SHORT_BINBYTES BINBYTES8 BINSTRING SHORT_BINSTRING STRING"
-MARK = object()
+    name: str = ""
+    size: int = 1
+    depth: int = 0
 
 
-def _run(program: bytes, path: Path) -> Any:
-    """The value that the program leaves on its stack."""
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
+MARK, PLAIN = Value("MARK"), Value()
 
-    def since_mark() -> list[Any]:
-        at = len(stack) - 1 - next(i for i, value in enumerate(reversed(stack)) if value is MARK)
-        items = stack[at + 1 :]
-        del stack[at:]
-        return items
 
+def _check_program(program: bytes, path: Path) -> None:
+    """Refuse a program that calls another function, or nests tuples which would take for ever to hash.
+
+    A tuple of the same tuple twice, forty times over, is written in 200 bytes and has 2^40 values; one of a million
+    inside of one another overflows the stack. Only tuples: lists and dicts are no keys, so nobody walks through them.
+    """
+    stack: list[Value] = []
+    memo: dict[Any, Value] = {}
     for code, argument, _ in pickletools.genops(program):
-        name, place = code.name, argument if isinstance(argument, int) else 0
-        if name in VALUES.split():
-            stack.append(argument)
-        elif name in PLAIN:
-            value = PLAIN[name]
-            stack.append(value() if callable(value) else value)
-        elif name == "MARK":
+        if code.name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            memo[argument] = stack[-1]
+        elif code.name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(memo[argument])
+        elif code.name == "MARK":
             stack.append(MARK)
-        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
-            memo[place] = stack[-1]
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(memo[place])
-        elif name in ("TUPLE", "LIST", "DICT"):
-            items = since_mark()
-            pairs = zip(items[::2], items[1::2], strict=True) if name == "DICT" else ()
-            stack.append(tuple(items) if name == "TUPLE" else items if name == "LIST" else dict(pairs))
-        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            count = int(name[-1])
-            stack[-count:] = [tuple(stack[-count:])]
-        elif name in ("SETITEM", "SETITEMS", "APPEND", "APPENDS", "ADDITEMS"):
-            items = since_mark() if name.endswith("S") else [stack.pop() for _ in range(1 + (name == "SETITEM"))][::-1]
-            if isinstance(stack[-1], dict):
-                stack[-1].update(zip(items[::2], items[1::2], strict=True))
-            elif isinstance(stack[-1], list):
-                stack[-1].extend(items)
-        elif name == "GLOBAL":
-            stack.append(Name(str(argument).replace(" ", ".")))
-        elif name == "STACK_GLOBAL":
-            last = stack.pop()
-            stack.append(Name(f"{stack.pop()}.{last}"))
-        elif name == "BINPERSID":
-            stack.append(("storage", stack.pop()))
-        elif name in ("REDUCE", "NEWOBJ"):
-            given = stack.pop()
-            stack.append(_made(stack.pop(), given))
-        elif name == "NEWOBJ_EX":
-            del stack[-2:]
-        elif name == "BUILD" or name == "POP":  # the state of an object that is not made here
-            stack.pop()
-        elif name == "STOP":
-            return stack.pop()
-        elif name not in ("PROTO", "FRAME"):
-            raise _damaged(path, f"its table uses {name}")
-    raise _damaged(path, "its table does not end")
+        else:
+            items = _pop(stack, code.stack_before)
+            if code.name == "GLOBAL":
+                name = str(argument).replace(" ", ".")
+                sentence = f"{path} names {name[:200]}, which is code and not data, so it is not read"
+                allowed = name in CALLS or DATA.fullmatch(name) is not None
+                need(allowed, f"{sentence}; save the weights alone: torch.save(model.state_dict(), FILE).")
+                stack.append(Value(name))
+            elif code.name.startswith("TUPLE") or code.name == "REDUCE":
+                callable = code.name != "REDUCE" or items[0].name in CALLS
+                made = Value(
+                    "", 1 + sum(item.size for item in items), 1 + max((item.depth for item in items), default=0)
+                )
+                _need(callable and made.size <= len(program) and made.depth <= DEEP, path, "its table makes no sense")
+                stack.append(made)
+            else:
+                _need(code.name != "NEWOBJ", path, "its table makes objects")
+                stack += [PLAIN] * len(code.stack_after)
 
 
-def _made(what: Any, given: Any) -> Any:
-    """What calling ``what`` would give, where that is a table or a tensor; otherwise the name of it."""
-    name = what.name if isinstance(what, Name) else ""
-    if name == "collections.OrderedDict":
-        return dict(given[0]) if given else {}
-    if name == "torch._utils._rebuild_parameter":
-        return given[0]
-    if name in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
-        (_, (kind, storage, key, _, numbers)), offset, shape, stride = given[:4]
-        dtype = STORAGES.get(storage.name.removeprefix("torch."))
-        if kind != "storage" or dtype is None:
-            return Name(storage.name)
-        return Stored(dtype, str(key), int(numbers), int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
-    return Name(name)
-
-
-def _filled(value: Any, archive: zipfile.ZipFile, root: str, path: Path, seen: dict[str, Tensor]) -> Any:
-    """``value`` with its tensors read; only what stands in dicts is, since optimizers keep theirs elsewhere too."""
-    if isinstance(value, Stored):
-        return _tensor(value, archive, root, path, seen)
-    if isinstance(value, dict):
-        kept = {key: part for key, part in value.items() if key not in ("optimizer", "optimizer_state_dict")}
-        return {key: _filled(part, archive, root, path, seen) for key, part in kept.items()}
-    return value
-
-
-def _tensor(stored: Stored, archive: zipfile.ZipFile, root: str, path: Path, seen: dict[str, Tensor]) -> Tensor:
-    if stored.key not in seen:
-        info = archive.getinfo(f"{root}data/{stored.key}")
-        _sound(info.compress_type == zipfile.ZIP_STORED, path, "its tensors are compressed")
-        _sound(info.file_size >= stored.numbers * stored.dtype.itemsize, path, "a tensor is cut short")
-        data = bytearray(archive.read(info))
-        seen[stored.key] = torch.frombuffer(data, dtype=stored.dtype) if data else torch.empty(0, dtype=stored.dtype)
-    whole = seen[stored.key]
-    least = min((stored.offset, *stored.shape, *stored.stride))
-    last = stored.offset + sum((size - 1) * step for size, step in zip(stored.shape, stored.stride, strict=True))
-    inside = least >= 0 and (math.prod(stored.shape) == 0 or last < len(whole)) and whole.dtype == stored.dtype
-    _sound(inside, path, "a tensor reaches past its numbers")
-    return whole.as_strided(stored.shape, stored.stride, stored.offset)
+def _pop(stack: list[Value], before: list[Any]) -> list[Value]:
+    """Take off the stack what an operation does: so many values, and all above the last mark where it says so."""
+    items: list[Value] = []
+    count = len(before)
+    if pickletools.markobject in before:
+        count = before.index(pickletools.markobject)
+        while (item := stack.pop()) is not MARK:
+            items.append(item)
+    for _ in range(count):
+        items.append(stack.pop())
+    return items[::-1]
 
 
 # ------------------------------------------------------------------------------ models of others
@@ -287,10 +220,15 @@ def _holds(table: Any, key: str) -> bool:
 
 def _state(held: Any, path: Path) -> dict[str, Tensor]:
     """The tensors by name, wherever the file keeps them."""
-    inside: Any = next((held[key] for key in other_libraries.STATES if _holds(held, key)), held)
-    pairs = inside.items() if isinstance(inside, dict) else ()
-    tensors = {name: value for name, value in pairs if isinstance(value, Tensor)}
+    table: Any = next((held[key] for key in other_libraries.STATES if _holds(held, key)), held)
+    pairs = table.items() if isinstance(table, dict) else ()
+    tensors = {name: value for name, value in pairs if isinstance(value, Tensor) and value.dtype in NAMES}
     need(len(tensors) > 0, f"{path} holds no tensors by name; give a file with a model's state_dict.")
+    least, times = SHARED
+    sizes = {name: tensor.numel() * tensor.itemsize for name, tensor in tensors.items()}
+    inside = all(size <= tensors[name].untyped_storage().nbytes() for name, size in sizes.items())
+    little = sum(sizes.values()) <= least + times * path.stat().st_size
+    _need(inside and little, path, "its tensors are larger than the file")
     return {str(name).removeprefix("module.").removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}
 
 

@@ -21,6 +21,7 @@ from glassformer.checkpoints import store
 from glassformer.config import run
 from glassformer.errors import UserError
 from glassformer.nn import build_model
+from glassformer.tokenizer import train as train_tokenizer
 from glassformer.training import ExecutionSettings, Optimizer, State, run_checkpoints, train
 from glassformer.training.hooks import Save
 from training.test_loop import Poisoned, Random, tiny
@@ -265,12 +266,38 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
             store.load(path)
 
 
+def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
+    texts = ["the cat sat on the mat"]
+    tokenizer, source = train_tokenizer("char", texts, None), train_tokenizer("char", [*texts, "xyz"], None)
+    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)), tokenizer, source)
+    draw, whole = random.Random(3), {file.name: file.read_bytes() for file in path.iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "source_tokenizer.json"} < whole.keys()
+    for name, content in whole.items():
+        word = content.find(b"best_step")
+        places = [draw.randrange(len(content)) for _ in range(8)] + [word] * (word > 0)
+        for place in places:
+            harmed = bytearray(content)
+            harmed[place] ^= 1 << draw.randrange(7)
+            (path / name).write_bytes(harmed)
+            with pytest.raises(UserError):
+                run_checkpoints.restore(path, begin())
+            if not name.startswith(("state.", "SHA256SUMS")):  # what only a training reads
+                with pytest.raises(UserError):
+                    store.load(path)
+        (path / name).write_bytes(content)
+    store.load(path)
+    (path / "SHA256SUMS").write_text(whole["SHA256SUMS"].decode().replace("  model.", "  nodel."))
+    with pytest.raises(UserError, match="SHA256SUMS"):
+        store.load(path)
+
+
 def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
     state = begin()
     state.draws_by_piece = False
     path = run_checkpoints.save(tmp_path, go(state, run.Train(steps=1, batch=4)))
     metrics = json.loads((path / "state.json").read_text())
     del metrics["best_step"]  # as an older version wrote it, which had no sums either
+    (path / "SHA256SUMS").unlink()
     for name in ("step", "batches", "random"):
         kept = metrics.pop(name)
         (path / "state.json").write_text(json.dumps(metrics))
@@ -278,7 +305,6 @@ def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
             run_checkpoints.restore(path, begin())
         metrics[name] = kept
     (path / "state.json").write_text(json.dumps(metrics))
-    (path / "SHA256SUMS").unlink()
     run_checkpoints.restore(path, begin())
 
 

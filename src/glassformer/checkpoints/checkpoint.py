@@ -41,6 +41,7 @@ FORMAT = 1  # of the glassformer layout
 SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
+TOKENIZER_FILES = ("tokenizer", "source_tokenizer")  # that a training writes
 SOURCE = "source_tokenizer.json"  # beside the tokenizer of what is written, where the source has another
 
 
@@ -205,6 +206,7 @@ class Checkpoint:
         path = None if self.folder is None or self.gguf else self.folder / SOURCE
         if path is None or not path.is_file():
             return None
+        verify(path.parent, SOURCE)
         from ..tokenizer.tokenizer import Tokenizer as Reader
 
         return Reader.from_json(path.read_text(encoding="utf-8"), source=str(path))
@@ -214,6 +216,7 @@ def open_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer in a model's folder, None where there is none (or Marian's pair of them, one for each language)."""
     if not has_tokenizer(folder):
         return None
+    verify(folder, *TOKENIZER_FILES)
     from ..tokenizer import open as open_tokenizer
 
     tokenizer: Tokenizer = open_tokenizer(folder)
@@ -274,6 +277,7 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
         need(not resumable, f"{folder} is a run that has no checkpoint yet; go on with --resume: {line}")
         raise UserError(f"{folder} has no config.json; give the folder of a saved model.")
     raw = files.read_json(path, fix="restore it or download it again")
+    verify(folder, CONFIG, ADAPTER)
     labels = _labels(raw)
     if "glassformer" not in raw:
         published = any((folder / weights).exists() for weights in (SINGLE, INDEX))
@@ -308,6 +312,10 @@ def verify(folder: Path, *prefixes: str) -> None:
         return
     try:
         wrong = files.altered(sums, *prefixes)
+        listed = {line.partition("  ")[2] for line in sums.read_text(encoding="utf-8").splitlines()}
     except (OSError, ValueError) as error:
         raise UserError(f"{sums} is damaged or names a missing file ({error}); {ANOTHER}.") from None
     need(not wrong, f"{folder / ''.join(wrong[:1])} is damaged: its sha256 is not that in {SUMS}; {ANOTHER}.")
+    written = {path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")}
+    lost = sorted(name for name in written - listed if name.startswith(prefixes or ""))
+    need(not lost, f"{sums} is damaged (it lacks {''.join(lost[:1])}); {ANOTHER}.")

@@ -205,12 +205,13 @@ def test_blocks_touch_no_files_and_no_network() -> None:
         assert not used & barred, (path.name, used & barred)
 
 
-def test_nothing_is_unpickled() -> None:
+def test_no_pickle_is_run() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                assert called not in {"torch.load", "pickle.load", "pickle.loads", "eval", "exec"}, (path, node.lineno)
+                assert called not in {"pickle.load", "pickle.loads", "eval", "exec"}, (path, node.lineno)
+                assert called != "torch.load" or "weights_only=True" in ast.unparse(node), (path, node.lineno)
                 if called in {"np.load", "numpy.load"}:
                     assert "allow_pickle=True" not in ast.unparse(node), (path, node.lineno)
         names = {name.split(".")[0] for name, _ in imports(path)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import glassformer
 import tiny
-from glassformer import cli
+from glassformer import cli, files
 from glassformer.checkpoints import gguf
 from glassformer.nn import build_model
 from glassformer.nn.quantized import quantized
@@ -46,6 +47,27 @@ def test_a_folder_is_made_with_its_report(folder: Path, tmp_path: Path, capsys: 
     assert run("generate", out, "the cat", "--max-new", 3) == 0
     assert run("quantize", folder / "model", tmp_path / "other", "--bits", 8, "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["bits"] == 8
+
+
+def test_weights_and_report_appear_at_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at any file, no folder is left that the same command refuses."""
+    write, calls = files.write, 0
+
+    def dying(path: Path, content: Any) -> None:
+        nonlocal calls
+        calls -= 1
+        if calls < 0:
+            raise KeyboardInterrupt
+        write(path, content)
+
+    monkeypatch.setattr(files, "write", dying)
+    out = tmp_path / "few"
+    for count in range(10):
+        calls = count
+        if run("quantize", folder / "model", out, "--bits", 8) == 0:
+            break
+        assert not out.exists()
+    assert count == 5 and (out / "quantization.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from glassformer.nn import build_model
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.training import ExecutionSettings, Optimizer, State, run_checkpoints, train
 from glassformer.training.hooks import Save
+from glassformer.training.resume import restore_newest
 from training.test_loop import Poisoned, Random, tiny
 
 
@@ -105,6 +106,13 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert [p.name for p in run_checkpoints.steps(tmp_path)] == ["step-000004", "step-000007", "step-000008"]
     assert (tmp_path / "best").read_text() == "step-000004\n" and (tmp_path / "last").read_text() == "step-000008\n"
     assert state.best == 1.0 and run_checkpoints.newest(tmp_path) == tmp_path / "step-000008"
+
+
+def test_what_a_killed_rotation_left_is_removed_on_resume(tmp_path):
+    state = go(begin(), run.Train(steps=4, batch=4), hook=lambda step: run_checkpoints.save(tmp_path, step.state))
+    assert len(run_checkpoints.steps(tmp_path)) == 4  # killed before the others were removed
+    restore_newest(tmp_path, run_checkpoints.newest(tmp_path), begin(), 2)
+    assert [p.name for p in run_checkpoints.steps(tmp_path)] == ["step-000003", "step-000004"] and state.step == 4
 
 
 def test_a_bad_step_is_not_saved_and_rotates_nothing_away(tmp_path):

@@ -87,16 +87,19 @@ def save(
     labels: Sequence[str] = (),
     base: str | None = None,
     source_tokenizer: Tokenizer | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> None:
     """Write a model (and tokenizer) to a folder: whole or not at all, other files there untouched.
 
     ``layout`` None is "hf" where a published layout holds the model and "glassformer" elsewhere. ``labels`` are the
     names of what it chooses from. With ``base`` only what trains is written, and loading starts from the model of that
-    name. ``source_tokenizer`` (None: the tokenizer's) is for a model with a ``source_embed``. Raises UserError when
-    "hf" is asked for and no published layout can hold it, or the folder cannot be written.
+    name. ``source_tokenizer`` (None: the tokenizer's) is for a model with a ``source_embed``; ``beside`` are texts of
+    other files that appear with it, by name. Raises UserError when "hf" is asked for and no published layout can hold
+    it, or the folder cannot be written.
     """
     named: dict[str, Any] = {"labels": labels, "base": base, "source_tokenizer": source_tokenizer}
-    _commit(Path(folder).expanduser(), contents_of(model, tokenizer, layout, **named), tokenizer)
+    contents = {**contents_of(model, tokenizer, layout, **named), **(beside or {})}
+    _commit(Path(folder).expanduser(), contents, tokenizer)
 
 
 def contents_of(

@@ -71,8 +71,8 @@ def run(given: argparse.Namespace) -> None:
     said = _progress(text is not None)
     report = quantize_model(model, layout, text, name=given.model, said=said)
     said("")
-    store.save(model, out, tokenizer, labels=opened.labels)
-    files.write(out / REPORT, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
+    written = json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n"
+    store.save(model, out, tokenizer, labels=opened.labels, beside={REPORT: written})
     if image is not None:
         page = io.BytesIO()
         picture(report).savefig(page, format=image.suffix[1:])

@@ -137,7 +137,7 @@ def _train(
     state.mesh, state.frozen_digest = mesh, frozen_digest
     state.earlier_ends = tuple(before.get("ended", ()))
     if start is not None:
-        restore_newest(out, start, state)
+        restore_newest(out, start, state, how.keep)
         note(f"Going on from {start}, step {state.step} of {how.steps}.")
     announce(plan, data, execution, frozen)
     say_layout(layout_of(plan, how, mesh, execution.dtype), how, plan.context, mesh)

@@ -76,11 +76,16 @@ def is_stale(step: int, best: int | None, ended: Any, early_stop: int, evaluate_
     return bool(step - max(best, *ended, 0) >= early_stop * evaluate_every)
 
 
-def restore_newest(out: Path, start: Path, state: State) -> None:
-    """Take up the newest checkpoint; where it is damaged, say how to go on from the one before."""
+def restore_newest(out: Path, start: Path, state: State, keep: int) -> None:
+    """Take up the newest checkpoint; where it is damaged, say how to go on from the one before.
+
+    A process that was killed while it removed old checkpoints left more than ``keep``: that is done now.
+    """
     try:
         run_checkpoints.restore(start, state)
         run_checkpoints.point(out, state)
+        if state.mesh.is_first:
+            run_checkpoints.rotate(out, keep)
     except UserError as error:
         older = [path for path in run_checkpoints.steps(out) if path != start]
         if not older:

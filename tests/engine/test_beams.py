@@ -42,7 +42,9 @@ def asked(name: str, requests: list[Request], others: int = 0, **settings: objec
         results = [handle.result() for handle in handles]
         while engine.stats().running + engine.stats().waiting:
             time.sleep(0.01)
-        assert engine.room.pool.used == 0 and not engine._scheduler.parked and not engine._scheduler.running
+        assert (
+            engine.room.pool.used == 0 and not engine._worker.scheduler.parked and not engine._worker.scheduler.running
+        )
         engine.room.pool.check()
     for handle, result in zip(handles, results, strict=True):
         agrees(handle.hypotheses, result)
@@ -98,7 +100,7 @@ def test_a_search_can_be_left_and_the_next_one_goes_on() -> None:
         assert reasons[1::2] == ["length"] * 10 and {*reasons[::2]} <= {"cancelled", "length"}
         stats = engine.stats()
         engine.room.pool.check()
-        assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0) and not engine._scheduler.parked
+        assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0) and not engine._worker.scheduler.parked
 
 
 def test_pages_of_a_prompt_are_shared_by_its_beams() -> None:

@@ -113,9 +113,9 @@ def test_what_was_given_back_is_not_looked_at(name: str) -> None:
     served, paths = model(name), ["*.resid", "*.pattern", "*.scores", "*.z", "logits"]
     prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 15
     with Engine(served, step_tokens=STEP, max_sequences=2) as engine:
-        assert isinstance(engine._runner, PagedRunner) and engine.room.windows is not None
+        assert isinstance(engine._worker.runner, PagedRunner) and engine.room.windows is not None
         engine.room.windows.pool._free.reverse()  # so that page 0, which stands where nothing is, is not written
-        for own, _ in engine._runner.cache.pages:
+        for own, _ in engine._worker.runner.cache.pages:
             own.pages.keys.fill_(torch.nan)
             own.pages.values.fill_(torch.nan)
         edits = ["head_off('decoder.blocks.0.attn', 1)"] if name == "gemma2" else []

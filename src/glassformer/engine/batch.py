@@ -103,11 +103,13 @@ def _difference(first: bytes, job: dict[str, Any]) -> str:
 
 def _answers(engine: Engine, requests: Sequence[Request], first: int) -> Iterator[tuple[int, Any]]:
     """Results in the order of the requests, from the ``first`` on; as many are asked at once as may wait."""
-    handles = deque[tuple[int, Handle]]()
+    handles, waiting = deque[tuple[int, Handle]](), 0
     for number in range(first, len(requests)):
-        if len(handles) == engine.max_queue:
+        waiting += requests[number].n
+        while handles and waiting > engine.max_queue:
             place, handle = handles.popleft()
             yield place, handle.result()
+            waiting -= requests[place].n
         handles.append((number, engine.submit(requests[number])))
     for place, handle in handles:
         yield place, handle.result()

@@ -10,9 +10,8 @@ K beams, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -101,12 +100,3 @@ class Place:
     def finish(self) -> FinishReason | None:
         """Why it ended; all beams end together."""
         return self.search.rows[0].finish
-
-
-def searches(read: Sequence[tuple[Text, Tensor]]) -> list[Search]:
-    """Those whose beams are all read with the logits (V,) that follow these texts."""
-    changed = dict[Any, None]()
-    for text, logits in read:
-        text.owner.search.logits[text.owner.index] = logits
-        changed[text.owner.search] = None
-    return [search for search in changed if search.ready]

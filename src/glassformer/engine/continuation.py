@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from ..generation.loop import Likely
 from ..generation.sample import Sampling, choose, likeliest, log_probability
 from ..generation.stop_strings import Writer
 from .draft import PromptLookup
-from .request import Event, FinishReason, Handle, Request
+from .request import Event, FinishReason, Guide, Handle, Request
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -32,7 +33,8 @@ class Continuation:
     """What was generated after the prompt: ``tokens`` and why it ended, with all that decides the next one.
 
     Its luck is made of the request's seed, the prompt and its index, and counts the tokens: what else the engine does
-    at the time changes nothing. ``room`` is the most tokens that fit.
+    at the time changes nothing. ``room`` is the most tokens that fit. What takes time is made when it is first needed,
+    in the engine's thread: whoever submits a request does not wait for it.
     """
 
     def __init__(
@@ -41,19 +43,33 @@ class Continuation:
         request = handle.request
         assert isinstance(request, Request)
         self.handle, self.request, self.index, self.room, self.ends = handle, request, index, room, ends
+        self.tokenizer = tokenizer
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
-        # the last few tell that the text goes on, and how an unfinished character (4 bytes at most) begins
-        self.writer = Writer(tokenizer.stream(), request.tokens[-16:], tuple(request.stop)) if tokenizer else None
-        self.guide = request.guide() if request.guide is not None else None
         self.counts: Counter[int] = Counter()
         self.lookup: PromptLookup | None = None
         self._uniform: list[float] = []
+
+    @cached_property
+    def writer(self) -> Writer | None:
+        """Its text as it may be shown."""
+        if self.tokenizer is None:
+            return None
+        # the last few tell that the text goes on, and how an unfinished character (4 bytes at most) begins
+        return Writer(self.tokenizer.stream(), self.request.tokens[-16:], tuple(self.request.stop))
+
+    @cached_property
+    def guide(self) -> Guide | None:
+        """What may follow."""
+        return self.request.guide() if self.request.guide is not None else None
+
+    @cached_property
+    def _luck(self) -> torch.Generator:
+        request = self.request
         read = tuple(request.tokens if request.source is None else request.source)
-        name = (
-            f"{handle.seed} {request.first + index} {read}".encode()
-        )  # as generation/loop.py makes it, and so the same tokens
-        self._luck = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)
+        # as generation/loop.py makes it, and so the same tokens
+        name = f"{self.handle.seed} {request.first + self.index} {read}".encode()
+        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)
 
     def uniform(self, place: int) -> float:
         """The number in [0, 1) that draws the token in this place."""
@@ -97,10 +113,10 @@ class Continuation:
                 self.finish, by = "stop", self.writer.stopped_by
         return Event(self.index, token, text, logprob, top, self.finish, by)
 
-    def end(self, reason: FinishReason, error: Exception | None = None) -> Event:
+    def end(self, reason: FinishReason) -> Event:
         """It ends without another token."""
         self.finish = reason
-        return Event(self.index, text=self.writer.close() if self.writer else "", finish_reason=reason, error=error)
+        return Event(self.index, text=self.writer.close() if self.writer else "", finish_reason=reason)
 
 
 def draw(

@@ -32,6 +32,10 @@ class DraftModel:
         """A text has no pages any more."""
         self.read.pop(text, None)
 
+    def restart(self) -> None:
+        """No text has pages any more."""
+        self.read.clear()
+
     def propose(self, texts: Sequence[Text]) -> None:
         """Set ``draft`` of texts that are about to draw a token, where their pages have room."""
         chunks, left = list[Chunk](), self.step_tokens

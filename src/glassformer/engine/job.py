@@ -49,7 +49,10 @@ class Stats:
 
 @dataclass(eq=False)
 class Job:
-    """A request under way: its continuations, those that begin once the prompt was read, and what was counted."""
+    """A request under way: its continuations, those that begin once the prompt was read, and what was counted.
+
+    ``begun``: its first text is being read, it waits no more.
+    """
 
     handle: Handle
     rows: list[Continuation]
@@ -59,11 +62,23 @@ class Job:
     cached: int = 0
     generated: int = 0
     scores: dict[int, TokenLogprob] = field(default_factory=dict)  # of the prompt, by place
+    begun: bool = False
+    ended: bool = False
 
     @property
     def client(self) -> str:
         """Whose it is."""
         return self.handle.request.client
+
+    @property
+    def job(self) -> Job:
+        """Itself, where a step works for requests rather than chunks."""
+        return self
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is still something to be done for it."""
+        return not self.ended
 
     @property
     def usage(self) -> Usage:

@@ -25,9 +25,17 @@ class PagePool:
     def __init__(self, count: int, forget: Callable[[int], None] = lambda page: None) -> None:
         self.users = [0] * count
         self.forget = forget
-        self._free: list[int] = [*range(count - 1, -1, -1)]
+        self._free: list[int] = []
         self._cached: OrderedDict[int, None] = OrderedDict()  # of no user, the least recently used first
         self._known: set[int] = set()  # pages whose contents somebody may look for
+        self.clear()
+
+    def clear(self) -> None:
+        """All pages are free, and nothing is known of any."""
+        count = len(self.users)
+        self.users[:], self._free[:] = [0] * count, range(count - 1, -1, -1)
+        self._cached.clear()
+        self._known.clear()
 
     @property
     def free(self) -> int:

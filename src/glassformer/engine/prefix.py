@@ -49,5 +49,10 @@ class Prefix:
                 return
             before = ("page", self._links[key][1])
 
+    def clear(self) -> None:
+        """Nothing is found any more."""
+        self._links.clear()
+        self._keys.clear()
+
     def _forget(self, page: int) -> None:
         del self._links[self._keys.pop(page)]

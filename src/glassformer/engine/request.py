@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -36,6 +37,10 @@ Encoded: TypeAlias = Literal["vector", "labels", "tags", "logits", "hidden"]
 
 class QueueFull(UserError):
     """As many requests are waiting as the engine's ``max_queue`` allows; try again later."""
+
+
+class RequestTooLarge(UserError):
+    """A request, or several that belong together, that would never fit in the engine's ``max_queue``."""
 
 
 class EngineClosed(UserError):
@@ -92,6 +97,11 @@ class Request:
     beams: int | None = None
     length_penalty: float = 1.0
 
+    @property
+    def size(self) -> int:
+        """The continuations, or beams, that are computed for it."""
+        return self.beams or self.n
+
     def __post_init__(self) -> None:
         if self.beams is not None:
             check_beams(self.beams, self.n, self.length_penalty, 1 if self.max_new is None else self.max_new)
@@ -123,6 +133,11 @@ class Encode:
     output: Encoded = "vector"
     positions: Sequence[int] | None = None
     client: str = ""
+
+    @property
+    def size(self) -> int:
+        """One text, as a Request counts them."""
+        return 1
 
     def __post_init__(self) -> None:
         need(
@@ -288,7 +303,7 @@ class Handle:
             there = asyncio.Event()
 
             def wake(there: asyncio.Event = there) -> None:
-                if not loop.is_closed():
+                with suppress(RuntimeError):  # the loop has ended meanwhile
                     loop.call_soon_threadsafe(there.set)
 
             with self._there:

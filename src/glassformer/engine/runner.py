@@ -40,6 +40,9 @@ class Runner(Protocol):
     def released(self, text: Text) -> None:
         """A text is not read any more, or not for now."""
 
+    def restart(self) -> None:
+        """No text is read any more, or not for now; nothing is kept."""
+
 
 class Sources:
     """The pages of what encoders read, by the ids: texts of one source share them, and they are kept while there is
@@ -55,21 +58,30 @@ class Sources:
         """Open a text's source; whether its pages have to be filled first."""
         assert text.source is not None
         pages = self._pages.get(text.source)
-        if pages is not None:
-            for page in pages:
-                self.pool.share(page)
-            self.open[text] = pages
-            return False
-        self.open[text] = pages = [self.pool.take() for _ in range(-(-len(text.source) // PAGE))]
-        self._pages[text.source] = pages
-        for page in pages:
+        self.open[text] = own = []
+        for place in range(-(-len(text.source) // PAGE)):
+            if pages is not None:
+                self.pool.share(pages[place])
+            own.append(self.pool.take() if pages is None else pages[place])
+        return pages is None
+
+    def keep(self, text: Text) -> None:
+        """A text's pages are filled: others of the same source find them."""
+        assert text.source is not None
+        self._pages[text.source] = self.open[text]
+        for page in self.open[text]:
             self._of_page[page] = text.source
             self.pool.know(page)
-        return True
 
     def close(self, text: Text) -> None:
         """A text does without; harmless where it has none."""
         self.pool.give(self.open.pop(text, ()))
+
+    def clear(self) -> None:
+        """No text has any pages."""
+        self.pool.clear()
+        for table in (self._pages, self._of_page, self.open):
+            table.clear()
 
     def _forget(self, page: int) -> None:
         self._pages.pop(self._of_page.pop(page), None)
@@ -85,8 +97,8 @@ class PagedRunner:
 
     def read(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> Tensor:
         for chunk in chunks:
-            if chunk.text.source is not None and chunk.text not in self.sources.open and self.sources.find(chunk.text):
-                self._encode(chunk.text)
+            if chunk.text.source is not None and chunk.text not in self.sources.open:
+                self._open(chunk.text)
         self.cache.texts = self._packed(chunks)
         tokens = self._row([token for chunk in chunks for token in chunk.tokens])[None]
         starts = [first for first, _ in self.cache.texts.spans]
@@ -121,6 +133,19 @@ class PagedRunner:
 
     def released(self, text: Text) -> None:
         self.sources.close(text)
+
+    def restart(self) -> None:
+        self.sources.clear()
+
+    def _open(self, text: Text) -> None:
+        """The pages of a text's source, filled; where that fails it has none, and nobody finds them."""
+        try:
+            if self.sources.find(text):
+                self._encode(text)
+                self.sources.keep(text)
+        except BaseException:
+            self.sources.close(text)
+            raise
 
     def _row(self, numbers: Sequence[int], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(numbers, dtype=dtype).to(self.device, non_blocking=True)
@@ -197,18 +222,25 @@ class StateRunner:
         with inference(self.model):
             told = {"memory": self._memory(chunks)} if chunks[0].text.source is not None else {}
             out: Output = self.model(tokens.to(self.device), pos=pos, cache=cache, logits="none", **told)
-            logits: Tensor = self.model.head(out.hidden[rows, columns], self.model.embed)  # type: ignore[misc]
+            logits: Tensor = self.model.head(out.hidden[rows, columns], self.model.embed).float()  # type: ignore[misc]
         assert cache.carried is not None
-        for row, chunk in enumerate(chunks):
-            own = {layer: tuple(part[row : row + 1] for part in state) for layer, state in cache.carried.states.items()}
-            self.states[chunk.text.pages[0]] = own
-        return logits.float()
+        states = cache.carried.states.items()
+        parts = [
+            {layer: tuple(part[row : row + 1] for part in state) for layer, state in states}
+            for row in range(len(chunks))
+        ]
+        self.states.update(zip((chunk.text.pages[0] for chunk in chunks), parts, strict=True))  # last, or not at all
+        return logits
 
     def copy(self, source: int, target: int) -> None:
         self.states[target] = self.states[source]  # nothing is written into them
 
     def released(self, text: Text) -> None:
         self.memories.pop(text, None)
+
+    def restart(self) -> None:
+        self.memories.clear()
+        self.states.clear()
 
     def _cache(self, chunks: Sequence[Chunk]) -> Cache:
         """A cache of the chunks' states; those that begin now have none."""

@@ -10,11 +10,12 @@ chunks, in turns between clients, the oldest of each first.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .pages import PagePool
 from .prefix import Prefix
@@ -71,12 +72,34 @@ class Chunk:
     finishes: bool
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="Scheduler")
+
+
+def _whole(change: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """A change of a scheduler that happens as a whole: one that fails on the way leaves it ``broken``."""
+
+    @functools.wraps(change)
+    def changed(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        before, self.broken = self.broken, True
+        result = change(self, *args, **kwargs)
+        self.broken = before
+        return result
+
+    return changed  # type: ignore[return-value]
+
+
 class Scheduler:
     """Plans steps over the pages of ``pool``, which must hold one text of the greatest length.
 
     ``budget`` is the most tokens a step, ``most`` the most texts at once; the ``first`` tokens of a text are read in
     one go. ``released`` is told of a text that gives its pages back, ``copy`` of a page that is to be copied to
     another (None: none can be); ``windows`` is what layers with windows hold of the pages.
+
+    Clients have equal shares of the places and pages: where one that waits has at least two texts fewer in them than
+    another, that one's newest gives way. After a change that failed on the way it is ``broken`` until ``restart``;
+    ``subject`` is the text that the change was at.
     """
 
     def __init__(
@@ -98,18 +121,46 @@ class Scheduler:
         self.running: list[Text] = []  # the oldest first
         self.parked: set[Text] = set()  # those that rest without pages
         self.preempted = 0
+        self.broken = False
+        self.subject: Text | None = None
         self._numbers = itertools.count()
         self._turn = itertools.count()
 
+    @_whole
     def add(self, text: Text, first: bool = False) -> None:
         """One more text, behind those of its client or before them."""
         text.number = next(self._numbers)
         self.waiting.add(text, first)
 
+    @_whole
     def drop(self, text: Text) -> None:
-        """It has ended, or nobody wants it any more: its pages are given back, full ones stay known."""
-        if self._take_out(text):
+        """It has ended, or nobody wants it any more: its pages are given back, full ones stay known.
+
+        Harmless for one that is not there.
+        """
+        if text.number >= 0 and self._take_out(text):
             self._release(text)
+        text.number = -1
+
+    def restart(self, without: Collection[Text]) -> None:
+        """Give all pages back and forget what they hold: texts will be read again, but for those that are not to be.
+
+        It asks nothing of what was there before but which texts there are.
+        """
+        running, waiting = self.running, [*self.waiting]
+        resting = {text for text in running if text.remaining == 0}
+        for pages in (self.pool, self.prefix, self.windows):
+            pages.clear()
+        self.running, self.waiting, self.broken, self.subject = [], Turns(), False, None
+        self.parked = (self.parked | resting).difference(without)
+        for text in without:
+            text.number = -1
+        for text in (*running, *waiting):
+            text.pages, text.computed, text.gone, text.draft = [], 0, 0, []
+            if text not in without and text not in resting:
+                self.waiting.add(text)
+        for text in (*self.waiting, *self.parked):
+            self.released(text)
 
     def _take_out(self, text: Text) -> bool:
         """Out of where it stands; whether that was among the running."""
@@ -122,6 +173,7 @@ class Scheduler:
             self.waiting.remove(text)
         return False
 
+    @_whole
     def branch(
         self, texts: Sequence[Text], parents: Sequence[int], tokens: Sequence[int], copy: Callable[[int, int], None]
     ) -> None:
@@ -159,8 +211,10 @@ class Scheduler:
                 self.waiting.add(text, first=True)
         self.running.sort(key=lambda text: text.number)
 
+    @_whole
     def plan(self) -> list[Chunk]:
         """The chunks of the next step, each text at most once; empty when nothing is to be done."""
+        self.subject = None
         self._admit()
         chunks, left = list[Chunk](), self.budget
         generating = [text for text in self.running if text.remaining == 1]
@@ -171,6 +225,7 @@ class Scheduler:
                 chunks.append(Chunk(text, text.computed, text.tokens[text.computed :] + draft, len(draft), True))
                 left -= 1 + len(draft)
                 spare -= len(draft)
+        self.subject = None
         for text in self._in_turns([text for text in self.running if text.remaining > 1]):
             count = min(left, text.remaining)
             if text.computed == 0 and count < min(max(self.first, text.whole), text.remaining):
@@ -181,6 +236,7 @@ class Scheduler:
                 left -= count
         return chunks
 
+    @_whole
     def done(self, chunk: Chunk, accepted: int = 0) -> None:
         """A chunk was read, and the first ``accepted`` of its guesses were right."""
         text = chunk.text
@@ -211,9 +267,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let texts in whose turn it is while there are places, and pages for all that they are to read."""
-        while (text := self.waiting.peek()) is not None:
+        while len(self.waiting):
+            load = Counter(text.client for text in self.running)
+            self.subject = text = self.waiting.peek(load)
+            assert text is not None
             if len(self.running) >= self.most:
-                if self._park():
+                if self._park() or self._share_out(text.client, load):
                     continue
                 return
             known = len(text.tokens) - 1 if text.own is None else min(text.own, len(text.tokens) - 1)
@@ -227,10 +286,10 @@ class Scheduler:
             missing = -(-len(text.tokens) // self.size) - len(found)
             fits = self.windows.room(found, same, min(len(text.tokens), same + self.budget))
             if missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found) or not fits:
-                if self._park():
+                if self._park() or self._share_out(text.client, load):
                     continue
                 return
-            self.waiting.pop()
+            self.waiting.pop(load)
             text.computed, text.twin = same, None
             self._share(text, found, self.windows.first(same))
             if same % self.size and twin is not None and self.copy is not None:
@@ -243,23 +302,31 @@ class Scheduler:
 
     def _reserve(self, text: Text, length: int, chunks: list[Chunk]) -> bool:
         """Pages for the first ``length`` tokens, from those that came later and are not planned yet; False: not now."""
-        busy = {chunk.text for chunk in chunks}
+        self.subject, busy = text, {chunk.text for chunk in chunks}
         if text not in self.running:
             return False
         for _ in range(-(-length // self.size) - len(text.pages)):
             while not self._available:
                 if self._park():
                     continue
-                newest = next((other for other in reversed(self.running) if other not in busy), text)
-                if newest is text and len(self.running) > 1 and busy:
+                load = Counter(text.client for text in self.running)
+                idle = [other for other in self.running if other not in busy]
+                last = max(idle, key=lambda other: (load[other.client], other.number))
+                if last is text and busy:
                     return False  # the planned ones go on, and end
-                if newest.number < text.number:
-                    return False
-                self.preempt(newest)
-                if newest is text:
+                self.preempt(last)
+                if last is text:
                     return False
             self._take(text)
         return True
+
+    def _share_out(self, client: str, load: Mapping[str, int]) -> bool:
+        """Let the newest text of whoever has most give way to a client that has at least two fewer."""
+        most = max(load, key=load.__getitem__, default=client)
+        fair = load.get(most, 0) - load.get(client, 0) < 2
+        if not fair:
+            self.preempt(next(text for text in reversed(self.running) if text.client == most))
+        return not fair
 
     def _park(self) -> bool:
         """Let the newest of those that rest do so without pages: it is not read before its ``branch``."""
@@ -279,6 +346,7 @@ class Scheduler:
         self.preempted += 1
 
     def _release(self, text: Text) -> None:
+        self.subject = text
         self._give(text.pages, text.gone)
         text.pages, text.computed, text.gone, text.draft = [], 0, 0, []
         self.released(text)
@@ -290,6 +358,7 @@ class Scheduler:
 
     def _take(self, text: Text) -> None:
         """One page more for a text."""
+        self.subject = text
         text.pages.append(self.pool.take())
         self.windows.take(text.pages[-1])
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 
@@ -16,10 +17,14 @@ class Client(Protocol):
 
 
 T = TypeVar("T", bound=Client)
+EVEN: Mapping[str, int] = MappingProxyType({})
 
 
 class Turns(Generic[T]):
-    """A queue in which clients take turns; of one client the oldest comes first."""
+    """A queue in which clients take turns; of one client the oldest comes first.
+
+    Where ``load`` says how much each client has already, whoever has least comes first.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[T]] = {}
@@ -38,13 +43,15 @@ class Turns(Generic[T]):
         else:
             queue.append(text)
 
-    def peek(self) -> T | None:
+    def peek(self, load: Mapping[str, int] = EVEN) -> T | None:
         """Whose turn it is."""
-        return next((queue[0] for queue in self._queues.values()), None)
+        client = min(self._queues, key=lambda client: load.get(client, 0), default=None)
+        return None if client is None else self._queues[client][0]
 
-    def pop(self) -> T:
+    def pop(self, load: Mapping[str, int] = EVEN) -> T:
         """Take the one whose turn it is; its client is the last in the next round."""
-        client, queue = next(iter(self._queues.items()))
+        client = min(self._queues, key=lambda client: load.get(client, 0))
+        queue = self._queues[client]
         text = queue.popleft()
         del self._queues[client]
         if queue:

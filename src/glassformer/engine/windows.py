@@ -77,6 +77,12 @@ class Windows:
         idle = sum(self.pool.users[self.parts[page]] == 0 for page in pages[self.first(computed) :])
         return -(-length // self.size) - len(pages) <= self.pool.available - idle
 
+    def clear(self) -> None:
+        """No page has a part."""
+        self.pool.clear()
+        self.parts.clear()
+        self._whose.clear()
+
     def check(self) -> None:
         """AssertionError unless each part is in one state, those in use are of pages in use, and no other is known."""
         self.pool.check()

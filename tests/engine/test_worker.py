@@ -1,0 +1,263 @@
+"""Whatever one request raises, wherever it does: it ends alone, others get what they get alone, no page is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from glassformer.config import Embed
+from glassformer.engine import Engine, Request
+from glassformer.engine.beams import Place, Search
+from glassformer.engine.continuation import Continuation
+from glassformer.engine.job import Job
+from glassformer.engine.memory import room_for
+from glassformer.engine.request import Encode, Handle
+from glassformer.engine.scheduler import Chunk, Scheduler, Text
+from glassformer.engine.worker import Turn
+from glassformer.generation.sample import Sampling
+from glassformer.tokenizer import train
+
+ROOMS = "worker scheduler continuation pages prefix windows turns runner looking scoring beams draft draft_model"
+PLACES = [importlib.import_module(f"glassformer.engine.{name}") for name in ROOMS.split()]
+APART = {"_each", "_together", "_close", "_drop", "_restart", "restart", "clear", "check", "end", "end_all", "step"}
+"""What keeps requests apart, and what runs when all else failed."""
+CROWDS = ("gemma2", "draft", "t5", "gru")
+NOT_REACHED = {"Worker._plan", "Worker._encode", "looking.looks", "draft_model.check_draft"}
+"""Of no request, or before its first step."""
+RARE = {"PagePool.drop", "Turns.remove", "Windows._forget", "Sources._forget", "StateRunner.copy", "PagePool.knows"}
+RARE |= {"PagedRunner._parts", "PagedRunner._previous", "StateRunner._memory"}
+GUESSES = {"DraftModel.propose", "DraftModel._room"}
+"""Where a fault ends nobody, since guesses change no answer."""
+
+
+class Planted(Exception):
+    """The fault."""
+
+
+def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
+    """Every function and method of a step with where it is."""
+    for module in PLACES:
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", "") != module.__name__:
+                continue
+            if isinstance(value, FunctionType) and name != "_whole":
+                yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name
+            methods = (
+                vars(value).items() if isinstance(value, type) and value.__name__ not in ("Runner", "Item") else ()
+            )
+            for inner, method in methods:
+                plain = isinstance(method, FunctionType) and (inner == "__call__" or not inner.startswith("__"))
+                if plain and inner not in APART:
+                    yield f"{value.__name__}.{inner}", value, inner
+
+
+def handle_of(value: Any) -> Any:
+    """The handle of the request that a value belongs to; None of no single one."""
+    while isinstance(value, Turn | Chunk | Text | Continuation | Place | Search | Job):
+        if isinstance(value, Continuation | Place | Job):
+            return value.handle
+        if isinstance(value, Search):
+            return value.rows[0].handle
+        value = value.chunk if isinstance(value, Turn) else value.text if isinstance(value, Chunk) else value.owner
+    return value if isinstance(value, Handle) else None
+
+
+def handles(args: Any) -> set[Handle]:
+    """The requests that a call is for: its arguments say so, or those of whoever calls."""
+    frame: Any = sys._getframe(2)
+    found = _handles(args)
+    while not found and frame is not None and frame.f_code.co_name not in ("step", "run"):
+        found, frame = _handles(frame.f_locals.values()), frame.f_back
+    scheduler = args[0] if args and isinstance(args[0], Scheduler) else None
+    return found or (_handles([scheduler.running, [*scheduler.waiting]]) if scheduler else found)
+
+
+def _handles(values: Any) -> set[Handle]:
+    found = set()
+    for value in values:
+        some = value if isinstance(value, list | tuple) else [value]
+        found |= {handle_of(one[0] if isinstance(one, tuple) and one else one) for one in some}
+    return found - {None}
+
+
+class Fault:
+    """Raises in one function for one request: before or after its work, at one call or from that one on."""
+
+    def __init__(self, after: bool, skip: int, always: bool) -> None:
+        self.after, self.skip, self.always = after, skip, always
+        self.calls, self.fired, self.handle = 0, 0, None
+
+    def planted(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            fails = self.handle is not None and self.handle in handles((*args, *kwargs.values()))
+            self.calls += fails
+            fails = fails and (self.calls > self.skip if self.always else self.calls == self.skip + 1)
+            result = plain(*args, **kwargs) if self.after or not fails else None
+            if fails:
+                self.fired += 1
+                raise Planted
+            return result
+
+        return failing
+
+
+def patch(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Another function wherever this one is known."""
+    plain = vars(place)[name]
+    for module in [place] if isinstance(place, type) else PLACES:
+        if vars(module).get(name) is plain:
+            monkeypatch.setattr(module, name, make(plain))
+
+
+def guide() -> Any:
+    return lambda tokens: torch.ones(40, dtype=torch.bool)
+
+
+def requests(name: str) -> list[Request | Encode]:
+    """A crowd of every kind; any of them can be the faulty one."""
+    warm, loop = Sampling(0.9, top_k=20, repetition_penalty=1.1), [1, 2, 3, 4] * 9
+    if name == "t5":
+        texts = [[3, 1, 4], [3, 1, 4], [9, 2, 6, 5] * 9]
+        found = [Request([1], text, max_new=5, seed=number) for number, text in enumerate(texts)]
+        return [
+            *found,
+            Request([1], [3, 5, 8], n=2, max_new=4, seed=3),
+            Request([1], [2, 2], beams=2, max_new=4, seed=9),
+        ]
+    if name == "gru":
+        return [Request([number, 5, 6], n=2, max_new=5, seed=number, sampling=warm) for number in range(3)]
+    again: dict[str, Any] = {"max_new": 12, "sampling": Sampling(0), "logit_bias": {1: 30.0}}
+    return [
+        Request([*loop, 7], n=3, max_new=6, guide=guide, sampling=warm, seed=1, logprobs=2, prompt_logprobs=1),
+        Request([*loop, 8], seed=2, stop=["zz"], client="b", **again),
+        Request([*loop, 8], seed=3, want=["*.1.resid"], max_new=9, n=2, client="b"),
+        Request([*loop, 9, 9], seed=4, beams=3, n=2, max_new=5),
+        Encode([5, 6, 7], output="logits"),
+        Encode([5, 6, 7, 8], output="hidden"),
+        Request([2, 1, 2, 1, 2], seed=5, max_new=0, prompt_logprobs=2),
+    ]
+
+
+def engine_of(name: str) -> Engine:
+    """With windows and few pages, with a draft model, with sources, or of states."""
+    if name in ("t5", "gru"):
+        return Engine(tiny.model(tiny.ALL[name]), step_tokens=40, max_sequences=3)
+    model = tiny.model(dataclasses.replace(tiny.ALL["gemma2"], embed=Embed(300)))
+    room = room_for(model, None, 5, None, None, 40)
+    memory = room.nbytes // 3
+    draft = model if name == "draft" else None
+    few = {} if draft else {"memory": memory}
+    return Engine(model, train("byte", []), step_tokens=40, max_sequences=5, draft=draft, **few)  # type: ignore[arg-type]
+
+
+def answer(handle: Handle) -> tuple[Any, list[float]] | None:
+    """The tokens and all numbers that a request was answered; None where it was told of the fault."""
+    try:
+        result = handle.result()
+    except Planted:
+        return None
+    numbers = [] if result.output is None else result.output.flatten().tolist()
+    numbers += [x for one in result.completions for x in one.logprobs]
+    numbers += [one.logprob for one in result.prompt_logprobs or () if one.logprob is not None]
+    return [one.tokens for one in result.completions], numbers
+
+
+def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[float]] | None]:
+    """The answers to a crowd that came at once, the faulty one last, and that one again without its fault."""
+    kinds = requests(name)
+    with engine_of(name) as engine:
+        found: dict[int, Handle] = {}
+        with engine._work:  # so that all are there at the first step
+            for number in sorted(range(len(kinds)), key=lambda number: number == faulty):
+                found[number] = engine.submit(kinds[number])
+            fault.handle = None if faulty is None else found[faulty]
+        answers = [answer(found[number]) for number in range(len(kinds))]
+        worker = engine._worker
+        fault.handle = None
+        answers.append(answer(engine.submit(kinds[faulty or 0])))
+        assert engine.alive and not worker.jobs and not worker.scheduler.broken
+        assert not worker.scheduler.running and not worker.scheduler.parked and not len(worker.scheduler.waiting)
+        engine.room.pool.check()
+        assert engine.room.pool.used == 0 and (engine.room.windows is None or engine.room.windows.pool.used == 0)
+        assert not hasattr(worker.runner, "sources") or worker.runner.sources.pool.used == 0
+        assert not hasattr(worker.runner, "memories") or not worker.runner.memories
+    return answers
+
+
+@functools.cache
+def alone(name: str) -> list[Any]:
+    """The answers of an engine to each by itself."""
+    with engine_of(name) as engine:
+        return [answer(engine.submit(one)) for one in requests(name)]
+
+
+@functools.cache
+def reached() -> dict[str, list[tuple[str, int, int]]]:
+    """For each function the requests of each crowd that it is called for, and how often."""
+    calls = Counter[tuple[str, str, Handle]]()
+    crowds: list[tuple[str, list[Handle]]] = []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for label, place, name in functions():
+
+            def make(plain: Any, label: str = label) -> Any:
+                @functools.wraps(plain)
+                def counted(*args: Any, **kwargs: Any) -> Any:
+                    for handle in handles((*args, *kwargs.values())):
+                        calls[label, crowds[-1][0], handle] += 1
+                    return plain(*args, **kwargs)
+
+                return counted
+
+            patch(monkeypatch, place, name, make)
+        for crowd in CROWDS:
+            with engine_of(crowd) as engine:
+                with engine._work:
+                    crowds.append((crowd, [engine.submit(one) for one in requests(crowd)]))
+                for handle in crowds[-1][1]:
+                    answer(handle)
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for label, _, _ in functions():
+        found[label] = [
+            (crowd, number, calls[label, crowd, handle])
+            for crowd, some in crowds
+            for number, handle in enumerate(some)
+            if calls[label, crowd, handle]
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("place", "name"), [pytest.param(*some, id=label) for label, *some in functions()])
+def test_a_fault_of_one_request_ends_it_alone(place: Any, name: str, request: pytest.FixtureRequest) -> None:
+    """At its first call and in the middle, before its work and after, once and for ever."""
+    label = request.node.callspec.id
+    several = reached()[label]
+    if label in NOT_REACHED | RARE and not several:
+        return
+    assert several, "no request comes here"
+    first = [next(one for one in several if one[0] == crowd) for crowd in dict.fromkeys(one[0] for one in several)]
+    most = max(several, key=lambda one: one[2])
+    for crowd, number, count in dict.fromkeys([*first[:2], most, several[-1]]):
+        for after, skip, always in ((False, 0, True), (True, count // 2, False)):
+            fault = Fault(after, skip, always)
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                patch(monkeypatch, place, name, fault.planted)
+                *answers, again = run(crowd, number, fault)
+            case = f"{label} of request {number} of {crowd}, {fault.fired} faults"
+            for other, (ours, theirs) in enumerate(zip(answers, alone(crowd), strict=True)):
+                assert ours is not None or other == number, f"{case}: it ended request {other}"
+                if ours is not None:
+                    assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-4), case
+            assert again == (alone(crowd)[number][0], pytest.approx(alone(crowd)[number][1], abs=1e-4)), case
+            told = answers[number] is None
+            assert told or not fault.fired or not always or label in GUESSES, f"{case}: it was not told"

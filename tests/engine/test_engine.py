@@ -13,9 +13,9 @@ import torch
 import glassformer
 import tiny
 from glassformer import config as c
-from glassformer.engine import Encode, Engine, EngineClosed, QueueFull, Request
+from glassformer.engine import Encode, Engine, EngineClosed, QueueFull, Request, RequestTooLarge
 from glassformer.errors import UserError
-from glassformer.generation.sample import Sampling
+from glassformer.generation.sample import Sampling, likeliest, top_p
 from glassformer.nn import kernels
 from glassformer.tokenizer import train as train_tokenizer
 
@@ -297,3 +297,49 @@ def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate() -> None:
         eos = engine.submit(Request([1, 2], logit_bias={int(tokenizer.eos or 0): 99.0}, max_new=5)).result()
         assert eos.completions[0].finish_reason == "stop" and eos.text == ""
         assert eos.completions[0].stopped_by == tokenizer.eos
+
+
+def test_likeliest_of_equal_ones_does_not_depend_on_neighbours() -> None:
+    """Equal logits come by their ids, whoever else asks for how many."""
+    logits = torch.zeros(2, 300)
+    logits[:, [250, 7, 90]] = 2.0
+    for count in (1, 2, 3, 5, 20):
+        ids = [[token for token, _ in row] for row in likeliest(logits, None, count)]
+        assert ids == [[7, 90, 250, *(id for id in range(20) if id != 7)][:count]] * 2
+    wide = torch.zeros(2, 300)
+    wide[1, 5] = 9.0  # a neighbour that has more or fewer above the bar
+    both, alone = top_p(wide, 0.31), top_p(wide[:1], 0.31)
+    assert torch.equal(both[:1], alone) and alone.isfinite().nonzero()[:, 1].tolist() == [*range(93)]
+
+
+def test_guesses_after_the_end_are_not_taken() -> None:
+    """A text that ends at a token in the middle of right guesses says the same as without them."""
+    model, prompt = tiny.model(tiny.DECODERS["llama"]), [1, 2, 3, 4] * 8
+    with Engine(model, lookup=False) as engine:
+        free = engine.submit(Request(prompt, sampling=GREEDY, max_new=12, logit_bias={1: 50.0})).result()
+    assert free.completions[0].tokens == [1] * 12
+    for length in range(1, 13):
+        with Engine(model) as engine:
+            handle = engine.submit(Request([1] * 20, sampling=GREEDY, max_new=length, logit_bias={1: 50.0}))
+            events = [*handle]
+        assert [event.token for event in events] == [1] * length and events[-1].finish_reason == "length"
+        assert [event.finish_reason for event in events[:-1]] == [None] * (length - 1)
+
+
+def test_one_client_cannot_starve_another() -> None:
+    """Eight choices in every place: a client that comes later has a place at once, and room in the queue."""
+    engine = Engine(tiny.model(tiny.DECODERS["llama"]), max_sequences=4, max_queue=8)
+    with engine:
+        greedy = [engine.submit(Request([1, 2, 3], n=8, max_new=50, seed=1, client="a", stop_tokens=()))]
+        for _ in range(2):
+            while engine.stats().waiting:
+                pass
+            greedy.append(engine.submit(Request([1, 2, 3], n=8, max_new=50, seed=1, client="a", stop_tokens=())))
+        with pytest.raises(QueueFull):
+            engine.submit(Request([1, 2, 3], n=8, max_new=50, client="a"))
+        assert engine.submit(Request([4], max_new=5, client="b", stop_tokens=())).result().usage.generated == 5
+        assert engine.stats().running + engine.stats().waiting >= 2, "the others are not done"
+        tokens = [[one.tokens for one in handle.result().completions] for handle in greedy]
+        assert tokens == [tokens[0]] * 3
+        with pytest.raises(RequestTooLarge, match="9 continuations never fits in the queue of 8"):
+            engine.submit(Request([1], n=9))

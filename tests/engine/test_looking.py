@@ -7,6 +7,7 @@ import torch
 
 import tiny
 from glassformer.engine import Engine, Request
+from glassformer.engine.looking import Look
 from glassformer.engine.memory import room_for
 from glassformer.errors import UserError
 from glassformer.generation import generate
@@ -145,3 +146,12 @@ def test_an_edit_that_fails_is_of_its_request_alone() -> None:
             with pytest.raises(UserError, match="infinite"):
                 one.result()
         assert other.result().completions == alone and engine.alive
+
+
+def test_what_was_kept_of_a_chunk_is_held_no_longer() -> None:
+    look = Look(["*"], {})
+    look.tape.records["a"] = torch.ones(1, 3, 2)
+    look.keep(0, 3)
+    assert not look.tape.records and look.pieces[0].values["a"].shape == (1, 3, 2)
+    look.keep(3, 1)
+    assert len(look.pieces) == 1, "nothing was recorded of the next one"

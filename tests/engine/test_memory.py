@@ -12,6 +12,7 @@ import glassformer
 import tiny
 from glassformer.checkpoints import store
 from glassformer.checkpoints import tensors as tensorfiles
+from glassformer.engine import memory
 from glassformer.engine.memory import reader, room_for
 from glassformer.errors import UserError
 from glassformer.nn import Decoder, Model
@@ -70,3 +71,10 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped
     model.get_parameter("decoder.blocks.1.attn.q.weight").data[0, 0] = torch.nan
     with pytest.raises(UserError, match=r"blocks.1.attn.q.weight holds NaN"):
         reader(mapped(model, None))
+
+
+def test_half_of_what_is_free_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    page = room_for(model, None, 8, None).nbytes // 16
+    monkeypatch.setattr(memory, "available_memory", lambda *device: 10 * page)
+    assert room_for(model, None, 8, None).nbytes == 5 * page

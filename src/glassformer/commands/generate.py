@@ -196,7 +196,7 @@ def into_file(given: argparse.Namespace, model: Any, tokenizer: Any, prompts: li
         told |= {"finish": one.finish_reason, "tokens": one.tokens, "logprobs": one.logprobs}
         return {**told, **({"likely": one.top} if given.logprobs else {})}
 
-    with engine.Engine(model, tokenizer) as running:
+    with engine.Engine(model, tokenizer, max_queue=max(256, given.samples)) as running:
         note(str(running.room))
         begun = answer_into(
             out, running, requests, {**job, "seed": seed}, line, counting(f"of {len(prompts):,} prompts")

@@ -37,10 +37,11 @@ class Engine:
     ``max_context`` (tokens of prompt and continuation; None: the model's), ``max_sequences`` (continuations at once),
     ``max_queue`` (continuations that may wait; one more raises QueueFull) and ``memory`` (bytes for keys and values;
     None: half of what is free, at most what all these can need) bound it; ``room`` says what was taken.
-    ``step_tokens`` are read at most in one pass, so that long prompts do not hold up others. ``lookup``: guess tokens that stand earlier in
-    a text; ``draft``: let a small decoder of the same vocabulary guess. Guesses change no answer. Clients have equal
-    shares: one with fewer continuations than another comes first, and takes the other's newest place. A request that
-    fails ends alone. Close it, or use it in a ``with``. Raises UserError where memory does not hold one text.
+    ``step_tokens`` are read at most in one pass, so that long prompts do not hold up others. ``lookup``: guess tokens
+    that stand earlier in a text; ``draft``: let a small decoder of the same vocabulary guess. Guesses change no answer.
+    Clients have equal shares: one with fewer continuations than another comes first, and takes the other's newest
+    place. A request that fails ends alone. Close it, or use it in a ``with``. Raises UserError where memory does not
+    hold one text.
     """
 
     def __init__(

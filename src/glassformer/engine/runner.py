@@ -68,10 +68,10 @@ class Sources:
     def keep(self, text: Text) -> None:
         """A text's pages are filled: others of the same source find them."""
         assert text.source is not None
-        self._pages[text.source] = self.open[text]
         for page in self.open[text]:
             self._of_page[page] = text.source
             self.pool.know(page)
+        self._pages[text.source] = self.open[text]
 
     def close(self, text: Text) -> None:
         """A text does without; harmless where it has none."""

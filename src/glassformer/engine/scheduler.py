@@ -221,6 +221,7 @@ class Scheduler:
         spare = left - len(generating)
         for text in generating:
             draft = text.draft[: max(0, spare)]
+            self.subject = text
             if self._reserve(text, len(text.tokens) + len(draft), chunks):
                 chunks.append(Chunk(text, text.computed, text.tokens[text.computed :] + draft, len(draft), True))
                 left -= 1 + len(draft)
@@ -230,6 +231,7 @@ class Scheduler:
             count = min(left, text.remaining)
             if text.computed == 0 and count < min(max(self.first, text.whole), text.remaining):
                 continue
+            self.subject = text
             if count > 0 and text in self.running and self._reserve(text, text.computed + count, chunks):
                 read = text.tokens[text.computed : text.computed + count]
                 chunks.append(Chunk(text, text.computed, read, 0, count == text.remaining))
@@ -302,21 +304,24 @@ class Scheduler:
 
     def _reserve(self, text: Text, length: int, chunks: list[Chunk]) -> bool:
         """Pages for the first ``length`` tokens, from those that came later and are not planned yet; False: not now."""
-        self.subject, busy = text, {chunk.text for chunk in chunks}
+        busy = {chunk.text for chunk in chunks}
         if text not in self.running:
             return False
         for _ in range(-(-length // self.size) - len(text.pages)):
             while not self._available:
                 if self._park():
+                    self.subject = text
                     continue
                 load = Counter(text.client for text in self.running)
                 idle = [other for other in self.running if other not in busy]
                 last = max(idle, key=lambda other: (load[other.client], other.number))
                 if last is text and busy:
                     return False  # the planned ones go on, and end
+                self.subject = last
                 self.preempt(last)
                 if last is text:
                     return False
+                self.subject = text
             self._take(text)
         return True
 
@@ -325,13 +330,15 @@ class Scheduler:
         most = max(load, key=load.__getitem__, default=client)
         fair = load.get(most, 0) - load.get(client, 0) < 2
         if not fair:
-            self.preempt(next(text for text in reversed(self.running) if text.client == most))
+            self.subject = newest = next(text for text in reversed(self.running) if text.client == most)
+            self.preempt(newest)
         return not fair
 
     def _park(self) -> bool:
         """Let the newest of those that rest do so without pages: it is not read before its ``branch``."""
         resting = next((text for text in reversed(self.running) if text.remaining == 0), None)
         if resting is not None:
+            self.subject = resting
             self.running.remove(resting)
             self._release(resting)
             self.parked.add(resting)
@@ -346,7 +353,6 @@ class Scheduler:
         self.preempted += 1
 
     def _release(self, text: Text) -> None:
-        self.subject = text
         self._give(text.pages, text.gone)
         text.pages, text.computed, text.gone, text.draft = [], 0, 0, []
         self.released(text)
@@ -358,7 +364,6 @@ class Scheduler:
 
     def _take(self, text: Text) -> None:
         """One page more for a text."""
-        self.subject = text
         text.pages.append(self.pool.take())
         self.windows.take(text.pages[-1])
 

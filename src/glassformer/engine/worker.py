@@ -6,7 +6,7 @@
 What one request raises ends that request alone, because there are two ways to do anything: ``_each`` does it for one
 request after the other, ``_together`` for all of them and, where that fails, for each alone. The scheduler says at
 which text a plan failed; where a change of its pages stopped half-way all pages are given back, and the texts that go
-on are read again. What has no request to blame ends the newest, and the step is tried without it.
+on are read again. Where no text is to blame the plan is made once more, and after that without the newest.
 
 P places of a chunk, V vocabulary.
 """
@@ -112,6 +112,7 @@ class Worker:
         self.encodes = Turns[Job]()
         self.jobs: dict[Handle, Job] = {}
         self.stats = Stats()
+        self.failed = False  # the last plan did, at no text
 
     def arrive(self, job: Job) -> None:
         """One more request."""
@@ -129,7 +130,7 @@ class Worker:
         turns = self._each(turns, self._check)
         drawing = [turn for turn in turns if turn.chunk.finishes and turn.row.request.beams is None]
         searched = [turn for turn in turns if turn.chunk.finishes and turn.row.request.beams is not None]
-        self._each([turn for turn in turns if turn not in drawing], self._done)
+        self._each([turn for turn in turns if not turn.chunk.finishes], self._done)
         self._draw(drawing)
         self._each(searched, self._search)
 
@@ -189,10 +190,15 @@ class Worker:
             self.encodes.add(job)
 
     def _plan(self) -> list[Turn]:
+        scheduler, failed, self.failed = self.scheduler, self.failed, False
         try:
-            return [Turn(self.jobs[chunk.text.owner.handle], chunk) for chunk in self.scheduler.plan()]
+            return [Turn(self.jobs[chunk.text.owner.handle], chunk) for chunk in scheduler.plan()]
         except Exception as error:
-            texts = [self.scheduler.subject, *reversed(self.scheduler.running), *self.scheduler.waiting]
+            self.failed = scheduler.subject is None
+            if self.failed and not failed:
+                self._restart(())
+                return []
+            texts = [scheduler.subject, *reversed(scheduler.running), *scheduler.waiting]
             self.end(next(self.jobs[text.owner.handle] for text in texts if text is not None), "error", error)
             return []
 
@@ -286,6 +292,7 @@ class Worker:
 
     def _search(self, turn: Turn) -> None:
         """A token more for each beam once all were read; or all that was found."""
+        self._done(turn)
         search: Search = turn.row.search
         search.logits[turn.row.index] = turn.logits[-1]
         if not search.ready:
@@ -349,9 +356,11 @@ class Worker:
 
     def _drop(self, job: Job) -> None:
         """The texts of a request are not read any more."""
-        with suppress(Exception):  # then the scheduler is broken
+        try:
             for text in job.texts if not self.scheduler.broken else ():
                 self.scheduler.drop(text)
+        except Exception:
+            self.scheduler.broken = True
         with suppress(ValueError):  # it was taken from the queue
             if not job.texts:
                 self.encodes.remove(job)

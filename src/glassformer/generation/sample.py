@@ -87,9 +87,9 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     # All tokens below (1 - p) / V together weigh less than 1 - p: none is in the nucleus, so none needs sorting. An
     # accelerator sorts them sooner than it could tell us how many they are.
     some = int((chance * vocab >= 1 - p).sum(-1).max()) if logits.device.type == "cpu" else vocab
-    likeliest, order = chance.topk(some)
-    beyond = likeliest.cumsum(-1) - likeliest >= p
-    return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).scatter(-1, order, beyond), -math.inf)
+    likeliest = chance.topk(some).values
+    count = (likeliest.cumsum(-1) - likeliest < p).sum(-1, keepdim=True)
+    return logits.masked_fill(~greatest(chance, likeliest.gather(-1, count - 1), count), -math.inf)
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
@@ -111,6 +111,18 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     return found.clamp(max=logits.shape[-1] - 1)  # only logits that are not numbers lead past the end
 
 
+def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
+    """Booleans (B, V): the ``count`` (B, 1) greatest of each row, of which ``least`` (B, 1) is the last.
+
+    Of equal ones the first: which they are does not depend on how many others are asked for, as with ``topk``.
+    """
+    above, equal = values > least, values == least
+    missing = count - above.sum(-1, keepdim=True)
+    if values.device.type == "cpu" and bool((equal.sum(-1, keepdim=True) == missing).all()):
+        return above | equal  # nothing is equal to the last, as nearly always
+    return above | (equal & (equal.cumsum(-1) <= missing))
+
+
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
     """The natural logarithm of the model's own probability of ``tokens`` (B,), before penalty, temperature and cuts."""
     logits = logits.float()
@@ -120,6 +132,10 @@ def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
 def likeliest(logits: Tensor, known: int | None, count: int) -> list[list[tuple[int, float]]]:
     """For each row its ``count`` likeliest of the first ``known`` ids, with the model's own log-probability of each."""
     best = logits.float().log_softmax(-1)[:, :known]
-    values, ids = best.topk(min(count, best.shape[-1]))
+    count = min(count, best.shape[-1])
+    some = greatest(best, best.topk(count).values[:, -1:], torch.tensor(count, device=best.device))
+    ids = some.nonzero()[:, 1].view(len(best), count)
+    values, order = best.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
+    ids = ids.gather(-1, order)
     pairs = zip(ids.tolist(), values.tolist(), strict=True)
     return [list(zip(some, theirs, strict=True)) for some, theirs in pairs]

@@ -42,7 +42,13 @@ def guide(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> Callable[
 
     grammar = _grammar(kind, source)
     table = _table(tokenizer)
-    limits = LLParserLimits(initial_lexer_fuel=500_000, max_grammar_size=100_000, max_lexer_states=50_000)
+    limits = LLParserLimits(
+        initial_lexer_fuel=500_000,
+        max_grammar_size=200_000,
+        max_lexer_states=50_000,
+        max_items_in_row=50_000,  # 1,500 optional properties are 6,000; an alternative is one
+        step_max_items=200_000,
+    )
     first = LLMatcher(table, grammar, log_level=0, limits=limits)
     refuse(first.is_error(), f"The {_named(kind)} cannot be held to: {_plain(first.get_error())}", code="bad_grammar")
     refuse(bool(first.get_grammar_warnings()), f"The {_named(kind)} cannot be held to: {first.get_grammar_warnings()}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .registry import Registry
@@ -17,6 +17,12 @@ GAUGES = {
     "num_requests_waiting": "Requests that wait for their turn.",
     "kv_cache_usage_perc": "Share of the memory of keys and values in use, 0 to 1.",
 }
+TOTALS = {
+    "num_preemptions": ("preempted", "Continuations that gave their pages back for others, to be read again."),
+    "spec_decode_num_draft_tokens": ("drafted_tokens", "Tokens that were guessed ahead."),
+    "spec_decode_num_accepted_tokens": ("accepted_tokens", "Guessed tokens that were right."),
+}
+"""Counted by the engines: names with the field of their Stats."""
 COUNTERS = {
     "prompt_tokens": "Tokens of prompts that were answered.",
     "generation_tokens": "Tokens that were generated.",
@@ -41,12 +47,17 @@ class Gauges(Collector):
         families = {
             name: GaugeMetricFamily(PREFIX + name, said, labels=["model_name"]) for name, said in GAUGES.items()
         }
+        totals = {
+            name: CounterMetricFamily(PREFIX + name, said, labels=["model_name"]) for name, (_, said) in TOTALS.items()
+        }
         for id, served in self.registry.models.items():
             now = served.engine.stats()
+            for name, (field, _) in TOTALS.items():
+                totals[name].add_metric([id], getattr(now, field))
             families["num_requests_running"].add_metric([id], now.running)
             families["num_requests_waiting"].add_metric([id], now.waiting)
             families["kv_cache_usage_perc"].add_metric([id], now.used_share)
-        return families.values()
+        return [*families.values(), *totals.values()]
 
 
 class Metrics:

@@ -188,7 +188,7 @@ def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
 
 def test_half_of_many_leave_and_nothing_is_left_behind() -> None:
     lot, model = random.Random(3), tiny.model(tiny.DECODERS["gemma2"])
-    with Engine(model, max_sequences=6, memory=pages_of("gemma2", 7), step_tokens=9) as engine:
+    with Engine(model, max_sequences=6, max_queue=400, memory=pages_of("gemma2", 7), step_tokens=9) as engine:
         handles = [
             engine.submit(Request([lot.randrange(50)] * lot.randint(1, 30), n=2, max_new=20)) for _ in range(200)
         ]

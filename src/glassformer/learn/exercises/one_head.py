@@ -97,7 +97,9 @@ def check(theirs: Any, report: Report) -> None:
         return (low @ keys.T / 8**0.5).masked_fill(~allowed, fill).softmax(-1) @ v
 
     slips = {
-        "the mask: a number such as -20 is larger than these scores; only minus infinity is below all": masked(-20.0)
+        "the mask: a number such as -20 is larger than these scores; only minus infinity is below all": lambda: masked(
+            -20.0
+        )
     }
     look = "the mask: where allowed is False the score is minus infinity"
     answer, expected = theirs.attention(low, keys, v, allowed), masked(float("-inf"))

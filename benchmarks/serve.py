@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py [MODEL] [--clients 1 8 32] [--requests 3] [--tokens 64] [--repeats 3] [--bits 8]
         [--peer NAME=URL ...]
+    python benchmarks/serve.py [MODEL] --keep-alive 200
     python benchmarks/serve.py --make FOLDER --tokenizer ../shared/data/tok-llama2 [--depth 22]
 
 --make writes a Llama of 1.1 B parameters with random weights: FOLDER/model for us and for vLLM, and FOLDER/BF16.gguf,
@@ -10,6 +11,7 @@ package where none is given); a peer is any server of OpenAI's API that runs alr
 (`llama-server -m FILE.gguf --port 8080 -np 32`) or vLLM's, with the same model: --peer llama.cpp=http://127.0.0.1:8080.
 Every client sends its requests one after another, each with a prompt of its own, at temperature 0, and ignores the end
 of the text. Ours and the peers take turns; what is shown are medians over the repeats, with the least and the greatest.
+--keep-alive sends that many requests one after another over one connection instead, and shows milliseconds of each.
 """
 
 from __future__ import annotations
@@ -73,6 +75,20 @@ async def crowd(url: str, clients: int, requests: int, tokens: int, words: int) 
     return load
 
 
+async def keep_alive(url: str, requests: int) -> dict[str, list[float]]:
+    """Milliseconds of each of many requests over one connection, which stays open."""
+    body = {"prompt": "Once upon a time", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    calls = {"GET /health": ("GET", "/health", None), "two tokens": ("POST", "/v1/completions", body)}
+    latency: dict[str, list[float]] = {name: [] for name in calls}
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        for _ in range(requests):
+            for name, (method, path, asked) in calls.items():
+                begun = time.perf_counter()
+                (await client.request(method, path, json=asked)).raise_for_status()
+                latency[name].append(1000 * (time.perf_counter() - begun))
+    return latency
+
+
 def start(model: str | None, bits: int | None) -> tuple[subprocess.Popen[str], str]:
     """Our own server on a free port."""
     from glassformer.page.models import shipped
@@ -117,6 +133,7 @@ def main() -> None:
     given.add_argument("--make", type=Path, metavar="FOLDER")
     given.add_argument("--tokenizer", help="of the model that --make writes")
     given.add_argument("--depth", type=int, default=22, help="of the model that --make writes")
+    given.add_argument("--keep-alive", type=int, metavar="REQUESTS", help="requests over one connection instead")
     args = given.parse_args()
     if args.make:
         return make(args.make, args.depth, args.tokenizer)
@@ -126,6 +143,12 @@ def main() -> None:
         for where in servers.values():
             asyncio.run(crowd(where, 1, 1, 8, args.words))  # warm
         print(f"load of the machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+        for name, where in servers.items() if args.keep_alive else ():
+            for call, times in asyncio.run(keep_alive(where, args.keep_alive)).items():
+                spread = f"{statistics.median(times):.1f} ms ({min(times):.1f} to {max(times):.1f})"
+                print(f"{name:13} {call:12} {spread}", flush=True)
+        if args.keep_alive:
+            return
         print("clients  server         tokens/s (least to greatest)      first token, ms (greatest)")
         for clients in args.clients:
             found: dict[str, list[Load]] = {name: [] for name in servers}

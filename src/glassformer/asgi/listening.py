@@ -32,8 +32,9 @@ def _in_use(error: OSError) -> bool:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    made = socket.socket(family, kind)
+    flags = socket.AI_PASSIVE
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    made = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only where the protocol is named
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)

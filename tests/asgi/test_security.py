@@ -46,6 +46,9 @@ def test_no_other_page_may_ask(page: Page) -> None:
     assert ask(page, "POST", "/api/runs", content_type=json, origin="http://127.0.0.1:8642") == 404
     for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8642"):
         assert ask(page, "POST", "/api/runs", content_type=json, origin=origin) == 403, origin
+    own = "http://127.0.0.1:8642"
+    for origin in (f"{own}.evil.example", f"{own}0", f"{own}@evil.example", own[:-1], "http://127.0.0.1", "http://127"):
+        assert ask(page, "POST", "/api/runs", content_type=json, origin=origin) == 403, origin
     assert ask(page, sec_fetch_site="cross-site") == 403
     assert ask(page, sec_fetch_site="same-origin") == 200
 

@@ -354,6 +354,27 @@ def test_unknown_addresses_and_bad_queries_are_sentences(gpt: TestClient) -> Non
     assert big.status_code == 413 and "MiB" in big.json()["error"]
 
 
+@pytest.mark.parametrize("path", ["runs", "generate", "beam"])
+@pytest.mark.parametrize("id", [10**20, -(10**20), 2**63, 2**62, -1, served.VOCAB])
+def test_an_id_that_no_vocabulary_has_is_a_sentence(gpt: TestClient, path: str, id: int) -> None:
+    answer = gpt.post(f"/api/{path}", json={"model": "gpt", "ids": [1, id], "max_new": 2})
+    assert answer.status_code == 400 and answer.json()["error"].endswith(".") and "\n" not in answer.json()["error"]
+
+
+def test_what_fails_in_a_stream_is_its_last_event(
+    gpt: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from glassformer.inspection import answers
+
+    def tokens(*_: object) -> None:
+        raise KeyError("nobody foresaw it")
+
+    monkeypatch.setattr(answers, "tokens", tokens)
+    answer = gpt.post("/api/generate", json={"model": "gpt", "text": "the cat", "max_new": 2})
+    assert answer.status_code == 200 and "KeyError" in answer.text.split("event: error")[1]
+    assert "nobody foresaw it" in capsys.readouterr().err and "nobody foresaw it" not in answer.text
+
+
 def test_one_token_has_a_run(gpt: TestClient) -> None:
     told = run(gpt, "gpt", ids=[3])
     assert values(gpt, told, "decoder.blocks.0.attn.pattern").tolist() == [[[1.0]]] * 4

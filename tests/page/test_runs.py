@@ -62,6 +62,22 @@ def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
     assert again["run"] == first and "found" not in again
 
 
+def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
+    """Recorded values and computed ones; the oldest runs go, and no more of them than must."""
+    runs = Runs(models)
+    made = [runs.make({"model": "llama", "text": f"the {word}"})["run"] for word in ("cat", "dog", "mat", "log")]
+    sizes = [runs[run].bytes for run in made]
+    trace = runs[made[0]].trace
+    recorded = sum(value.nbytes for value in trace.records.values())
+    assert sizes[0] == recorded + sum(value.nbytes for value in trace._made.values()) and recorded > 0
+    values(runs[made[0]], {"address": "decoder.blocks.0.attn.scores"}, nothing)
+    assert runs[made[0]].bytes == recorded + sum(value.nbytes for value in trace._made.values()) > sizes[0]
+    bounded = Runs(models, kept=sum(sizes[1:]))
+    for word in ("cat", "dog", "mat", "log"):
+        bounded.make({"model": "llama", "text": f"the {word}"})
+    assert len(bounded) == 3 and [bounded[run].id for run in made[1:]] == made[1:]
+
+
 def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> None:
     runs, seen = Runs(models), []
 

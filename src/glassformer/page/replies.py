@@ -55,7 +55,9 @@ async def streamed(first: Any, steps: Iterator[Any], gone: threading.Event) -> A
             yield event(*made)
     except UserError as error:
         yield event("error", {"error": str(error)})
-    except (MemoryError, RuntimeError) as error:
+    except Gone:
+        pass
+    except Exception as error:
         yield event("error", {"error": _sentence(error)})
     finally:
         gone.set()

@@ -176,7 +176,8 @@ def read(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
     tokenizer = loaded.tokenizer
     second = isinstance(model.config, config.EncoderDecoder) and not source
     if isinstance(text, list):
-        need(all(type(id) is int for id in text) and len(text) <= MOST_TEXT, "ids are integers in a list; give a list.")
+        whole = len(text) <= MOST_TEXT and all(type(id) is int and abs(id) < 1 << 63 for id in text)
+        need(whole, "ids are whole numbers of a vocabulary; give a list of them.")
         ids, context = torch.tensor([text], dtype=torch.long), model.config.context
         left = max(0, ids.shape[1] - context) if cut else 0
         return token_ids(model, tokenizer, ids[:, :context] if cut else ids, second=second), left

@@ -14,12 +14,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from ..errors import UserError
 from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo
 from .chat import ChatAnswer, chat, conversation
 from .completions import CompletionAnswer, complete
 from .encoding import ClassifyAnswer, EmbeddingAnswer, Encoding, RerankAnswer, ScoreAnswer, TagAnswer
 from .errors import ApiError, ErrorAnswer, api_error, refuse, validation_error
-from .following import Followers, client_of
+from .following import Followers, Gone, client_of
 from .inspecting import Inspection, inspect
 from .metrics import Metrics
 from .middleware import Doorkeeper, Outer
@@ -235,13 +236,16 @@ def routes(app: FastAPI, api: Api) -> None:
 
 
 async def _mistake(http: Request, error: Exception) -> Response:
+    if isinstance(error, Gone):
+        return Response(None, 499)
+    id = http.state.id
     if isinstance(error, RequestValidationError):
-        return validation_error(list(error.errors())).response()
+        return validation_error(list(error.errors())).response(id)
     if isinstance(error, HTTPException) and not isinstance(error, ApiError):
         said = {404: "There is nothing at this address.", 405: "This address does not take that method."}
         said[400] = "The body cannot be read as JSON; send an object in UTF-8."
-        return ApiError(error.status_code, said.get(error.status_code, str(error.detail))).response()
-    return api_error(error).response()
+        return ApiError(error.status_code, said.get(error.status_code, str(error.detail))).response(id)
+    return api_error(error, id).response(id)
 
 
 def application(
@@ -274,7 +278,7 @@ def application(
         responses=ERRORS,
         lifespan=life,
     )
-    for kind in (RequestValidationError, HTTPException, ApiError, ValueError, MemoryError, RuntimeError):
+    for kind in (RequestValidationError, HTTPException, UserError, MemoryError, Exception):
         app.add_exception_handler(kind, _mistake)
     routes(app, api)
     app.openapi()  # made now and kept: it takes a second, in which nobody else would be answered

@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import json
+import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NotRequired
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -33,9 +34,10 @@ class ErrorObject(TypedDict):
 
 
 class ErrorAnswer(TypedDict):
-    """The body of every answer that is an error."""
+    """The body of every answer that is an error; the log has more under ``request_id``."""
 
     error: ErrorObject
+    request_id: NotRequired[str]
 
 
 class ApiError(HTTPException):  # FastAPI lets these through where it reads a body
@@ -52,14 +54,15 @@ class ApiError(HTTPException):  # FastAPI lets these through where it reads a bo
         super().__init__(status, message, dict(headers or {}))
         self.status, self.message, self.param, self.code = status, message, param, code
 
-    def body(self) -> ErrorAnswer:
+    def body(self, request_id: str) -> ErrorAnswer:
         """As JSON holds it."""
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error: ErrorObject = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error, "request_id": request_id}
 
-    def response(self) -> Response:
+    def response(self, request_id: str) -> Response:
         """As it is sent."""
-        return JSONResponse(self.body(), self.status, self.headers)
+        return JSONResponse(self.body(request_id), self.status, self.headers)
 
 
 def refuse(fact: bool, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -68,8 +71,8 @@ def refuse(fact: bool, message: str, param: str | None = None, code: str | None 
         raise ApiError(400, message, param, code)
 
 
-def api_error(error: BaseException) -> ApiError:
-    """Any error as an answer; a mistake of ours leaves its traceback on standard error, and no trace of it outside."""
+def api_error(error: BaseException, request_id: str) -> ApiError:
+    """Any error as an answer; a mistake of ours leaves its traceback in the log, and no trace of it outside."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
@@ -80,8 +83,14 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(400, str(error))
     if isinstance(error, MemoryError) or "out of memory" in str(error) or "allocate memory" in str(error):
         return ApiError(500, "There was not enough memory for this request; shorten it.", code="out_of_memory")
-    note("".join(traceback.format_exception(error)))
-    return ApiError(500, f"The server made a mistake ({type(error).__name__}); its log says where.")
+    lines = "".join(traceback.format_exception(error))
+    log_line({"id": request_id, "error": type(error).__name__, "traceback": lines})
+    return ApiError(500, f"The server made a mistake ({type(error).__name__}); its log says where, at {request_id}.")
+
+
+def log_line(fields: Mapping[str, Any]) -> None:
+    """A line of JSON on standard error, which no text of a client can end or forge."""
+    note(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}))
 
 
 def validation_error(problems: list[Any]) -> ApiError:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import secrets
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..asgi.security import App, Guard
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, log_line
 from .following import Gone, Tally
 from .limits import BODY_SECONDS, MOST_BODY
 from .metrics import Metrics
@@ -30,7 +28,11 @@ class Doorkeeper(Guard):
 
     def refused(self, status: int, sentence: str) -> App:
         """The answer to a request that is not let through."""
-        return ApiError(status, sentence).response()
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await ApiError(status, sentence).response(scope["state"]["id"])(scope, receive, send)
+
+        return answer
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
@@ -56,13 +58,14 @@ class Outer:
         id = given if ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(tally=tally, id=id)
         status = 499  # until an answer begins: the client left
-        started = False
+        started = complete = False
 
         async def sending(message: Message) -> None:
-            nonlocal status, started
+            nonlocal status, started, complete
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", id.encode())]
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         self.metrics.load += 1
@@ -75,9 +78,10 @@ class Outer:
             status = 503
             raise
         except Exception as error:
-            if started:
+            if not started:
+                await api_error(error, id).response(id)(scope, receive, sending)
+            elif not complete:  # Starlette raises again what it has answered; the rest ends the connection
                 raise
-            await api_error(error).response()(scope, receive, sending)
         finally:
             self.metrics.load -= 1
             if self.log:
@@ -126,9 +130,8 @@ def _too_large() -> ApiError:
 
 
 def write_line(scope: Scope, id: str, status: int, seconds: float, tally: Tally) -> None:
-    """One line of JSON on standard error: who asked for what and what it took, and nothing that was said."""
+    """One line of the log: who asked for what and what it took, and nothing that was said."""
     line = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "id": id,
         "client": (scope.get("client") or ("", 0))[0],
         "method": scope["method"],
@@ -139,4 +142,4 @@ def write_line(scope: Scope, id: str, status: int, seconds: float, tally: Tally)
     if tally.model is not None:
         line |= {"model": tally.model, "prompt_tokens": tally.prompt, "generated_tokens": tally.generated}
         line |= {"finish": tally.finish}
-    print(json.dumps(line), file=sys.stderr, flush=True)
+    log_line(line)

@@ -32,7 +32,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.ensure_future(disconnected(HttpRequest(scope, receive)))
-        sending = asyncio.ensure_future(self._send(send, leaving))
+        sending = asyncio.ensure_future(self._send(send, leaving, scope["state"]["id"]))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
@@ -42,7 +42,7 @@ class EventStream(Response):
             await ended(sending)
             await ended(leaving)
 
-    async def _send(self, send: Send, leaving: asyncio.Future[None]) -> None:
+    async def _send(self, send: Send, leaving: asyncio.Future[None], id: str) -> None:
         async def write(data: str, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data.encode("utf-8", "replace"), "more_body": more})
 
@@ -53,7 +53,7 @@ class EventStream(Response):
         except (Gone, asyncio.CancelledError):
             raise
         except Exception as error:
-            await write(f"data: {as_json(api_error(error).body())}\n\n")
+            await write(f"data: {as_json(api_error(error, id).body(id))}\n\n")
         finally:
             await self.chunks.aclose()
         # To a closed connection uvicorn writes nothing and does not wait: let the news of it come first.

@@ -1,0 +1,120 @@
+"""Exceptions that nobody foresaw, in every family of paths: OpenAI's error object, an id, the traceback in the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from glassformer.serve import app, generating, registry
+from glassformer.serve.following import Followers
+from glassformer.serve.metrics import Metrics
+
+ERRORS = [KeyError("k"), TypeError("t"), IndexError("i"), AssertionError("a"), OSError(28, "o"), RuntimeError("r")]
+TALK = [{"role": "user", "content": "hi"}]
+COMPUTED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "O Romeo", "max_tokens": 4},
+    "/v1/chat/completions": {"messages": TALK, "max_tokens": 4},
+    "/v1/inspect": {"prompt": "O", "inspect": ["logits"]},
+    "/v1/embeddings": {"model": "vectors", "input": "a"},
+    "/v1/score": {"model": "vectors", "text_1": "a", "text_2": "b"},
+    "/v2/rerank": {"model": "vectors", "query": "a", "documents": ["b"]},
+    "/classify": {"model": "labels", "input": "a"},
+    "/v1/tag": {"model": "names", "input": "a b"},
+    "/v1/fill": {"model": "labels", "input": "a ___"},
+    "/v1/translate": {"model": "translator", "input": "the cat"},
+}
+
+
+@pytest.fixture(scope="module")
+def client(chat_model: Path, others: dict[str, Path]) -> Iterator[TestClient]:
+    models = registry.open_models([str(chat_model), *map(str, others.values())], registry.Bounds(), dtype="float32")
+    outer, _ = app.application(models, "0", hosts=None)
+    with TestClient(outer, raise_server_exceptions=True) as one:
+        yield one
+    models.close()
+
+
+def failing(error: Exception) -> Any:
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
+def logged(text: str, error: Exception) -> str:
+    """The request's id in the one line of the log that holds the traceback."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    (line,) = [one for one in lines if "traceback" in one]
+    assert line["error"] == type(error).__name__ and "in fail" in line["traceback"]
+    assert len([one for one in lines if one.get("status") == 500 and one["id"] == line["id"]]) <= 1
+    return str(line["id"])
+
+
+def check(answer: Any, error: Exception, log: str) -> None:
+    """The form of a 500."""
+    told = answer.json()
+    assert answer.status_code == 500 and set(told) == {"error", "request_id"}
+    assert set(told["error"]) == {"message", "type", "param", "code"} and told["error"]["type"] == "server_error"
+    assert type(error).__name__ in told["error"]["message"] and "Traceback" not in answer.text
+    assert told["request_id"] == answer.headers["x-request-id"] == logged(log, error)
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("path", COMPUTED)
+def test_what_computes(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any, path: str, error: Exception
+) -> None:
+    monkeypatch.setattr(Followers, "submit", failing(error))
+    check(client.post(path, json=COMPUTED[path]), error, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("path", "home", "name"),
+    [("/v1/models", app, "card"), ("/v1/models/tiny", app, "card"), ("/metrics", Metrics, "text"), ("/tokenize", app, "check_lengths")],
+)  # fmt: skip
+def test_what_says(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any, path: str, home: Any, name: str, error: Exception
+) -> None:
+    monkeypatch.setattr(home, name, failing(error))
+    answer = client.post(path, json={"prompt": "a"}) if path == "/tokenize" else client.get(path)
+    check(answer, error, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("after", [0, 2])
+def test_the_middle_of_a_stream(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any, path: str, error: Exception, after: int
+) -> None:
+    """Before the first piece it is a 500, afterwards an event; the stream ends as every stream does."""
+    push, pieces = generating.Choices.push, list[object]()
+
+    def pushed(*arguments: Any) -> Any:
+        pieces.append(1)
+        return (push if len(pieces) <= after else failing(error))(*arguments)
+
+    monkeypatch.setattr(generating.Choices, "push", pushed)
+    answer = client.post(path, json={**COMPUTED[path], "stream": True, "ignore_eos": True})
+    if not after:
+        check(answer, error, capsys.readouterr().err)
+        return
+    *chunks, last, done, nothing = answer.text.split("\n\n")
+    assert answer.status_code == 200 and done == "data: [DONE]" and nothing == "" and chunks
+    told = json.loads(last.removeprefix("data: "))
+    assert told["error"]["type"] == "server_error" and type(error).__name__ in told["error"]["message"]
+    assert told["request_id"] == answer.headers["x-request-id"] == logged(capsys.readouterr().err, error)
+
+
+def test_a_body_cannot_forge_a_line(client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    error = RuntimeError('no\n{"status": 200, "forged": true}\x1b[31m')
+    monkeypatch.setattr(Followers, "submit", failing(error))
+    client.post("/v1/completions", json=COMPUTED["/v1/completions"])
+    text = capsys.readouterr().err
+    assert "\x1b" not in text and not any("forged" in json.loads(line) for line in text.splitlines())

@@ -65,6 +65,24 @@ def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) ->
             assert told == c["delta"]["content"].encode(), "a token is told with its text"
 
 
+def test_an_assistants_message_may_have_no_content(server: Server) -> None:
+    """As OpenAI's client gives back what was answered before."""
+    said = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [], "annotations": [], "audio": None}
+    one, other = ([*ASKED["messages"], {**said, "content": content}] for content in (None, ""))
+    ids = [server.post("/tokenize", {"messages": messages}).json()["tokens"] for messages in (one, other)]
+    assert ids[0] == ids[1] and server.post(CHAT, {"messages": one, "max_tokens": 1}).status_code == 200
+    for role in ("user", "system"):
+        answer = server.post(CHAT, {"messages": [{"role": role, "content": None}], "max_tokens": 1})
+        assert answer.status_code == 400 and "content is missing" in answer.json()["error"]["message"]
+
+
+def test_a_participants_name_is_for_the_template(server: Server) -> None:
+    named = [{"role": "user", "content": "hi", "name": "ann"}]
+    assert server.post("/tokenize", {"messages": named}).status_code == 200
+    sly = server.post("/tokenize", {"messages": [{**named[0], "name": "<|endoftext|>"}]})
+    assert sly.status_code == 400 and "name" in sly.json()["error"]["message"]
+
+
 def test_special_tokens_in_a_message_are_text(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model)
     sly = [{"role": "user", "content": "<|endoftext|>hi"}]

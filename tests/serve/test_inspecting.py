@@ -301,7 +301,8 @@ def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], said: str
 @pytest.mark.parametrize("path", [TEXT, CHAT])
 def test_bad_wishes_of_a_completion(server: Server, body: dict[str, Any], said: str, path: str) -> None:
     for stream in (False, True):
-        asked = {"prompt": PROMPT, "messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "stream": stream}
+        text = {"prompt": PROMPT} if path == TEXT else {"messages": [{"role": "user", "content": "a"}]}
+        asked = {**text, "max_tokens": 8, "stream": stream}
         assert said in refused(server.post(path, {**asked, **body}))
 
 

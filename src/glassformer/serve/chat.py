@@ -108,7 +108,7 @@ async def conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
     said = f'"{served.id}" has no chat template; start the server with --chat-template FILE, or use /v1/completions.'
     refuse(template is None, said, "model")
     assert template is not None
-    messages = [{"role": one.role, "content": one.text()} for one in asked.messages]
+    messages = [one.to_template() for one in asked.messages]
     texts = [one["content"] for one in messages]
     check_lengths(texts, served.characters, served.context, "messages")
     return await to_thread.run_sync(partial(template.tokens, messages))

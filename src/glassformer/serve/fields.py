@@ -5,34 +5,81 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from .limits import LONGEST_NAME, LONGEST_STOP, MOST_STOPS, MOST_TEXTS
 
-NEAR = 0.85  # max_token is max_tokens; min_tokens, which others know, is not
+NEAR = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
+HARMLESS = frozenset(
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prediction "
+    "parallel_tool_calls include_obfuscation spaces_between_special_tokens".split()
+)
+"""Fields of other servers that change no answer here; they are ignored."""
+
+NEUTRAL: dict[str, Any] = {
+    "add_generation_prompt": True,
+    "annotations": [],
+    "bad_words": [],
+    "continue_final_message": False,
+    "continuous_usage_stats": False,
+    "detokenize": True,
+    "early_stopping": False,
+    "echo": False,
+    "include_stop_str_in_output": False,
+    "min_tokens": 0,
+    "modalities": ["text"],
+    "length_penalty": 1.0,
+    "num_beams": 1,
+    "priority": 0,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "skip_special_tokens": True,
+    "tool_calls": [],
+    "typical_p": 1.0,
+}
+"""Fields of other servers by the one value that asks for what is done here anyway; any other is refused."""
+
+SYNONYMS = {
+    "allowed_token_ids": "logit_bias",
+    "bad_words": "logit_bias",
+    "length": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "n_probs": "logprobs",
+    "num_predict": "max_tokens",
+    "num_return_sequences": "n",
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "top_n_tokens": "top_logprobs",
+}
+"""Other servers' names of what a field here does."""
 
 
 class Asked(BaseModel):
-    """A request's body; unknown fields are passed over, since clients send many, but not misspelt ones."""
+    """A request's body; a field that is neither here nor harmless is refused, since the answer would be another."""
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
-    def _misspelt(cls, value: Any) -> Any:
-        known = [field.alias or name for name, field in cls.model_fields.items()]
-        for name in value if isinstance(value, dict) else ():
-            if isinstance(name, str) and name not in known:
-                cls.unknown(name, known)
+    def _refuse_unknown(cls, value: Any) -> Any:
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name, setting in value.items() if isinstance(value, dict) else ():
+            neutral = setting is None or (name in NEUTRAL and setting == NEUTRAL[name])
+            if not neutral and name not in known and name not in HARMLESS:
+                cls.refuse(name, [*known])
         return value
 
     @classmethod
-    def unknown(cls, name: str, known: list[str]) -> None:
-        """Refuse a field that is nearly one of ours."""
-        near = get_close_matches(name, known, 1, NEAR) if 4 <= len(name) <= 64 else []
-        if near:
-            raise wrong(f'{name} is no field here; did you mean "{near[0]}"?')
+    def refuse(cls, name: str, known: list[str]) -> None:
+        """Raise for a field that is not here, with the one that was meant where there is one."""
+        near = [SYNONYMS[name]] if SYNONYMS.get(name) in known else []
+        near = near or (get_close_matches(name, known, 1, NEAR) if len(name) <= 64 else [])
+        hint = f'; did you mean "{near[0]}"?' if near else "; leave it out."
+        raise wrong(f"{ascii(name[:80])[1:-1]} is no field here{hint}")
 
 
 def wrong(sentence: str) -> PydanticCustomError:
@@ -68,13 +115,20 @@ def _texts(value: Any) -> Any:
         raise wrong("This is neither a text nor token ids; give a text, a list of ids, or a list of either.")
     if isinstance(value, list) and not value:
         raise wrong("This is empty; give a text, a list of ids, or a list of either.")
-    if isinstance(value, list) and not is_ids(value) and len(value) > MOST_TEXTS:
+    if isinstance(value, str) or isinstance(value[0], str):
+        several = isinstance(value, list)
+    elif several := isinstance(value[0], list):
+        value = [[*map(int, one)] for one in value]
+    else:
+        value = [*map(int, value)]
+    if several and len(value) > MOST_TEXTS:
         raise wrong(f"These are {len(value)} texts, and a request may hold {MOST_TEXTS}; send several requests.")
     return value
 
 
 Texts = Annotated[
     str | list[str] | Ids | list[Ids],
+    SkipValidation,  # of a union pydantic tries every form, and notes each of a million ids that is no text
     BeforeValidator(_texts),
     WithJsonSchema(
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from .fields import Asked, Ids, Name, Number, Stops, Texts, Whole, wrong
 from .limits import MOST_BIASES, MOST_CHOICES, MOST_LOGPROBS, MOST_MESSAGES, MOST_SCHEMA, MOST_TEXTS, MOST_TOKENS
@@ -67,12 +67,12 @@ class Sampled(Looked):
     """The fields that completions and chat share; ``positions`` "new" are those that the new tokens follow."""
 
     @classmethod
-    def unknown(cls, name: str, known: list[str]) -> None:
-        """A form that is not enforced is refused, whatever another server calls it."""
+    def refuse(cls, name: str, known: list[str]) -> None:
+        """A form is named with those that are enforced, whatever another server calls it."""
         if name.lower().startswith(FORMS_OF_OTHERS) or get_close_matches(name, FORMS, 1, 0.7):
             near = (get_close_matches(name, FORMS, 1, 0.6) or ["guided_json"])[0]
             raise wrong(f'{name[:80]} is no field here; did you mean "{near}"? Forms are given by {", ".join(FORMS)}.')
-        super().unknown(name, known)
+        super().refuse(name, known)
 
     positions: Places | Literal["new"] | None = None
     model: Name | None = None
@@ -98,7 +98,6 @@ class Sampled(Looked):
     guided_regex: Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)] | None = None
     guided_grammar: Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)] | None = None
     guided_json: dict[str, JsonValue] | bool | None = None
-    user: str | None = None
     # what another server knows and this one does not do: refused in words, since an answer without it would be wrong
     use_beam_search: JsonValue = None
     prompt_logprobs: JsonValue = None
@@ -109,8 +108,8 @@ class Sampled(Looked):
             raise wrong("stream_options is for a stream; give stream: true, or leave it out.")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise wrong("best_of is not supported, since all n continuations are answered; leave it out and give n.")
-        if self.inspect is None and (self.positions is not None or self.track):
-            raise wrong("inspect is missing; positions and track say more of it.")
+        if self.inspect is None and (self.positions is not None or self.track or "top" in self.model_fields_set):
+            raise wrong("inspect is missing; positions, track and top say more of it.")
         if self.use_beam_search:
             raise wrong("use_beam_search is not supported here; translations are searched for by /v1/translate.")
         if self.prompt_logprobs is not None:
@@ -162,8 +161,8 @@ class Message(Asked):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)]
-    name: Name | None = None
+    content: str | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None  # no special token can hide in it
 
     @model_validator(mode="before")
     @classmethod
@@ -172,9 +171,17 @@ class Message(Asked):
             raise wrong("messages of tools are not supported yet; send those of system, user and assistant.")
         return value
 
-    def text(self) -> str:
-        """Its content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text or "" for part in self.content)
+    @model_validator(mode="after")
+    def _content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise wrong("content is missing; give a text, which only an assistant's message may lack.")
+        return self
+
+    def to_template(self) -> dict[str, str]:
+        """The fields that templates read; the content as one text."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text or "" for part in content)
+        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
 
 
 class ChatRequest(Sampled):
@@ -237,7 +244,6 @@ class EmbeddingRequest(Asked):
     input: Texts
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[Whole, Field(ge=1, le=1 << 20)] | None = None
-    user: str | None = None
 
 
 Words = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
@@ -267,8 +273,10 @@ class TagRequest(Asked):
     input: str | Annotated[list[str | Words], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
-class Document(Asked):
-    """A document of Cohere's first rerank."""
+class Document(BaseModel):
+    """A document of Cohere's first rerank; what else a client keeps in it is not read."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     text: str
 

@@ -77,8 +77,13 @@ def test_what_computes(
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
     ("path", "home", "name"),
-    [("/v1/models", app, "card"), ("/v1/models/tiny", app, "card"), ("/metrics", Metrics, "text"), ("/tokenize", app, "check_lengths")],
-)  # fmt: skip
+    [
+        ("/v1/models", app, "card"),
+        ("/v1/models/tiny", app, "card"),
+        ("/metrics", Metrics, "text"),
+        ("/tokenize", app, "check_lengths"),
+    ],
+)
 def test_what_says(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any, path: str, home: Any, name: str, error: Exception
 ) -> None:

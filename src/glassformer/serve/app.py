@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..errors import UserError
 from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo
+from .bodies import ThreadedRoute, in_json
 from .chat import ChatAnswer, chat, conversation
 from .completions import CompletionAnswer, complete
 from .encoding import ClassifyAnswer, EmbeddingAnswer, Encoding, RerankAnswer, ScoreAnswer, TagAnswer
@@ -41,7 +42,6 @@ from .schemas import (
     TranslateRequest,
 )
 from .searching import FillAnswer, TranslateAnswer, fill, translate
-from .streaming import EventStream
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503)
@@ -68,50 +68,50 @@ class Api:
     async def completions(self, http: Request, asked: CompletionRequest) -> Response:
         """Continue one or several texts."""
         served = self.registry[asked.model]
-        return sent(await complete(http, served, asked, self.followers, http.state.tally, client_of(http)))
+        return await in_json(await complete(http, served, asked, self.followers, http.state.tally, client_of(http)))
 
     async def chat(self, http: Request, asked: ChatRequest) -> Response:
         """Answer a conversation."""
         served = self.registry[asked.model]
-        return sent(await chat(http, served, asked, self.followers, http.state.tally, client_of(http)))
+        return await in_json(await chat(http, served, asked, self.followers, http.state.tally, client_of(http)))
 
     # --------------------------------------------------------------------------------- encoding
 
     async def embeddings(self, http: Request, asked: EmbeddingRequest) -> Response:
         """A vector for each text; with ``dimensions`` its first numbers, scaled to length 1."""
-        return JSONResponse(await self.encoding.embed(http, self.registry[asked.model], asked))
+        return await in_json(await self.encoding.embed(http, self.registry[asked.model], asked))
 
     async def score(self, http: Request, asked: ScoreRequest) -> Response:
         """How alike texts are."""
-        return JSONResponse(await self.encoding.score(http, self.registry[asked.model], asked))
+        return await in_json(await self.encoding.score(http, self.registry[asked.model], asked))
 
     async def rerank(self, http: Request, asked: RerankRequest) -> Response:
         """Documents, the one first that fits the query best."""
-        return JSONResponse(await self.encoding.rerank(http, self.registry[asked.model], asked))
+        return await in_json(await self.encoding.rerank(http, self.registry[asked.model], asked))
 
     async def classify(self, http: Request, asked: ClassifyRequest) -> Response:
         """The label of each text, or pair of texts."""
-        return JSONResponse(await self.encoding.classify(http, self.registry[asked.model], asked))
+        return await in_json(await self.encoding.classify(http, self.registry[asked.model], asked))
 
     async def tag(self, http: Request, asked: TagRequest) -> Response:
         """The label of each word of each sentence."""
-        return JSONResponse(await self.encoding.tag(http, self.registry[asked.model], asked))
+        return await in_json(await self.encoding.tag(http, self.registry[asked.model], asked))
 
     async def fill(self, http: Request, asked: FillRequest) -> Response:
         """The words for the blanks of a text."""
-        return JSONResponse(await fill(http, self.registry[asked.model], asked, self.followers))
+        return await in_json(await fill(http, self.registry[asked.model], asked, self.followers))
 
     async def translate(self, http: Request, asked: TranslateRequest) -> Response:
         """The best that a beam search finds for each source."""
-        return JSONResponse(await translate(http, self.registry[asked.model], asked, self.followers))
+        return await in_json(await translate(http, self.registry[asked.model], asked, self.followers))
 
     async def inspect(self, http: Request, asked: InspectRequest) -> Response:
         """What the weights compute for a text: any named value, the logit lens, the likeliest tokens; after edits."""
-        return JSONResponse(await inspect(http, self.registry[asked.model], asked, self.followers, client_of(http)))
+        return await in_json(await inspect(http, self.registry[asked.model], asked, self.followers, client_of(http)))
 
     # ---------------------------------------------------------------------------------- tokens
 
-    async def tokenize(self, asked: TokenizeRequest) -> TokenizeAnswer:
+    async def tokenize(self, asked: TokenizeRequest) -> Response:
         """The ids of a text, or of a conversation."""
         served = self.registry[asked.model]
         tokenizer = served.tokenizer
@@ -123,15 +123,23 @@ class Api:
             bos = bool(asked.add_special_tokens) and served.opens
             ids = await to_thread.run_sync(partial(tokenizer.encode, text, bos=bos))
         pieces = [tokenizer.token(id) for id in ids] if asked.return_token_strs else None
-        return {"tokens": ids, "count": len(ids), "max_model_len": served.context, "token_strs": pieces}
+        told: TokenizeAnswer = {
+            "tokens": ids,
+            "count": len(ids),
+            "max_model_len": served.context,
+            "token_strs": pieces,
+        }
+        return await in_json(told)
 
-    async def detokenize(self, asked: DetokenizeRequest) -> DetokenizeAnswer:
+    async def detokenize(self, asked: DetokenizeRequest) -> Response:
         """The text of ids, special tokens by their names."""
-        tokenizer = self.registry[asked.model].tokenizer
-        refuse(
-            any(not 0 <= id < tokenizer.size for id in asked.tokens), f"Tokens are 0 to {tokenizer.size - 1}.", "tokens"
-        )
-        return {"prompt": await to_thread.run_sync(partial(tokenizer.decode, asked.tokens, special=True))}
+        tokenizer, ids = self.registry[asked.model].tokenizer, asked.tokens
+
+        def decode() -> DetokenizeAnswer:
+            refuse(any(not 0 <= id < tokenizer.size for id in ids), f"Tokens are 0 to {tokenizer.size - 1}.", "tokens")
+            return {"prompt": tokenizer.decode(ids, special=True)}
+
+        return await in_json(await to_thread.run_sync(decode))
 
     async def tokenizer_info(self, model: str | None = None) -> dict[str, Any]:
         """Who plays which part in the vocabulary."""
@@ -193,11 +201,6 @@ def card(served: ServedModel) -> ModelCard:
         "max_model_len": served.context,
         "abilities": served.abilities(),
     }
-
-
-def sent(answer: Any) -> Response:
-    """A stream as it is; anything else as JSON."""
-    return answer if isinstance(answer, EventStream) else JSONResponse(answer)
 
 
 def routes(app: FastAPI, api: Api) -> None:
@@ -280,6 +283,7 @@ def application(
     )
     for kind in (RequestValidationError, HTTPException, UserError, MemoryError, Exception):
         app.add_exception_handler(kind, _mistake)
+    app.router.route_class = ThreadedRoute
     routes(app, api)
     app.openapi()  # made now and kept: it takes a second, in which nobody else would be answered
     guarded = app if hosts is None else Doorkeeper(app, hosts)

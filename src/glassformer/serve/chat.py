@@ -95,7 +95,7 @@ async def chat(
     if asked.stream:
         return EventStream(await unless_gone(http, begun(form.stream(followers, tally))))
     (events,) = await unless_gone(http, followers.results(handles, tally))
-    answer = form.answer(events)
+    answer = await to_thread.run_sync(form.answer, events)
     for choice in answer["choices"] if asked.inspect is not None else ():
         seen = Inspector(served, asked, handles[0], choice["index"]).push(events)
         choice["inspect"] = await unless_gone(http, alone(seen.part))

@@ -7,14 +7,16 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Literal, NotRequired
 
+from anyio import to_thread
 from starlette.requests import Request as HttpRequest
 from typing_extensions import TypedDict
 
-from ..engine import Event, Handle, Request, TokenLogprob, Usage
+from ..engine import Event, Handle, TokenLogprob, Usage
 from .errors import refuse
 from .following import Followers, Tally, alone, unless_gone
 from .generating import Choices, Finish, Head, UsageObject, cannot, gathered, head, request_of, usage_of
 from .inspecting import Inspection, Inspector, watched
+from .limits import MOST_CONTINUATIONS
 from .logprobs import CompletionForm, CompletionLogprobs, Pieces, Told
 from .prompts import check_context, listed, prompts
 from .registry import ServedModel
@@ -53,20 +55,23 @@ async def complete(
 ) -> CompletionAnswer | EventStream:
     """Answer one request."""
     refuse(not served.continues, cannot(served, "continue texts"), "model")
-    rows = await prompts(served, listed(asked.prompt), asked.add_special_tokens is not False)
+    given, n = listed(asked.prompt), asked.n or 1
+    said = f"{len(given)} prompts with n = {n} are {len(given) * n:,} continuations, and a request may ask for "
+    refuse(len(given) * n > MOST_CONTINUATIONS, f"{said}{MOST_CONTINUATIONS:,}; send several requests.", "n")
+    rows = await prompts(served, given, asked.add_special_tokens is not False)
     new = 16 if asked.max_tokens is None else asked.max_tokens
-    made = list[Request]()
     for row in rows:
         check_context(served, row, new, "max_tokens")
-        request = await request_of(served, asked, row, new, asked.logprobs, client)
-        scored = asked.logprobs if asked.echo and asked.logprobs is not None else 0 if new == 0 else None
-        made.append(watched(served, asked, replace(request, prompt_logprobs=scored)))
+    request = await request_of(served, asked, rows[0], new, asked.logprobs, client)
+    scored = asked.logprobs if asked.echo and asked.logprobs is not None else 0 if new == 0 else None
+    request = replace(request, prompt_logprobs=scored)
+    made = [watched(served, asked, replace(request, tokens=row)) for row in rows]
     handles = await unless_gone(http, followers.submitted(served, made))
     form = Form(served, asked, head(served, "cmpl"))
     if asked.stream:
         return EventStream(await unless_gone(http, begun(form.stream(followers, handles, tally))))
     results = await unless_gone(http, followers.results(handles, tally))
-    answer = form.answer(handles, results)
+    answer = await to_thread.run_sync(form.answer, handles, results)
     if asked.inspect is not None:
         for choice in answer["choices"]:
             number, index = divmod(choice["index"], form.n)
@@ -124,7 +129,8 @@ class Form:
                 text, told, finish = growing[number].push(event)
                 usages += [event.usage] if event.usage is not None else []
                 text = writer.opening() + text if self.asked.echo and not writer.opened else text
-                logprobs = writer.tokens(told)
+                scored = not writer.listed and self.asked.echo and self.asked.logprobs is not None
+                logprobs = await to_thread.run_sync(writer.tokens, told) if scored else writer.tokens(told)
                 if text or finish is not None or (logprobs is not None and logprobs["tokens"]):
                     choice = _choice(place, text, logprobs, finish)
                     if self.asked.inspect is not None:

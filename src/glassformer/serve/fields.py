@@ -11,10 +11,10 @@ from pydantic_core import PydanticCustomError
 from .limits import LONGEST_NAME, LONGEST_STOP, MOST_STOPS, MOST_TEXTS
 
 NEAR = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
-HARMLESS = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prediction "
-    "parallel_tool_calls include_obfuscation spaces_between_special_tokens".split()
-)
+HARMLESS = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("prediction", "parallel_tool_calls", "include_obfuscation", "spaces_between_special_tokens"),
+}
 """Fields of other servers that change no answer here; they are ignored."""
 
 NEUTRAL: dict[str, Any] = {

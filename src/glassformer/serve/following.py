@@ -62,8 +62,9 @@ class Followers:
         return handles
 
     async def submitted(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[Handle]:
-        """``submit``; in a thread where a request's edits may have to read another text first."""
-        if not any(getattr(one, "edits", ()) for one in requests):
+        """``submit``; in a thread where it takes long: many continuations, and edits that read another text first."""
+        several = sum(getattr(one, "n", 1) for one in requests) > ATONCE
+        if not several and not any(getattr(one, "edits", ()) for one in requests):
             return self.submit(served, requests)
         doing = asyncio.ensure_future(to_thread.run_sync(self.submit, served, requests))
         try:

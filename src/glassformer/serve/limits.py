@@ -8,6 +8,7 @@ MOST_CHARACTERS = 1 << 20  # of all texts of a request
 MOST_TEXTS = 1024  # prompts, inputs or documents of a request
 MOST_MESSAGES = 1024
 MOST_CHOICES = 64  # n
+MOST_CONTINUATIONS = 1024  # n of each prompt together
 MOST_LOGPROBS = 20
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_BIASES = 1024

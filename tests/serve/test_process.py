@@ -6,7 +6,9 @@ Of protocol, server, streaming, following and prompts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -194,6 +196,39 @@ def test_c20_sigterm_drains(chat_model: Path, tmp_path: Path) -> None:
         assert one.process.wait(20) == 0
 
 
+def test_c20_a_request_that_was_accepted_is_answered(chat_model: Path, tmp_path: Path) -> None:
+    """Bytes that the system has taken and the server has not read; headers in halves; a connection without a byte."""
+    body = raw({"prompt": "O", "max_tokens": 2})
+    with started(tmp_path, str(chat_model)) as one, contextlib.ExitStack() as stack:
+        early = [stack.enter_context(socket.create_connection(address(one))) for _ in range(2)]
+        early[0].sendall(body[:40])
+        time.sleep(0.5)
+        one.process.send_signal(signal.SIGSTOP)
+        late = [stack.enter_context(socket.create_connection(address(one))) for _ in range(20)]
+        for held in late:
+            held.sendall(body)
+        one.process.send_signal(signal.SIGTERM)
+        one.process.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+        early[0].sendall(body[40:])
+        early[1].sendall(body)
+        for held in (*late, *early):
+            held.settimeout(20)
+            answer = b""
+            while piece := held.recv(65_536):
+                answer += piece
+            assert b" 200 " in answer.split(b"\r\n")[0], "and then the connection is closed"
+        assert one.process.wait(20) == 0
+
+
+def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(chat_model: Path, tmp_path: Path) -> None:
+    with started(tmp_path, str(chat_model), "--drain", "60") as one, socket.create_connection(address(one)):
+        time.sleep(0.3)
+        begun = time.monotonic()
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(30) == 0 and time.monotonic() - begun < 15
+
+
 def test_c20_the_drain_is_bounded(chat_model: Path, tmp_path: Path) -> None:
     words = (str(chat_model), "--use", FAULTS, "--drain", "1")
     with started(tmp_path, *words) as one, socket.create_connection(address(one)) as held:
@@ -261,6 +296,71 @@ def test_the_page_over_what_is_served(chat_model: Path, tmp_path: Path) -> None:
         assert one.process.wait(30) == 0
 
 
+def test_the_page_of_a_server_with_keys_asks_for_one(chat_model: Path, tmp_path: Path) -> None:
+    """By the browser's own window for a password; what other sites may not do stays so."""
+    keys = tmp_path / "keys"
+    keys.write_text("secret-1\nschlüssel\n")
+    keys.chmod(0o640)
+    with started(tmp_path, str(chat_model), "--page", "--api-key-file", str(keys)) as one:
+        url = next(line for line in one.log.read_text().splitlines() if line.startswith("The page is at ")).split()[-1]
+        for wrong in (None, ("me", "secret"), ("secret-1", ""), ("me", "secret-1x")):
+            for path in ("", "api/models", "app.js"):
+                answer = httpx.get(f"{url}{path}", auth=wrong, timeout=60)
+                assert answer.status_code == 401 and answer.headers["www-authenticate"].startswith("Basic realm=")
+                assert "key" in answer.text and answer.headers["x-content-type-options"] == "nosniff"
+        bad = {"authorization": "Basic %%%"}
+        assert httpx.get(url, headers=bad, timeout=60).status_code == 401
+        for right in (("me", "secret-1"), ("", "schlüssel".encode())):
+            assert httpx.get(f"{url}api/models", auth=right, timeout=60).status_code == 200
+        foreign = {"host": "evil.example"}
+        assert httpx.get(url, auth=("me", "secret-1"), headers=foreign, timeout=60).status_code == 403
+
+
+def test_names_hosts_and_origins_of_a_server_without_keys(chat_model: Path, tmp_path: Path) -> None:
+    """On every address: by any IP address and by its own names, and by no name that another site points here."""
+    words = ("--host", "0.0.0.0", "--no-api-key", "--name", "mine/a-1", "--allow-host", "llm.example")
+    with started(tmp_path, str(chat_model), *words) as one:
+        port = one.url.rpartition(":")[2]
+        one.url = f"http://127.0.0.1:{port}"
+        for name in ("127.0.0.1", "10.1.2.3", "[::1]", "[fe80::1]", "localhost", socket.gethostname(), "llm.example"):
+            with one.client() as client:
+                assert client.get("/v1/models", headers={"host": f"{name}:{port}"}).status_code == 200, name
+        for name in ("evil.example", "127.0.0.1.evil.example", "x.llm.example", "1.2.3", "::1::"):
+            answer = one.client().get("/v1/models", headers={"host": f"{name}:{port}"})
+            assert "--allow-host" in refused(answer, 403), name
+        for header in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+            refused(one.post(TEXT, {"prompt": "a"}, headers=header), 403)
+        refused(one.post(TEXT, {"prompt": "a"}, headers={"content-type": "text/plain"}), 415)
+        assert one.post(TEXT, {"prompt": "a", "model": "mine/a-1", "max_tokens": 1}).json()["model"] == "mine/a-1"
+        assert one.client().get("/v1/models/mine/a-1").json()["root"] == "mine/a-1"
+
+
+def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(
+    chat_model: Path, tmp_path: Path, faulty: Server
+) -> None:
+    forged = {"x-forwarded-for": "9.9.9.9"}
+    faulty.post(TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "forged"})
+    (line,) = [line for line in faulty.lines() if line["id"] == "forged"]
+    assert line["client"] == "127.0.0.1"
+    with started(tmp_path, str(chat_model), "--proxy", "127.0.0.1") as one:
+        one.post(TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "believed"})
+        (line,) = [line for line in one.lines() if line["id"] == "believed"]
+    assert line["client"] == "9.9.9.9"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights of files as POSIX has them")
+def test_a_file_of_keys_that_all_can_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from glassformer.serve.server import keys_of
+
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    for mode, said in ((0o600, 0), (0o640, 0), (0o644, 1), (0o604, 1)):
+        keys.chmod(mode)
+        assert keys_of(keys) == ["secret"]
+        told = capsys.readouterr().err
+        assert told.count("\n") == said and ("chmod 640" in told) == bool(said) and "secret" not in told
+
+
 def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -294,6 +394,9 @@ def test_what_starts_wrong_is_a_sentence(chat_model: Path, tmp_path: Path, capsy
         (["--api-key-file", str(empty)], "holds no key"),
         (["--api-key-file", str(tmp_path / "nothing")], "cannot be read"),
         (["--port", "70000"], "0 to 65535"),
+        (["--proxy", "nginx", "--port", "0"], "--proxy nginx is no IP address"),
+        (["--name", "a", "--name", "b", "--port", "0"], "--name is given 2 times for 1 models"),
+        (["--name", "a b", "--port", "0"], '--name "a b" is no name'),
         (["--drain", "0"], "--drain is 0"),
         (["--max-queue", "0", "--port", "0"], "max_queue is 0"),
         (["--max-context", "9999", "--port", "0"], "max_context is 9999"),

@@ -7,8 +7,10 @@ or computes something is JSON by POST, which no form of another site can send.
 
 from __future__ import annotations
 
+import base64
+import ipaddress
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -37,6 +39,14 @@ SENT = {
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches that address."""
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def is_address(host: str) -> bool:
+    """Whether a Host without its port is an IP address, an IPv6 one in brackets."""
+    try:
+        return bool(ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host))
+    except ValueError:
+        return False
 
 
 def new_token() -> str:
@@ -94,6 +104,10 @@ class Guard:
 
         return JSONResponse({"error": sentence}, status)
 
+    def is_ours(self, name: str) -> bool:
+        """Whether the server may be called so."""
+        return self.hosts is None or name in self.hosts
+
     def _knows(self, headers: Headers, query: dict[str, list[str]]) -> bool:
         assert self.token is not None
         told = [*query.get("token", ())]
@@ -104,7 +118,7 @@ class Guard:
 
     def _refusal(self, method: str, headers: Headers, known: bool) -> tuple[int, str | None]:
         host = headers.get("host", "")
-        if self.hosts is not None and host_name(host) not in self.hosts:
+        if not self.is_ours(host_name(host)):
             return 403, f'This server is not called "{host[:80]}"{self.hint}.'
         if not known:
             return 403, "The link's token is missing; open the whole link that `glassformer page` printed."
@@ -121,3 +135,29 @@ class Guard:
         if kind != "application/json":
             return 415, "What is posted here is JSON; send it as application/json."
         return 200, None
+
+
+class PasswordGuard:
+    """Lets a request through to ``app`` with one of ``keys`` as password, which a browser asks its user for."""
+
+    def __init__(self, app: App, keys: Sequence[str]) -> None:
+        self.app, self.keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._knows(dict(scope["headers"]).get(b"authorization", b"")):
+            await self.app(scope, receive, send)
+            return
+        from starlette.responses import PlainTextResponse
+
+        asking = {"www-authenticate": 'Basic realm="API key as password, any user name", charset="UTF-8"', **SENT}
+        said = "This server needs an API key; give it as the password, with any user name."
+        await PlainTextResponse(said, 401, asking)(scope, receive, send)
+
+    def _knows(self, header: bytes) -> bool:
+        kind, _, coded = header.partition(b" ")
+        try:
+            password = base64.b64decode(coded.strip(), validate=True).partition(b":")[2]
+        except ValueError:
+            return False
+        right = [secrets.compare_digest(password, key.encode()) for key in self.keys]
+        return kind.lower() == b"basic" and any(right)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import UserError, install_extra, need, note
@@ -28,11 +29,32 @@ def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
     add("models", nargs="+", metavar="MODEL", help=MODEL)
     add("--host", default="127.0.0.1", metavar="H", help="the address to listen on (127.0.0.1, this machine alone)")
+    add(
+        "--name",
+        action="append",
+        default=[],
+        metavar="N",
+        help="what clients call a model (its folder's name); once for each, in their order",
+    )
     add("--port", type=int, default=PORT, metavar="N", help=f"the port ({PORT}; 0 takes any free one)")
     add("--bits", type=int, choices=[4, 8], metavar="B", help="quantise the weights while loading: 8 or 4 bits")
     add("--api-key-file", type=Path, metavar="F", help="a file with the keys that let a client in, one a line")
     add(
         "--no-api-key", action="store_true", help="let everybody in who reaches a --host that is not this machine alone"
+    )
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name by which clients without a key may call this server, as in a Host header; repeat it",
+    )
+    add(
+        "--proxy",
+        action="append",
+        default=[],
+        metavar="IP",
+        help="the address of a proxy whose X-Forwarded-For is believed (none); repeat it",
     )
     add("--chat-template", type=Path, metavar="F", help="a Jinja file, in place of the model's own")
     add("--max-context", type=int, metavar="N", help="tokens of a prompt and its continuation (the model's)")
@@ -61,6 +83,8 @@ def run(given: argparse.Namespace) -> None:
     near = security.is_loopback(given.host)
     said = f"--host {given.host} is reached by others; give --api-key-file F, or --no-api-key to let everybody in."
     need(near or given.api_key_file is not None or given.no_api_key, said)
+    for address in given.proxy:
+        need(security.is_address(address), f"--proxy {address} is no IP address; give one, such as 127.0.0.1.")
     bound = listening.bound(given.host, given.port, PORT)  # before torch and the models, which take seconds
     template = given.chat_template
     need(template is None or template.is_file(), f"--chat-template {template}: there is no such file; check the path.")
@@ -72,20 +96,29 @@ def run(given: argparse.Namespace) -> None:
     memory = None if given.memory is None else int(given.memory * (1 << 30))
     bounds = Bounds(given.max_context, given.max_sequences, given.max_queue, memory)
     models = open_models(
-        given.models, bounds, dtype=given.dtype, device=device, bits=given.bits, template=given.chat_template
+        given.models,
+        bounds,
+        dtype=given.dtype,
+        device=device,
+        bits=given.bits,
+        template=given.chat_template,
+        ids=given.name,
     )
     shown = f"[{given.host}]" if ":" in given.host else given.host
     print(f"http://{shown}:{bound.getsockname()[1]}/v1", flush=True)
     for id, served in models.models.items():
         note(f"{id}: {served.engine.room}")
     if given.page:
-        note(f"The page is at {_page(models)}")
+        note(f"The page is at {_page(models, keys)}")
     note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")
-    server.run(models, __version__, bound, given.host, keys, given.drain)
+    server.run(models, __version__, bound, given.host, keys, given.drain, given.allow_host, given.proxy)
 
 
-def _page(models: Registry) -> str:
-    """The page over the models that are served, in a thread; its address."""
+def _page(models: Registry, keys: Sequence[str] | None) -> str:
+    """The page over the models that are served, in a thread; its address.
+
+    Where the API needs a key, so does the page: the browser asks for it as a password.
+    """
     import uvicorn
 
     from ..asgi import listening, security
@@ -96,7 +129,9 @@ def _page(models: Registry) -> str:
     served = models.models.items()
     held = Models.of([HeldEntry(id.replace("/", "-"), one.checkpoint, one.model, one.tokenizer) for id, one in served])
     bound = listening.bound(security.LOOPBACK[0], 0, PORT)
-    app = application(Page(held, Trainings(None, held)), frozenset(security.LOOPBACK))
+    app: Any = application(Page(held, Trainings(None, held)), frozenset(security.LOOPBACK))
+    if keys is not None:
+        app = security.PasswordGuard(app, keys)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
     threading.Thread(target=server.run, args=([bound],), name="glassformer-page", daemon=True).start()
     return f"http://{security.LOOPBACK[0]}:{bound.getsockname()[1]}/"

@@ -196,7 +196,7 @@ def card(served: ServedModel) -> ModelCard:
         "object": "model",
         "created": served.created,
         "owned_by": "glassformer",
-        "root": served.checkpoint.name,
+        "root": served.id,
         "parent": None,
         "max_model_len": served.context,
         "abilities": served.abilities(),
@@ -232,6 +232,7 @@ def routes(app: FastAPI, api: Api) -> None:
     add("/v1/models", api.models, responses=told(ModelList), **get)
     add("/v1/models/{name:path}", api.model, responses=told(ModelCard), **get)
     add("/health", api.health, **get)
+    add("/health", api.health, methods=["HEAD"], include_in_schema=False)
     add("/version", api.version, **get)
     add("/load", api.load, **get)
     plain: Any = {"content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -256,12 +257,14 @@ def application(
     version: str,
     *,
     hosts: frozenset[str] | None,
+    addresses: bool = False,
     keys: Sequence[str] | None = None,
     log: bool = True,
 ) -> tuple[Outer, Api]:
     """The server: paths behind the guards.
 
-    ``hosts`` are the names by which it may be called, None any; ``keys`` the API keys, None where none is needed.
+    ``hosts`` are the names by which it may be called, None any, beside any IP address with ``addresses``; ``keys`` the
+    API keys, None where none is needed.
     """
     api = Api(registry, version)
 
@@ -286,5 +289,5 @@ def application(
     app.router.route_class = ThreadedRoute
     routes(app, api)
     app.openapi()  # made now and kept: it takes a second, in which nobody else would be answered
-    guarded = app if hosts is None else Doorkeeper(app, hosts)
+    guarded = app if hosts is None else Doorkeeper(app, hosts, addresses)
     return Outer(guarded, keys, api.metrics, log), api

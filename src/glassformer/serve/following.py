@@ -212,8 +212,8 @@ async def alone(work: Callable[[], T]) -> T:
 
 
 def client_of(http: HttpRequest) -> str:
-    """Whom the engine is fair to: an address."""
-    return http.client.host if http.client else ""
+    """Whom the engine is fair to: a key, and where none is needed an address."""
+    return getattr(http.state, "client", "") or (http.client.host if http.client else "")
 
 
 async def ended(task: asyncio.Future[Any]) -> None:

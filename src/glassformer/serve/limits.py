@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MOST_BODY = 8 << 20  # bytes of a request
-MOST_HEADERS = 32 << 10  # bytes of its headers together
+MOST_HEADERS, MOST_HEADER_LINES = 32 << 10, 128  # bytes of its headers together, and how many
 MOST_CHARACTERS = 1 << 20  # of all texts of a request
 MOST_TEXTS = 1024  # prompts, inputs or documents of a request
 MOST_MESSAGES = 1024
@@ -19,4 +19,5 @@ LONGEST_NAME = 256  # of a model, a role, an id
 HEADERS_SECONDS = 20.0  # a connection has so long to send a request's headers
 BODY_SECONDS = 60.0  # and so long from one piece of its body to the next
 WRITE_SECONDS = 60.0  # a reader has so long to make room for the next piece of an answer
+LAST_SECONDS = 1.0  # and so long, when the server ends, for a request that is on its way
 IDLE_SECONDS = 75  # a connection without a request is kept so long

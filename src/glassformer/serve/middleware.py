@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..asgi.security import App, Guard
+from ..asgi.security import App, Guard, is_address
 from .errors import ApiError, api_error, log_line
 from .following import Gone, Tally
-from .limits import BODY_SECONDS, MOST_BODY
+from .limits import BODY_SECONDS, MOST_BODY, MOST_HEADER_LINES, MOST_HEADERS
 from .metrics import Metrics
 
 ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -22,9 +22,21 @@ OPEN_PATHS = ("/health",)
 
 
 class Doorkeeper(Guard):
-    """Host, Origin and JSON, as the page's; refusals in OpenAI's form."""
+    """Host, Origin and JSON, as the page's; refusals in OpenAI's form.
 
-    hint = "; use 127.0.0.1 or localhost, or start the server with --host and --api-key-file"
+    ``addresses``: any IP address is a name of this server too. A page of another site that points its own name here
+    has that name as Host.
+    """
+
+    hint = "; use its IP address, 127.0.0.1 or localhost, or start it with --allow-host NAME"
+
+    def __init__(self, app: App, hosts: frozenset[str], addresses: bool = False) -> None:
+        super().__init__(app, hosts)
+        self.addresses = addresses
+
+    def is_ours(self, name: str) -> bool:
+        """Whether the server may be called so."""
+        return super().is_ours(name) or (self.addresses and is_address(name))
 
     def refused(self, status: int, sentence: str) -> App:
         """The answer to a request that is not let through."""
@@ -88,11 +100,16 @@ class Outer:
                 write_line(scope, id, status, time.monotonic() - begun, tally)
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raise ApiError 401 without the key."""
+        """Raise ApiError 431 for too many headers, 401 without the key; a key's number is its client's name."""
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > MOST_HEADERS or len(scope["headers"]) > MOST_HEADER_LINES:
+            said = f"A request has {MOST_HEADER_LINES} headers and {MOST_HEADERS >> 10} KiB of them at most; send less."
+            raise ApiError(431, said, headers={"connection": "close"})
         if self.keys is None or scope["path"] in OPEN_PATHS:
             return
         kind, _, key = headers.get("authorization", "").partition(" ")
         right = [secrets.compare_digest(key.strip().encode(), one.encode()) for one in self.keys]
+        scope["state"]["client"] = f"key {right.index(True)}" if any(right) else ""
         if kind.lower() != "bearer" or not any(right):
             said = "The API key is missing or wrong; send it as Authorization: Bearer KEY."
             raise ApiError(401, said, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .limits import HEADERS_SECONDS, WRITE_SECONDS
+from .limits import HEADERS_SECONDS, LAST_SECONDS, WRITE_SECONDS
 
 
 class TimedProtocol(H11Protocol):
@@ -20,6 +21,7 @@ class TimedProtocol(H11Protocol):
 
     headers_clock: asyncio.TimerHandle | None = None
     write_clock: asyncio.TimerHandle | None = None
+    ending = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection is open; its first request must come soon."""
@@ -32,6 +34,7 @@ class TimedProtocol(H11Protocol):
         super().data_received(data)
         if self.cycle is not before:
             self._stop("headers_clock")
+            self.cycle.keep_alive = not self.ending
         elif self.headers_clock is None and (self.cycle is None or self.cycle.response_complete):
             self._await_headers()
 
@@ -50,6 +53,15 @@ class TimedProtocol(H11Protocol):
         self._stop("headers_clock")
         self._stop("write_clock")
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server ends: a connection that was accepted may still send its request, and no second one."""
+        if self.headers_clock is None or self.transport.is_closing():  # none is on its way
+            super().shutdown()
+            return
+        self.ending = True
+        self.headers_clock.cancel()
+        self.headers_clock = self.loop.call_later(LAST_SECONDS, self.transport.close)
 
     def _await_headers(self) -> None:
         self.headers_clock = self.loop.call_later(HEADERS_SECONDS, self.transport.abort)
@@ -75,6 +87,12 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(settings)
         self.on_exit, self.on_end = on_exit, on_end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take the connections that the system has accepted, and their bytes, before the socket is closed."""
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

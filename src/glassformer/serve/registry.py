@@ -146,11 +146,23 @@ def open_models(
     device: Any = None,
     bits: int | None = None,
     template: Path | None = None,
+    ids: Sequence[str] = (),
 ) -> Registry:
-    """Load every model. Raises UserError as loading does."""
+    """Load every model; the first ones are called by ``ids``. Raises UserError as loading does."""
+    check_ids(ids, len(names))
     served = list[ServedModel]()
-    for name in names:
+    for number, name in enumerate(names):
         checkpoint = Checkpoint.open(name)
         model = checkpoint.model(dtype=dtype, device=device, bits=bits)
-        served.append(ServedModel(model_id(name, [one.id for one in served]), checkpoint, model, bounds, template))
+        id = ids[number] if number < len(ids) else model_id(name, [*ids, *(one.id for one in served)])
+        served.append(ServedModel(id, checkpoint, model, bounds, template))
     return Registry(served)
+
+
+def check_ids(ids: Sequence[str], models: int) -> None:
+    """Raise UserError for names that no client could send, for the same twice, and for more names than models."""
+    need(len(ids) <= models, f"--name is given {len(ids)} times for {models} models; give it once a model at most.")
+    for id in ids:
+        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]*", id) and len(id) <= LONGEST_NAME
+        need(bool(plain), f'--name "{id[:80]}" is no name; give letters, digits and . _ : @ / + -, a letter first.')
+        need(ids.count(id) == 1, f'--name "{id}" is given twice; each model needs its own.')

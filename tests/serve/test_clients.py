@@ -60,6 +60,21 @@ def test_openai_chat(client: Any) -> None:
         assert stream.get_final_completion().choices[0].message.content in ("yes", "no")
 
 
+def test_openai_fields_that_change_no_answer(client: Any) -> None:
+    """What honest programs send beside the question; and a message that is given back as it was answered."""
+    harmless = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "modalities": ["text"]}
+    harmless |= {"safety_identifier": "x", "prompt_cache_key": "x", "parallel_tool_calls": True}
+    plain = client.chat.completions.create(messages=TALK, **ASKED)
+    more = client.chat.completions.create(messages=TALK, **harmless, **ASKED)
+    assert more.choices[0].message == plain.choices[0].message
+    said = [plain.choices[0].message, plain.choices[0].message.model_dump(), {"role": "assistant", "content": None}]
+    for message in said:
+        again = client.chat.completions.create(messages=[*TALK, message, *TALK], **ASKED)
+        assert again.choices[0].finish_reason == "length"
+    with pytest.raises(openai.BadRequestError, match="min_tokens is no field here"):
+        client.chat.completions.create(messages=TALK, extra_body={"min_tokens": 3}, **ASKED)
+
+
 def test_openai_async_models_and_raw_responses(server: Server, client: Any) -> None:
     assert next(iter(client.models.list())).id == "tiny" and client.models.retrieve("tiny").id == "tiny"
     raw = client.completions.with_raw_response.create(prompt="O", extra_headers={"X-Request-Id": "mine"}, **ASKED)

@@ -123,3 +123,29 @@ def test_a_body_cannot_forge_a_line(client: TestClient, monkeypatch: pytest.Monk
     client.post("/v1/completions", json=COMPUTED["/v1/completions"])
     text = capsys.readouterr().err
     assert "\x1b" not in text and not any("forged" in json.loads(line) for line in text.splitlines())
+
+
+def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
+    client: TestClient, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients behind one address have a share each, one with two addresses has one; no key is passed on."""
+    clients, submit = list[str](), Followers.submit
+
+    def submitted(self: Followers, served: Any, requests: Any) -> Any:
+        clients.extend(one.client for one in requests)
+        return submit(self, served, requests)
+
+    monkeypatch.setattr(Followers, "submit", submitted)
+    models = registry.open_models([str(chat_model)], registry.Bounds(), dtype="float32")
+    outer, _ = app.application(models, "0", hosts=None, keys=["secret-1", "secret-2"])
+    try:
+        for address, key in (("1.1.1.1", 1), ("2.2.2.2", 1), ("1.1.1.1", 2)):
+            with TestClient(outer, client=(address, 5000)) as one:
+                header = {"authorization": f"Bearer secret-{key}", "x-forwarded-for": "9.9.9.9"}
+                for path in ("/v1/completions", "/v1/chat/completions"):
+                    assert one.post(path, json=COMPUTED[path], headers=header).status_code == 200
+    finally:
+        models.close()
+    assert clients == ["key 0"] * 4 + ["key 1"] * 2
+    client.post("/v1/completions", json=COMPUTED["/v1/completions"], headers={"x-forwarded-for": "9.9.9.9"})
+    assert clients[-1] == "testclient"

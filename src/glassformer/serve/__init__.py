@@ -9,4 +9,5 @@ following      requests through the engine        streaming         server-sent 
 registry       the models                         metrics           what Prometheus reads
 encoding       vectors, ranks, labels, blanks     inspecting        a look inside; answers: what small paths say
 middleware     id, key, bounds, log               protocol, server  connections, signals, the process
+bodies         JSON in and out, off the event loop
 """

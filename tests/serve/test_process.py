@@ -102,6 +102,7 @@ def test_c15_a_full_queue(faulty: Server) -> None:
 
 def test_c15_more_than_can_ever_wait(faulty: Server) -> None:
     assert "queue of 8" in refused(faulty.post(TEXT, {"prompt": ["a"] * 9, "max_tokens": 1}))
+    assert "queue of 8" in refused(faulty.post(TEXT, {"prompt": ["a"] * 3, "n": 3, "max_tokens": 1}))
     assert faulty.post(TEXT, {"prompt": ["a"] * 8, "max_tokens": 1}).status_code == 200
     texts = [f"text {number}" for number in range(40)]
     assert len(faulty.post("/v1/embeddings", {"input": texts}).json()["data"]) == 40, "vectors come in turns"

@@ -48,8 +48,9 @@ class Followers:
     def submit(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[Handle]:
         """All of them or none. Raises as the engine does, and ApiError for more than can ever wait."""
         handles, most = list[Handle](), served.engine.max_queue
-        said = f"A request of {len(requests)} prompts never fits in the queue of {most}; send fewer at a time."
-        refuse(len(requests) > most, said, "prompt")
+        size = sum(getattr(one, "n", 1) for one in requests)
+        said = f"A request of {size:,} continuations never fits in the queue of {most:,}; send fewer at a time."
+        refuse(size > most, said, "prompt")
         try:
             if not served.engine.alive:
                 raise EngineClosed("The model's engine has ended; try again later.")

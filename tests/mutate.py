@@ -5,8 +5,8 @@
 PATHs are files or folders of ``src/glassformer``; without one, all of it. Bugs come from patterns (a comparison
 flipped, a constant off by one, a guard dropped ...), drawn by the seed. The tests of a module are
 ``tests/ROOM/test_NAME.py`` and those that ``tests/where.md`` names. For a kernel in C the library is compiled anew, and
-its tests are ``tests/nn/kernels``. ``--rows`` plants the rows of ``tests/mutants.md`` instead: the bugs that no pattern
-makes. Exit 1 when a bug lives.
+its tests are ``tests/nn/kernels`` and those that the page names. ``--rows`` plants the rows of ``tests/mutants.md``
+instead: the bugs that no pattern makes. Exit 1 when a bug lives.
 """
 
 from __future__ import annotations
@@ -227,15 +227,17 @@ class Mutant(NamedTuple):
 
 def tests_of(module: Path, root: Path = ROOT) -> tuple[str, ...]:
     """The tests of a file below SOURCE, by its name and by ``tests/where.md``."""
+    name = str(module.with_suffix("") if module.suffix == ".py" else module)
     if module.suffix != ".py":
-        return (f"tests/{module.parent}",)
-    if module.stem == "__init__":
-        module = module.parent
-    by_name = (module.parent / f"test_{module.stem}.py", module.with_suffix(""))
+        by_name = [module.parent]
+    elif module.stem == "__init__":
+        by_name = [module.parents[1] / f"test_{module.parent.name}.py", module.parent]
+    else:
+        by_name = [module.parent / f"test_{module.stem}.py"]
     found = [f"tests/{path}" for path in by_name if (root / "tests" / path).exists()][:1]
     page = (root / "tests/where.md").read_text(encoding="utf-8")
     for test, cell in re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", page, re.MULTILINE):
-        if any(fnmatch.fnmatch(str(module.with_suffix("")), one) for one in re.findall(r"`([\w/*]+)`", cell)):
+        if any(fnmatch.fnmatch(name, one) for one in re.findall(r"`([\w/*.]+)`", cell)):
             found.append(f"tests/{test}")
     return tuple(dict.fromkeys(found))
 

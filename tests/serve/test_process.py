@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -422,7 +423,7 @@ def test_whole_headers_stop_their_clock(monkeypatch: pytest.MonkeyPatch) -> None
             self.cancelled = True
 
     def received(self: TimedProtocol, data: bytes) -> None:
-        self.cycle = object() if data.endswith(b"\r\n\r\n") else self.cycle
+        self.cycle = SimpleNamespace(keep_alive=True) if data.endswith(b"\r\n\r\n") else self.cycle
 
     monkeypatch.setattr(H11Protocol, "data_received", received)
     protocol, clock = object.__new__(TimedProtocol), Clock()

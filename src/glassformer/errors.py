@@ -42,10 +42,10 @@ def need(fact: bool, sentence: str) -> None:
 _MUTED = False
 
 
-def mute() -> None:
+def mute(silent: bool = True) -> None:
     """Say nothing from now on: of several processes that train together, the first one speaks."""
     global _MUTED
-    _MUTED = True
+    _MUTED = silent
 
 
 def note(text: str) -> None:

@@ -14,6 +14,7 @@ import importlib
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,7 +38,10 @@ class Lost(RuntimeError):
 
 def is_loss(error: Exception) -> bool:
     """Whether an error says that another process is gone: FSDP's own collectives raise what their backend does."""
-    return isinstance(error, Lost) or any(word in str(error) for word in ("/gloo/", "NCCL", "c10d"))
+    import torch.distributed as dist
+
+    words = ("/gloo/", "NCCL", "c10d")
+    return isinstance(error, Lost | dist.DistError) or any(word in str(error) for word in words)
 
 
 class Mesh:
@@ -295,6 +299,24 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def has_agent() -> bool:
+    """Whether torchrun's agent started this process: it hosts the store and ends the others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _wait_for_host(seconds: float) -> None:
+    """Until the first process listens; torch's own wait ends in frames of C++ on standard error."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), seconds).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise RuntimeError(f"process 0 does not listen: {error}") from None
+            time.sleep(0.2)
+
+
 @contextlib.contextmanager
 def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
     """This process's place among those that torchrun started; ``device`` as ``nn.device.find`` takes it.
@@ -304,7 +326,7 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
     try:
         layout = settings.of(processes())
     except UserError:
-        if os.environ.get("RANK", "0") != "0":
+        if has_agent() and os.environ.get("RANK", "0") != "0":
             mute()  # all find the same mistake, the first one says it
         raise
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -331,6 +353,8 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
     limit = datetime.timedelta(seconds=settings.timeout)
     start = max(limit, datetime.timedelta(seconds=START))
     try:
+        if not has_agent() and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and os.environ["RANK"] != "0":
+            _wait_for_host(start.total_seconds())
         store, rank, size = next(dist.rendezvous("env://", timeout=start))
         store = dist.PrefixStore(f"attempt{restarts()}", store)  # addresses of processes that are gone stay behind
         store.set(f"here{rank}", "1")
@@ -339,13 +363,19 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"The {processes()} processes did not find each other ({reason}); start all of them again."
+            f"The {processes()} processes did not find each other ({reason}); if one ended, its own message says why; "
+            "start all of them again."
         ) from None
     try:
         yield Mesh(layout, rank, found, store)
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+        if not has_agent():  # the store ends with the first process: the others read there first why it ended
+            with contextlib.suppress(RuntimeError):
+                store.set(f"ended{rank}", "1")
+                if rank == 0:
+                    store.wait([f"ended{other}" for other in range(size)], datetime.timedelta(seconds=PATIENCE))
 
 
 _runs = 0  # in a process group that somebody else began

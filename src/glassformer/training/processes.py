@@ -18,7 +18,7 @@ from ..config.run import Muon, Run, Train
 from ..errors import UserError, mute, need, note
 from ..parallel import experts, pipeline, ring, tensor
 from ..parallel.layout import Layout, pieces_for
-from ..parallel.mesh import Mesh, is_loss, restarts
+from ..parallel.mesh import Mesh, has_agent, is_loss, restarts
 from ..tokenizer import Tokenizer
 from . import run_checkpoints
 from .execution import matmul_peak
@@ -33,7 +33,10 @@ PROBE = 1 << 22  # bytes sent to see how fast
 
 @contextlib.contextmanager
 def one_voice(mesh: Mesh) -> Iterator[None]:
-    """Only the first process speaks; a mistake of another, or its loss, becomes the first one's sentence."""
+    """Only the first process speaks; a mistake of another, or its loss, becomes the first one's sentence.
+
+    Without torchrun's agent, which reports on all of them, each process says why it ends.
+    """
     if mesh.alone:
         yield
         return
@@ -42,15 +45,20 @@ def one_voice(mesh: Mesh) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        mute(has_agent() and not mesh.is_first)
         mesh.leave_word(str(error))
         raise
     except Exception as error:
+        mute(has_agent() and not mesh.is_first)
         if not is_loss(error):
             mesh.leave_word(f"A process failed: {type(error).__name__}: {error}")
             raise
         word, reason = mesh.word_left(), str(error).splitlines()[0]
-        gone = f"A process of this training was lost or did not answer within {mesh.layout.timeout:g} s ({reason})"
-        raise UserError(word or f"{gone}; start again with --resume: it goes on from the last checkpoint.") from None
+        gone = (
+            f"A process of this training ended, was lost or did not answer within {mesh.layout.timeout:g} s ({reason})"
+        )
+        again = "its own message says why; without one, start again with --resume: it goes on from the last checkpoint."
+        raise UserError(word or f"{gone}; {again}") from None
 
 
 def previous(settings: Run, out: Path, resume: bool, mesh: Mesh) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Compiles the kernels of ``nn/kernels`` when the package is built, and in a clone: python hatch_build.py
+"""Compiles the kernels of ``nn/kernels`` when the package is built, and in a clone: python
+hatch_build.py
 
-The compiler is ziglang from PyPI, which needs nothing else, or cc, gcc or clang. Where there is none, or none works,
-the package is built without them, for any platform: it computes with torch's operators, as `glassformer doctor` says.
+The compiler is ziglang from PyPI, which needs nothing else, or cc, gcc or clang. Where there is
+none, or none works, the package is built without them, for any platform: it computes with torch's
+operators, as `glassformer doctor` says.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ except ImportError:  # a clone whose environment has no hatchling
 FOLDER = Path(__file__).parent / "src" / "glassformer" / "nn" / "kernels"
 LIBRARY = FOLDER / "libkernels.so"
 VNNI = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c"
-BUILDS = {"avx2": "-mavx2 -mfma -mf16c", "avx512-vnni": VNNI, "avx512-vnni-bf16": f"{VNNI} -mavx512bf16"}
+BUILDS = {
+    "avx2": "-mavx2 -mfma -mf16c",
+    "avx512-vnni": VNNI,
+    "avx512-vnni-bf16": f"{VNNI} -mavx512bf16",
+}
 KERNELS = ("int8", "int4", "bf16", "fp32", "paged", "stack")
 FLAGS = "-O3 -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -Wall"
 GLIBC = "2.17"  # the oldest Linux that a wheel compiled by zig runs on
@@ -32,12 +38,14 @@ TAG = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_x86_64"
 
 
 class Kernels(BuildHookInterface):  # type: ignore[misc]
-    """Hatchling's hook: the wheel gets the library, and the platform's tag; the sdist the sources alone."""
+    """Hatchling's hook: the wheel gets the library, and the platform's tag; the sdist the sources
+    alone."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile before the wheel is put together; an editable one finds the library in ``src``."""
+        """Compile before the wheel is put together; an editable one finds the library in
+        ``src``."""
         if self.target_name != "wheel":
             return
         used = build()
@@ -69,7 +77,10 @@ def build() -> list[str] | None:
             return compiler
         except (OSError, subprocess.CalledProcessError) as error:
             told = getattr(error, "stderr", "") or str(error)
-            print(f"{' '.join(compiler)} could not compile the kernels: {told.strip()[-600:]}", file=sys.stderr)
+            print(
+                f"{' '.join(compiler)} could not compile the kernels: {told.strip()[-600:]}",
+                file=sys.stderr,
+            )
     return None
 
 
@@ -77,12 +88,18 @@ def _compile(compiler: list[str]) -> None:
     """The library, whole or not at all."""
     with tempfile.TemporaryDirectory() as folder:
         units = [("pool", "", FLAGS)]
-        units += [(kernel, build, f"{FLAGS} {flags}") for build, flags in BUILDS.items() for kernel in KERNELS]
+        units += [
+            (kernel, build, f"{FLAGS} {flags}")
+            for build, flags in BUILDS.items()
+            for kernel in KERNELS
+        ]
         objects = [f"{folder}/{name}.{build}.o" for name, build, _ in units]
         commands = []
         for (name, build, flags), made in zip(units, objects, strict=True):
             define = [f"-DBUILD={build.replace('-', '_')}"] if build else []
-            commands.append([*compiler, *flags.split(), *define, "-c", str(FOLDER / f"{name}.c"), "-o", made])
+            commands.append(
+                [*compiler, *flags.split(), *define, "-c", str(FOLDER / f"{name}.c"), "-o", made]
+            )
         with ThreadPoolExecutor() as several:
             list(several.map(_run, commands))
         made = f"{folder}/{LIBRARY.name}"
@@ -98,5 +115,9 @@ def _run(command: list[str]) -> None:
 
 if __name__ == "__main__":
     used = build()
-    print(f"{LIBRARY}, by {' '.join(used)}" if used else "No kernels: there is no compiler; pip install ziglang")
+    print(
+        f"{LIBRARY}, by {' '.join(used)}"
+        if used
+        else "No kernels: there is no compiler; pip install ziglang"
+    )
     sys.exit(used is None)

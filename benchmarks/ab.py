@@ -1,13 +1,15 @@
-"""Two trees of Glassformer side by side, on what users wait for: seconds of the processor, one thread, taking turns.
+"""Two trees of Glassformer side by side, on what users wait for: seconds of the processor, one
+thread, taking turns.
 
     git worktree add ../before COMMIT
     python benchmarks/ab.py ../before . [--rows step strided ...] [--turns 9] [--clock wall]
 
-Each row runs in two processes that stay up, one with each tree on its path; they take turns, the first to go changing
-each time, so that both meet the same weather. The ratio is second tree / first tree, turn by turn: median and range;
-beside it the ratio of the fastest turns, which a busy machine disturbs least. Snippets use the names of both: of today,
-and of trees from before rooms were renamed. Exit 1 where the second tree is more than --limit slower by both figures;
-two processes of one tree may differ by a tenth through where their memory lies, so run such a row again.
+Each row runs in two processes that stay up, one with each tree on its path; they take turns, the
+first to go changing each time, so that both meet the same weather. The ratio is second tree / first
+tree, turn by turn: median and range; beside it the ratio of the fastest turns, which a busy machine
+disturbs least. Snippets use the names of both: of today, and of trees from before rooms were
+renamed. Exit 1 where the second tree is more than --limit slower by both figures; two processes of
+one tree may differ by a tenth through where their memory lies, so run such a row again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-DATA = Path(os.environ.get("GLASSFORMER_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+DATA = Path(
+    os.environ.get("GLASSFORMER_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
+)
 START = """
 import torch
 from glassformer import config
@@ -53,7 +57,10 @@ def decoder(depth, heads, dim, context, feedforward, mask=None, norm=None):
 def mask(rule):  # the field that held the rule
     return {"mask" if "mask" in config.Attention.__dataclass_fields__ else "see": rule}
 """
-STRIDED = "steps = training(decoder(4, 4, 128, 2048, config.GatedMLP(384), mask(config.Strided(64))), 1, 2048, {!r})"
+STRIDED = (
+    "steps = training(decoder(4, 4, 128, 2048, config.GatedMLP(384), "
+    "mask(config.Strided(64))), 1, 2048, {!r})"
+)
 EXPERTS = """
 experts = config.MoE(8, 2, config.MLP(512, "gelu"), balance=0.01, z=0.001)
 steps = training(decoder(8, 8, 128, 64, experts, norm=config.LayerNorm(bias=False)), 32, 64, {!r})
@@ -92,14 +99,36 @@ def first():  # of another prompt each time: pages that were read are kept
     prompt = torch.randint(50000, (1000,), generator=draw).tolist()
     engine.submit(Request(prompt, sampling=Sampling(0), max_new=1, stop_tokens=())).result()
 """
-SMALL = START + "model = build_model(decoder(6, 6, 384, 1024, config.GatedMLP(1024)), seed=0).eval()\n"
+SMALL = START + (
+    "model = build_model(decoder(6, 6, 384, 1024, config.GatedMLP(1024)), seed=0).eval()\n"
+)
 ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
-    "step": ("a step of glass/1m, 16 x 256", START + 'steps = training(find("glass/1m"), 16, 256)', "next(steps)", 3),
-    "strided": ("a step of strided attention, 1 x 2,048", START + STRIDED.format("float32"), "next(steps)", 2),
+    "step": (
+        "a step of glass/1m, 16 x 256",
+        START + 'steps = training(find("glass/1m"), 16, 256)',
+        "next(steps)",
+        3,
+    ),
+    "strided": (
+        "a step of strided attention, 1 x 2,048",
+        START + STRIDED.format("float32"),
+        "next(steps)",
+        2,
+    ),
     "strided-bf16": ("the same in bf16", START + STRIDED.format("bfloat16"), "next(steps)", 2),
-    "experts": ("a step of 8 experts, 8 layers 128 wide, 32 x 64", START + EXPERTS.format("float32"), "next(steps)", 2),
+    "experts": (
+        "a step of 8 experts, 8 layers 128 wide, 32 x 64",
+        START + EXPERTS.format("float32"),
+        "next(steps)",
+        2,
+    ),
     "experts-bf16": ("the same in bf16", START + EXPERTS.format("bfloat16"), "next(steps)", 3),
-    "recurrent": ("gradients of a GRU that attends, 32 x 8 to 40 words", START + COPIED, "learn()", 3),
+    "recurrent": (
+        "gradients of a GRU that attends, 32 x 8 to 40 words",
+        START + COPIED,
+        "learn()",
+        3,
+    ),
     "decode": (
         "128 tokens by a decoder of 6 layers 384 wide",
         SMALL + "from glassformer.generation import generate",
@@ -142,10 +171,16 @@ ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
         "paged_attention(*given)",
         100,
     ),
-    "prompt": ("GPT-2's 124M in bf16: the first token after 1,000, by the engine", START + PROMPT, "first()", 1),
+    "prompt": (
+        "GPT-2's 124M in bf16: the first token after 1,000, by the engine",
+        START + PROMPT,
+        "first()",
+        1,
+    ),
     "forward": (
         "a forward pass of it over 8 x 128 tokens, no cache",
-        SMALL + "tokens = torch.randint(65, (8, 128))\nno_grad = torch.no_grad()\nno_grad.__enter__()",
+        SMALL + "tokens = torch.randint(65, (8, 128))\nno_grad = "
+        "torch.no_grad()\nno_grad.__enter__()",
         "model(tokens)",
         4,
     ),
@@ -166,13 +201,15 @@ tokenizer = train("bpe", texts[400:], 4096)
     "import": (
         "a process that imports the package, a model and training",
         "import subprocess, sys",
-        'subprocess.run([sys.executable, "-c", "import glassformer.training, glassformer.generation"], check=True)',
+        'subprocess.run([sys.executable, "-c", "import glassformer.training, '
+        'glassformer.generation"], check=True)',
         1,
     ),
     "help": (
         "glassformer --help",
         "import subprocess, sys",
-        'subprocess.run([sys.executable, "-m", "glassformer", "--help"], check=True, stdout=subprocess.DEVNULL)',
+        'subprocess.run([sys.executable, "-m", "glassformer", "--help"], check=True, '
+        "stdout=subprocess.DEVNULL)",
         5,
     ),
 }
@@ -199,7 +236,9 @@ class Worker:
 
     def __init__(self, tree: Path, row: str, clock: str) -> None:
         _, setup, work, times = ROWS[row]
-        code = f"{setup}\ndef turn():\n    {work}\n{WORKER}".replace("DATA", str(DATA)).replace("TIMES", str(times))
+        code = f"{setup}\ndef turn():\n    {work}\n{WORKER}".replace("DATA", str(DATA)).replace(
+            "TIMES", str(times)
+        )
         code = code.replace("CLOCK", clock)
         kept = {
             **os.environ,
@@ -208,7 +247,9 @@ class Worker:
             "TOKENIZERS_PARALLELISM": "false",
         }
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], env=kept, text=True, **pipes)
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code], env=kept, text=True, **pipes
+        )
         self.seconds: list[float] = []
         assert self.answer() == "ready"
 
@@ -239,23 +280,38 @@ def compare(trees: list[Path], row: str, turns: int, limit: float, clock: str) -
     middle, best = statistics.median(ratios), min(second) / min(first)
     times = " | ".join(f"{1e3 * statistics.median(seconds):.1f}" for seconds in (first, second))
     around = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    print(f"| {row} | {ROWS[row][0]} | {times} | {middle:.3f} | {around} | {best:.3f} |", flush=True)
+    print(
+        f"| {row} | {ROWS[row][0]} | {times} | {middle:.3f} | {around} | {best:.3f} |", flush=True
+    )
     return min(middle, best) <= 1 + limit
 
 
 def main() -> int:
     """One line for each row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "trees", type=Path, nargs=2, metavar="TREE", help="before and after: checkouts with a src folder"
+        "trees",
+        type=Path,
+        nargs=2,
+        metavar="TREE",
+        help="before and after: checkouts with a src folder",
     )
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--turns", type=int, default=9, help="turns of each (9)")
-    parser.add_argument("--clock", choices=("processor", "wall"), default="processor", help="what a turn takes")
-    parser.add_argument("--limit", type=float, default=0.03, help="how much slower is too slow (0.03)")
+    parser.add_argument(
+        "--clock", choices=("processor", "wall"), default="processor", help="what a turn takes"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=0.03, help="how much slower is too slow (0.03)"
+    )
     given = parser.parse_args()
     trees = [tree.resolve() for tree in given.trees]
-    print("| row | what | first, ms | second, ms | ratio | range | of the fastest |\n|---|---|---|---|---|---|---|")
+    print(
+        "| row | what | first, ms | second, ms | ratio | range | of the fastest "
+        "|\n|---|---|---|---|---|---|---|"
+    )
     met = [compare(trees, row, given.turns, given.limit, given.clock) for row in given.rows]
     return 0 if all(met) else 1
 

@@ -1,10 +1,12 @@
-"""The axes beside data, measured on processes of this machine: longest context in a given memory, cost of a step.
+"""The axes beside data, measured on processes of this machine: longest context in a given memory,
+cost of a step.
 
     python benchmarks/axes.py [--memory 256] [--rounds 5] [--json FILE]
 
-Four processes of one thread each stay up; one, two or all of them work, in turn, so that a busy machine is as busy for
-all. With two cores nothing here can be faster than one process by more than two times, and four only wait for one
-another: what can be shown is memory, and the processor's time of all processes together beside that of one.
+Four processes of one thread each stay up; one, two or all of them work, in turn, so that a busy
+machine is as busy for all. With two cores nothing here can be faster than one process by more than
+two times, and four only wait for one another: what can be shown is memory, and the processor's time
+of all processes together beside that of one.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def peak(model: Any, batch: Batch) -> int:
 
 
 def longest(group: Any, size: int, limit: int) -> list[tuple[int, int]]:
-    """(context, largest peak of any process in bytes) for contexts that grow by an eighth until one does not fit."""
+    """(context, largest peak of any process in bytes) for contexts that grow by an eighth until one
+    does not fit."""
     model, found, length = build_model(shape(), seed=0), list[tuple[int, int]](), 1024 * size
     ring = Ring(group) if size > 1 else None
     if ring is not None:
@@ -80,7 +83,8 @@ def longest(group: Any, size: int, limit: int) -> list[tuple[int, int]]:
 
 
 def works(axis: str, group: Any, size: int, rank: int) -> tuple[Any, Batch]:
-    """A model and what this process has to do of one step, for so many processes on an axis; the whole for one."""
+    """A model and what this process has to do of one step, for so many processes on an axis; the
+    whole for one."""
     model, batch = build_model(shape(axis == "expert"), seed=0), piece(2048, rows=4)
     if size == 1:
         return model, batch
@@ -130,12 +134,18 @@ def worker(memory: int, rounds: int) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> None:
-    print(f"the longest context whose step (forward, backward) holds at most {found['memory']} MiB a process")
+    print(
+        f"the longest context whose step (forward, backward) holds at most {found['memory']} "
+        "MiB a process"
+    )
     print("processes   context   peak (MiB)   the next did not fit")
     for size, tried in found["contexts"].items():
         (length, held), (more, over) = tried[-2:]
         print(f"{size:>9} {length:>9,} {held / MIB:>12.0f}   {more:,} ({over / MIB:.0f} MiB)")
-    print("\naxis      processes   seconds a step (range)   beside one   processor's time of all, beside one")
+    print(
+        "\naxis      processes   seconds a step (range)   beside one   processor's time of "
+        "all, beside one"
+    )
     for axis in ("context", "tensor", "expert"):
         rows = {row["processes"]: row["taken"] for row in found["steps"] if row["axis"] == axis}
         for size, taken in rows.items():
@@ -150,7 +160,9 @@ def report(found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--memory", type=int, default=256, metavar="MIB", help="a process's memory for a step (256)")
+    parser.add_argument(
+        "--memory", type=int, default=256, metavar="MIB", help="a process's memory for a step (256)"
+    )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="steps of each kind (5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything measured")
     given = parser.parse_args()
@@ -162,10 +174,17 @@ def main() -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
+    where = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "4",
+        "OMP_NUM_THREADS": "1",
+    }
     words = [sys.executable, __file__, "--memory", str(given.memory), "--rounds", str(given.rounds)]
     four = [
-        subprocess.Popen(words, env={**os.environ, **where, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            words, env={**os.environ, **where, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
         for rank in range(4)
     ]
     answers = [one.communicate()[0] for one in four]

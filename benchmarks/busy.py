@@ -1,13 +1,16 @@
-"""Two trees of Glassformer on a busy machine: training, decode, prefill and the server beside so many busy processes.
+"""Two trees of Glassformer on a busy machine: training, decode, prefill and the server beside so
+many busy processes.
 
     git worktree add ../before COMMIT && (cd ../before && python hatch_build.py)
-    python benchmarks/busy.py ../before . [--busy 12] [--rows training decode ...] [--turns 7] [--seconds 4]
+    python benchmarks/busy.py ../before . [--busy 12] [--rows training decode ...] [--turns 7]
+    [--seconds 4]
     python benchmarks/busy.py ../before . --idle      # what it costs where nothing else runs
 
-Each row runs in two processes that stay up, one with each tree on its path; they take turns, the first to go changing
-each time. They are ready before the busy processes start, and a turn lasts --seconds and until its work is done. The
-rate is of the clock on the wall, on all cores; the ratio is second tree / first tree, turn by turn: median and range.
---spin adds the second tree with other values of GOMP_SPINCOUNT. Exit 1 where the ratio of the medians is below the aim.
+Each row runs in two processes that stay up, one with each tree on its path; they take turns, the
+first to go changing each time. They are ready before the busy processes start, and a turn lasts
+--seconds and until its work is done. The rate is of the clock on the wall, on all cores; the ratio
+is second tree / first tree, turn by turn: median and range. --spin adds the second tree with other
+values of GOMP_SPINCOUNT. Exit 1 where the ratio of the medians is below the aim.
 """
 
 from __future__ import annotations
@@ -91,13 +94,21 @@ for line in iter(sys.stdin.readline, ""):
 
 
 class Worker:
-    """A process with one tree on its path, which does a row's work for some seconds when it is told to."""
+    """A process with one tree on its path, which does a row's work for some seconds when it is told
+    to."""
 
     def __init__(self, tree: Path, row: str, environment: dict[str, str]) -> None:
-        places = {**os.environ, "PYTHONPATH": str(tree / "src"), "HF_HUB_OFFLINE": "1", **environment}
+        places = {
+            **os.environ,
+            "PYTHONPATH": str(tree / "src"),
+            "HF_HUB_OFFLINE": "1",
+            **environment,
+        }
         code = f"import sys\n{ROWS[row][1]}\n{WORKER}"
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], env=places, text=True, **pipes)
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code], env=places, text=True, **pipes
+        )
         self.rates: list[float] = []
 
     def answer(self) -> str:
@@ -126,7 +137,10 @@ def compare(row: str, sides: dict[str, Worker], turns: int, seconds: float) -> f
     before, *_ = sides.values()
     for name, worker in sides.items():
         ratios = [b / a for a, b in zip(before.rates, worker.rates, strict=True)]
-        rate = f"{statistics.median(worker.rates):,.1f} ({min(worker.rates):,.1f} to {max(worker.rates):,.1f})"
+        rate = (
+            f"{statistics.median(worker.rates):,.1f} ({min(worker.rates):,.1f} to "
+            f"{max(worker.rates):,.1f})"
+        )
         ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
         print(f"| {row}: {ROWS[row][0]} | {name} | {rate} | {ratio} |", flush=True)
     middles = [statistics.median(worker.rates) for worker in sides.values()]
@@ -135,30 +149,52 @@ def compare(row: str, sides: dict[str, Worker], turns: int, seconds: float) -> f
 
 def main() -> int:
     """Lines of a table: what ran, on which side, how much a second, the ratio to the first side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trees", type=Path, nargs=2, metavar="TREE", help="before and after: checkouts with kernels")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "trees", type=Path, nargs=2, metavar="TREE", help="before and after: checkouts with kernels"
+    )
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--busy", type=int, default=12, help="processes that compute beside it (12)")
+    parser.add_argument(
+        "--busy", type=int, default=12, help="processes that compute beside it (12)"
+    )
     parser.add_argument("--idle", action="store_true", help="none; the aim is then 0.98, else 10")
     parser.add_argument("--turns", type=int, default=7, help="turns of each (7)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a turn (4)")
     parser.add_argument(
-        "--spin", type=int, nargs="*", default=[], help="more sides: GOMP_SPINCOUNT for the second tree"
+        "--spin",
+        type=int,
+        nargs="*",
+        default=[],
+        help="more sides: GOMP_SPINCOUNT for the second tree",
     )
     options = parser.parse_args()
     first, second = (tree.resolve() for tree in options.trees)
-    print(f"{os.cpu_count()} cores, load before it began: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
-    print("| work | side | a second: median (range) | of the first side: median (range) |\n|---|---|---|---|")
+    print(
+        f"{os.cpu_count()} cores, load before it began: "
+        f"{', '.join(f'{load:.1f}' for load in os.getloadavg())}"
+    )
+    print(
+        "| work | side | a second: median (range) | of the first side: median (range) "
+        "|\n|---|---|---|---|"
+    )
     places = {"before": (first, {}), "after": (second, {})}
-    places |= {f"after, spin {spin}": (second, {"GOMP_SPINCOUNT": str(spin)}) for spin in options.spin}
+    places |= {
+        f"after, spin {spin}": (second, {"GOMP_SPINCOUNT": str(spin)}) for spin in options.spin
+    }
     met = True
     for row in options.rows:
-        sides = {name: Worker(tree, row, environment) for name, (tree, environment) in places.items()}
+        sides = {
+            name: Worker(tree, row, environment) for name, (tree, environment) in places.items()
+        }
         assert all(worker.answer() == "ready" for worker in sides.values())
         endless = [sys.executable, "-c", "while True: pass"]
         busy = [subprocess.Popen(endless) for _ in range(0 if options.idle else options.busy)]
         try:
-            met &= compare(row, sides, options.turns, options.seconds) >= (0.98 if options.idle else 10)
+            met &= compare(row, sides, options.turns, options.seconds) >= (
+                0.98 if options.idle else 10
+            )
         finally:
             for process in busy:
                 process.kill()

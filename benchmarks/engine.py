@@ -1,15 +1,18 @@
-"""Our kernels beside llama.cpp's and oneDNN's: the same matrices, rows and bits in one process, taking turns.
+"""Our kernels beside llama.cpp's and oneDNN's: the same matrices, rows and bits in one process,
+taking turns.
 
     pip install --target /tmp/llama --no-deps llama-cpp-python diskcache     # compiles llama.cpp: cmake, a C++ compiler
-    python benchmarks/engine.py --llama /tmp/llama [--rows 1 8 128] [--repeats 15] [--threads 1] [--model]
+    python benchmarks/engine.py --llama /tmp/llama [--rows 1 8 128] [--repeats 15] [--threads 1]
+    [--model]
 
-A time is of the product with its quantising of activations; weights are cold (as many copies as fill 160 MB, one after
-the other). With one thread it is processor time, which neighbours on a shared machine disturb least; with more, the
-clock's. A ratio is theirs / ours turn by turn: median, and the range from the first to the third quarter. Beside it
-the share of the limit: of the memory's speed, measured between turns, or of the cores' (fp32 products of oneDNN, times
-1, 2, 4 for fp32, bf16, int8), whichever is nearer. --model decodes as ``glassformer.generate`` does, a Llama of 1.1 B
-parameters (--depth layers of its 22) or with --shape gpt2 GPT-2 124M, random weights, the same GGUF files in both, 8
-tokens a turn after a prompt of --prompt. On a busy machine: --threads 1.
+A time is of the product with its quantising of activations; weights are cold (as many copies as
+fill 160 MB, one after the other). With one thread it is processor time, which neighbours on a
+shared machine disturb least; with more, the clock's. A ratio is theirs / ours turn by turn: median,
+and the range from the first to the third quarter. Beside it the share of the limit: of the memory's
+speed, measured between turns, or of the cores' (fp32 products of oneDNN, times 1, 2, 4 for fp32,
+bf16, int8), whichever is nearer. --model decodes as ``glassformer.generate`` does, a Llama of 1.1 B
+parameters (--depth layers of its 22) or with --shape gpt2 GPT-2 124M, random weights, the same GGUF
+files in both, 8 tokens a turn after a prompt of --prompt. On a busy machine: --threads 1.
 """
 
 from __future__ import annotations
@@ -36,21 +39,29 @@ class Ggml:
     def __init__(self, folder: Path, threads: int) -> None:
         lib = folder / "llama_cpp" / "lib"
         self.base, self.cpu = (
-            ctypes.CDLL(str(lib / f"lib{name}.so"), ctypes.RTLD_GLOBAL) for name in ("ggml-base", "ggml-cpu")
+            ctypes.CDLL(str(lib / f"lib{name}.so"), ctypes.RTLD_GLOBAL)
+            for name in ("ggml-base", "ggml-cpu")
         )
-        for library, names in ((self.base, BASE), (self.cpu, ("ggml_backend_cpu_init", "ggml_backend_cpu_reg"))):
+        for library, names in (
+            (self.base, BASE),
+            (self.cpu, ("ggml_backend_cpu_init", "ggml_backend_cpu_reg")),
+        ):
             for name in names:
                 getattr(library, name).restype = ctypes.c_void_p
         self.backend = ctypes.c_void_p(self.cpu.ggml_backend_cpu_init())
         self.cpu.ggml_backend_cpu_set_n_threads(self.backend, threads)
         self.repacked = self._repacked()
         self.base.ggml_log_set(_QUIET, None)
-        self.held: list[tuple[Any, ctypes.c_void_p]] = []  # what the last products lie in, and what frees it
+        # what the last products lie in, and what frees it
+        self.held: list[tuple[Any, ctypes.c_void_p]] = []
 
     def _repacked(self) -> ctypes.c_void_p | None:
-        """Its memory for weights in an order of its own (Q4_0), where it has one: what a loaded model lies in."""
+        """Its memory for weights in an order of its own (Q4_0), where it has one: what a loaded
+        model lies in."""
         reg = ctypes.c_void_p(self.cpu.ggml_backend_cpu_reg())
-        found = self.base.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_dev_get_extra_bufts")
+        found = self.base.ggml_backend_reg_get_proc_address(
+            reg, b"ggml_backend_dev_get_extra_bufts"
+        )
         device = self.base.ggml_backend_reg_dev_get(reg, ctypes.c_size_t(0))
         extra = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(found)(device)
         named = self.base.ggml_backend_buft_name
@@ -73,7 +84,9 @@ class Ggml:
             ctypes.memmove(packed, half.data_ptr(), half.nbytes)
         else:
             arguments = ctypes.c_int64(0), ctypes.c_int64(outputs), ctypes.c_int64(inputs), None
-            self.base.ggml_quantize_chunk(TYPES[kind], ctypes.c_void_p(weight.data_ptr()), packed, *arguments)
+            self.base.ggml_quantize_chunk(
+                TYPES[kind], ctypes.c_void_p(weight.data_ptr()), packed, *arguments
+            )
         made = []
         while self.held:
             free, one = self.held.pop()
@@ -91,19 +104,27 @@ class Ggml:
                 where = self.base.ggml_backend_alloc_ctx_tensors(matrices, self.backend)
             buffers = where, self.base.ggml_backend_alloc_ctx_tensors(others, self.backend)
             self.held += [(self.base.ggml_free, context) for context in (matrices, others)]
-            self.held += [(self.base.ggml_backend_buffer_free, ctypes.c_void_p(buffer)) for buffer in buffers]
+            self.held += [
+                (self.base.ggml_backend_buffer_free, ctypes.c_void_p(buffer)) for buffer in buffers
+            ]
             size = ctypes.c_size_t(self.base.ggml_nbytes(matrix))
             self.base.ggml_backend_tensor_set(matrix, packed, ctypes.c_size_t(0), size)
             there = ctypes.c_void_p(x.data_ptr())
-            self.base.ggml_backend_tensor_set(row, there, ctypes.c_size_t(0), ctypes.c_size_t(x.nbytes))
-            made.append(lambda graph=graph: self.base.ggml_backend_graph_compute(self.backend, graph))
+            self.base.ggml_backend_tensor_set(
+                row, there, ctypes.c_size_t(0), ctypes.c_size_t(x.nbytes)
+            )
+            made.append(
+                lambda graph=graph: self.base.ggml_backend_graph_compute(self.backend, graph)
+            )
         return made
 
     def _context(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(self.base.ggml_init(_Params(1 << 20, None, True)))
 
     def _tensor(self, context: ctypes.c_void_p, kind: int, *sizes: int) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self.base.ggml_new_tensor_2d(context, kind, *map(ctypes.c_int64, sizes)))
+        return ctypes.c_void_p(
+            self.base.ggml_new_tensor_2d(context, kind, *map(ctypes.c_int64, sizes))
+        )
 
 
 _QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
@@ -124,7 +145,9 @@ def rounded(weight: Any, most: int) -> tuple[Any, Any]:
     """Whole numbers and scales of groups of 32, to the nearest."""
     groups = weight.unflatten(1, (-1, 32))
     scales = (groups.abs().amax(-1) / most).half()
-    return (groups / scales[..., None].float()).round().clamp(-most - 1, most).flatten(1).char(), scales
+    return (groups / scales[..., None].float()).round().clamp(-most - 1, most).flatten(
+        1
+    ).char(), scales
 
 
 def ours(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]:
@@ -149,12 +172,17 @@ def onednn(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any
     import torch
 
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
-    reorder, product = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise.default
+    reorder, product = (
+        torch.ops.mkldnn._reorder_linear_weight,
+        torch.ops.mkldnn._linear_pointwise.default,
+    )
     x, packed = x.to(dtype), [reorder(weight.to(dtype), 32) for _ in range(copies)]
     return [lambda one=one: product(x, one, None, "none", [], "") for one in packed]
 
 
-def turns(sides: list[list[Callable[[], Any]]], repeats: int, clock: Callable[[], float]) -> list[list[float]]:
+def turns(
+    sides: list[list[Callable[[], Any]]], repeats: int, clock: Callable[[], float]
+) -> list[list[float]]:
     """Seconds of each side's calls, the sides taking turns, the first to go changing."""
     for side in sides:
         for call in side[:2]:
@@ -182,7 +210,8 @@ def limits(threads: int, clock: Callable[[], float]) -> tuple[float, float]:
 
     numbers, square = torch.ones(1 << 25), torch.randn(1024, 1024)
     (read, _), (multiply, _) = (
-        (statistics.median(one), None) for one in turns([[numbers.sum], [lambda: square @ square]], 7, clock)
+        (statistics.median(one), None)
+        for one in turns([[numbers.sum], [lambda: square @ square]], 7, clock)
     )
     return numbers.nbytes / read / 1e9, 2 * 1024**3 / multiply / 1e9
 
@@ -193,21 +222,30 @@ def matrices(given: argparse.Namespace) -> Iterator[str]:
 
     clock = time.thread_time if given.threads == 1 else time.perf_counter
     ggml = Ggml(given.llama, given.threads) if given.llama else None
-    yield "| matrix | type | rows | ours, ms | llama.cpp / ours | oneDNN / ours | GB/s | GFLOP/s | of the limit |"
+    yield (
+        "| matrix | type | rows | ours, ms | llama.cpp / ours | oneDNN / ours | GB/s | GFLOP/s "
+        "| of the limit |"
+    )
     yield "|---|---|---|---|---|---|---|---|---|"
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs)
         for kind in given.types:
             for rows in given.rows:
                 x = torch.randn(rows, inputs)
-                size = outputs * inputs * {"fp32": 4, "bf16": 2, "int8": 8.5 / 8, "int4": 4.5 / 8}[kind]
+                size = (
+                    outputs
+                    * inputs
+                    * {"fp32": 4, "bf16": 2, "int8": 8.5 / 8, "int4": 4.5 / 8}[kind]
+                )
                 copies = min(given.repeats, max(2, round(COLD / size)))
                 sides = [ours(kind, weight, x, copies)]
                 sides += [ggml.products(kind, weight, x, copies)] if ggml else []
                 sides += [onednn(kind, weight, x, copies)] if kind in ("fp32", "bf16") else []
                 times = turns(sides, given.repeats, clock)
                 ratios = [compared(times[0], other) for other in times[1:]]
-                ratios = ([] if ggml else [""]) + ratios + ([] if kind in ("fp32", "bf16") else [""])
+                ratios = (
+                    ([] if ggml else [""]) + ratios + ([] if kind in ("fp32", "bf16") else [""])
+                )
                 memory, cores = limits(given.threads, clock)
                 best = statistics.median(times[0])
                 speed, flops = size / best / 1e9, 2 * rows * outputs * inputs / best / 1e9
@@ -222,7 +260,10 @@ def matrices(given: argparse.Namespace) -> Iterator[str]:
                     f"{speed:.1f}",
                     f"{flops:.0f}",
                 )
-                yield f"| {' | '.join(map(str, cells))} | {share} of {memory:.0f} GB/s, {cores * most:.0f} GFLOP/s |"
+                yield (
+                    f"| {' | '.join(map(str, cells))} | {share} of {memory:.0f} GB/s, "
+                    f"{cores * most:.0f} GFLOP/s |"
+                )
 
 
 def shaped(name: str, depth: int) -> Any:
@@ -248,13 +289,15 @@ def decoding(given: argparse.Namespace) -> Iterator[str]:
     clock = time.thread_time if given.threads == 1 else time.perf_counter
     cfg = shaped(given.shape, given.depth)
     described, vocab = gguf.recipe.write_fields, cfg.embed.vocab
-    nothing = {"tokenizer.ggml.model": "no_vocab", f"{given.shape}.vocab_size": vocab}  # without it llama.cpp asks
+    # without it llama.cpp asks
+    nothing = {"tokenizer.ggml.model": "no_vocab", f"{given.shape}.vocab_size": vocab}
     gguf.recipe.write_fields = lambda cfg: (described(cfg)[0] | nothing, described(cfg)[1])
     draw = torch.Generator().manual_seed(0)
     prompt = torch.randint(vocab, (given.prompt,), generator=draw).tolist()
-    yield f"| {given.shape}, {cfg.decoder.depth} layers | ours, tokens/s | llama.cpp / ours, seconds a token | " + (
-        f"ours, prompt of {given.prompt}, tokens/s | llama.cpp / ours | of the memory |"
-    )
+    yield (
+        f"| {given.shape}, {cfg.decoder.depth} layers | ours, tokens/s | llama.cpp / ours, "
+        "seconds a token | "
+    ) + (f"ours, prompt of {given.prompt}, tokens/s | llama.cpp / ours | of the memory |")
     yield "|---|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as folder:
         for kind in (kind for kind in given.types if kind != "fp32"):
@@ -262,7 +305,11 @@ def decoding(given: argparse.Namespace) -> Iterator[str]:
             model = build_model(cfg, seed=0).bfloat16()
             gguf.save(model, path, {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}[kind], None)
             model = gguf.load(path, torch.bfloat16 if kind == "bf16" else None).eval()
-            sizes = {"n_ctx": given.prompt + 8 * (given.repeats + 8), "n_batch": 512, "n_ubatch": 512}
+            sizes = {
+                "n_ctx": given.prompt + 8 * (given.repeats + 8),
+                "n_batch": 512,
+                "n_ubatch": 512,
+            }
             threads = {"n_threads": given.threads, "n_threads_batch": given.threads}
             other = llama_cpp.Llama(str(path), verbose=False, **sizes, **threads)
             sessions = []
@@ -298,8 +345,12 @@ def decoding(given: argparse.Namespace) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama", type=Path, help="the folder that llama-cpp-python was installed to")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--llama", type=Path, help="the folder that llama-cpp-python was installed to"
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=(1, 8, 128))
     parser.add_argument("--types", nargs="+", choices=TYPES, default=tuple(TYPES))
     parser.add_argument("--repeats", type=int, default=15)

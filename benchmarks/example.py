@@ -1,10 +1,12 @@
-"""Write the example that `glassformer page` shows while a model is still loaded: answers of our own server.
+"""Write the example that `glassformer page` shows while a model is still loaded: answers of our own
+server.
 
     python benchmarks/example.py        (after another model was shipped, a change of the plan or of an answer's form)
 
-The server runs the shipped model; Chromium opens the screens of VIEWS with TEXT, and every answer that they ask for
-at their first show is kept, byte for byte, by its request: static/example.trace, gzipped safetensors, a u8 tensor an
-answer. Nothing in it is computed otherwise than for any text; tests/page/test_example.py asks the server again.
+The server runs the shipped model; Chromium opens the screens of VIEWS with TEXT, and every answer
+that they ask for at their first show is kept, byte for byte, by its request: static/example.trace,
+gzipped safetensors, a u8 tensor an answer. Nothing in it is computed otherwise than for any text;
+tests/page/test_example.py asks the server again.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def main() -> None:
     finally:
         server.terminate()
     told = {"model": SHIPPED, "text": TEXT}
-    tensors = {request: np.frombuffer(answer, np.uint8) for request, answer in sorted(answers.items())}
+    tensors = {
+        request: np.frombuffer(answer, np.uint8) for request, answer in sorted(answers.items())
+    }
     data = gzip.compress(wire.packed(tensors, told), 9, mtime=0)
     if len(data) > MOST:
         sys.exit(f"{len(data):,} bytes are more than {MOST:,}; keep fewer screens.")
@@ -58,13 +62,15 @@ def recorded(link: str) -> dict[str, bytes]:
         path = asked.url.removeprefix(link)
         if path.startswith("api/") and response.status == 200:
             sent = f" {canonical(json.loads(asked.post_data))}" if asked.method == "POST" else ""
-            found.setdefault(f"{asked.method} {path}{sent}", response.body())  # as it was when first asked
+            # as it was when first asked
+            found.setdefault(f"{asked.method} {path}{sent}", response.body())
 
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         for view in VIEWS:
             tab = browser.new_page(viewport={"width": 1366, "height": 900})
-            tab.route("**/example.trace", lambda route: route.abort())  # the one before answers nothing
+            # the one before answers nothing
+            tab.route("**/example.trace", lambda route: route.abort())
             tab.on("requestfinished", lambda asked: keep(asked.response()))
             tab.goto(f"{link}#{view}")
             tab.wait_for_selector("footer .badge", timeout=60_000)

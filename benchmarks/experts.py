@@ -1,13 +1,16 @@
-"""Seconds a training step of a mixture, beside a dense model of the same active FLOPs and nanoMoE's own.
+"""Seconds a training step of a mixture, beside a dense model of the same active FLOPs and nanoMoE's
+own.
 
-    python benchmarks/experts.py [--nanomoe FOLDER] [--shape makemoe | nanomoe] [--rounds 7] [--threads 2] [--clock cpu]
+    python benchmarks/experts.py [--nanomoe FOLDER] [--shape makemoe | nanomoe] [--rounds 7]
+    [--threads 2] [--clock cpu]
 
-makemoe: 8 layers 128 wide, experts 512 wide in every block, batch 32 x 64; nanomoe: 6 layers 384 wide, experts 1,536
-wide in every second block, batch 8 x 256. Both have 8 experts, 2 for each token, characters, AdamW and clipping at 1.
-The dense model's feed-forwards are twice as wide as one expert. First our mixture is given nanoMoE's weights and must
-write its logits. Then every contender takes a step in turn, so that all meet the same weather. On a busy machine use
---threads 1 --clock cpu: the processor's seconds are counted, and nobody waits for another thread.
-Exit 1 when our mixture takes more than 1.25 times our dense model.
+makemoe: 8 layers 128 wide, experts 512 wide in every block, batch 32 x 64; nanomoe: 6 layers 384
+wide, experts 1,536 wide in every second block, batch 8 x 256. Both have 8 experts, 2 for each
+token, characters, AdamW and clipping at 1. The dense model's feed-forwards are twice as wide as one
+expert. First our mixture is given nanoMoE's weights and must write its logits. Then every contender
+takes a step in turn, so that all meet the same weather. On a busy machine use --threads 1 --clock
+cpu: the processor's seconds are counted, and nobody waits for another thread. Exit 1 when our
+mixture takes more than 1.25 times our dense model.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from glassformer.cost import cost
 from glassformer.nn import build_model
 from glassformer.training import Batch, Causal, choose_execution, train
 
-SHAPES = {  # layers, heads, width, expert's width, dense blocks among the mixtures, batch, context, steps a turn
+# layers, heads, width, expert's width, dense blocks among the mixtures, batch, context, steps a
+# turn
+SHAPES = {
     "makemoe": (8, 8, 128, 512, 0, 32, 64, 3),
     "nanomoe": (6, 6, 384, 1536, 1, 8, 256, 1),
 }
@@ -44,20 +49,27 @@ def shape_of(name: str, mixture: bool, capacity: float | None = None) -> config.
     depth, heads, dim, hidden, between, _, context, _ = SHAPES[name]
     norm = config.LayerNorm(bias=False)
     expert = config.MLP(hidden, "gelu")
-    mixed = config.MoE(EXPERTS, TOP, expert, balance_loss=0.01, z_loss=0.001, capacity_factor=capacity)
-    first = config.Block(config.Attention(heads), mixed if mixture else config.MLP(TOP * hidden, "gelu"), norm)
+    mixed = config.MoE(
+        EXPERTS, TOP, expert, balance_loss=0.01, z_loss=0.001, capacity_factor=capacity
+    )
+    first = config.Block(
+        config.Attention(heads), mixed if mixture else config.MLP(TOP * hidden, "gelu"), norm
+    )
     pattern = (first, *[config.Block(config.Attention(heads), expert, norm)] * between)
     stack = config.Stack(depth, pattern, config.Learned(context), last_norm=norm)
     return config.Decoder(dim, context, config.Embed(VOCAB), stack)
 
 
 def batches(name: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens and targets, the same for everyone: drawn, with the first characters more frequent than the last."""
+    """Tokens and targets, the same for everyone: drawn, with the first characters more frequent
+    than the last."""
     *_, batch, context, _ = SHAPES[name]
     draw = torch.Generator().manual_seed(0)
     frequency = 1 / torch.arange(1, VOCAB + 1)
     while True:
-        rows = torch.multinomial(frequency, batch * (context + 1), replacement=True, generator=draw).view(batch, -1)
+        rows = torch.multinomial(
+            frequency, batch * (context + 1), replacement=True, generator=draw
+        ).view(batch, -1)
         yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
@@ -67,14 +79,21 @@ def ours(name: str, mixture: bool, dtype: str) -> Iterator[float]:
     feed = (Batch(*pair) for pair in batches(name))
     adamw = run.AdamW(RATE, BETAS, weight_decay=DECAY)
     settings = run.Train(
-        steps=10**9, batch=1, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no"
+        steps=10**9,
+        batch=1,
+        optimizer=adamw,
+        schedule=run.Constant(),
+        clip=CLIP,
+        dtype=dtype,
+        compile="no",
     )
     plan = choose_execution(model, next(feed), Causal(), settings)
     return (step.loss for step in train(model, feed, settings=settings, execution=plan))
 
 
 def nanomoe(name: str, dtype: str) -> Iterator[float]:
-    """nanoMoE's model, losses and optimizer in the loop of its train.py, without what it logs and evaluates."""
+    """nanoMoE's model, losses and optimizer in the loop of its train.py, without what it logs and
+    evaluates."""
     with contextlib.redirect_stdout(sys.stderr):  # it prints
         model = their_model(name)
         optimizer = model.configure_optimizers(DECAY, RATE, BETAS, "cpu")
@@ -94,14 +113,20 @@ def their_model(name: str) -> Any:
 
     depth, heads, dim, _, between, _, context, _ = SHAPES[name]
     mixture = {"n_exp": EXPERTS, "top_k": TOP, "stride": between + 1, "train_capacity": CAPACITY}
-    losses = {"use_aux_loss": True, "use_router_z_loss": True, "aux_loss_weight": 0.01, "router_z_loss_weight": 0.001}
+    losses = {
+        "use_aux_loss": True,
+        "use_router_z_loss": True,
+        "aux_loss_weight": 0.01,
+        "router_z_loss_weight": 0.001,
+    }
     how = {"dropout": 0.0, "bias": False, "router_use_full_prec": True}
     torch.manual_seed(0)
     return GPT(GPTConfig(context, VOCAB, depth, heads, dim, **mixture, **losses, **how))
 
 
 def same(name: str) -> float:
-    """How far our logits are from nanoMoE's while training, its capacity and its weights in both."""
+    """How far our logits are from nanoMoE's while training, its capacity and its weights in
+    both."""
     with contextlib.redirect_stdout(sys.stderr):
         theirs = their_model(name).double()
     model: Any = build_model(shape_of(name, mixture=True, capacity=CAPACITY), dtype=torch.float64)
@@ -111,7 +136,10 @@ def same(name: str) -> float:
     }
     state["decoder.position.weight"] = theirs.transformer.wpe.weight
     for index, block in enumerate(theirs.transformer.h):
-        own = {f"attn.{part}.weight": w for part, w in zip("qkv", block.attn.c_attn.weight.chunk(3), strict=True)}
+        own = {
+            f"attn.{part}.weight": w
+            for part, w in zip("qkv", block.attn.c_attn.weight.chunk(3), strict=True)
+        }
         own |= {"attn.out.weight": block.attn.c_proj.weight, "attn_norm.weight": block.ln_1.weight}
         own["ffn_norm.weight"] = block.ln_2.weight
         if hasattr(block.mlp, "router"):
@@ -119,7 +147,10 @@ def same(name: str) -> float:
             own |= {"ffn.router.weight": block.mlp.router.w_g.weight, "ffn.up": experts.c_fc.mT}
             own["ffn.down"] = experts.c_proj.mT
         else:
-            own |= {"ffn.up.weight": block.mlp.c_fc.weight, "ffn.down.weight": block.mlp.c_proj.weight}
+            own |= {
+                "ffn.up.weight": block.mlp.c_fc.weight,
+                "ffn.down.weight": block.mlp.c_proj.weight,
+            }
         state |= {f"decoder.blocks.{index}.{path}": weight for path, weight in own.items()}
     model.load_state_dict(state)
     tokens, targets = next(batches(name))
@@ -132,24 +163,32 @@ def same(name: str) -> float:
 
 def main() -> int:
     """Check, measure, print, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nanomoe", type=Path, help="a checkout of nanoMoE")
     parser.add_argument("--shape", choices=SHAPES, default="nanomoe")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (7)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine that others use")
+    parser.add_argument(
+        "--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine that others use"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     clock = time.process_time if given.clock == "cpu" else time.perf_counter
-    contenders = {"ours": ours(given.shape, True, given.dtype), "ours, dense": ours(given.shape, False, given.dtype)}
+    contenders = {
+        "ours": ours(given.shape, True, given.dtype),
+        "ours, dense": ours(given.shape, False, given.dtype),
+    }
     if given.nanomoe:
         sys.path.insert(0, str(given.nanomoe))
         print(f"largest difference of the logits: {same(given.shape):.1e}")
         contenders["nanoMoE"] = nanomoe(given.shape, given.dtype)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     turn = SHAPES[given.shape][-1]
-    for name in ("ours", "ours, dense"):  # in bf16 a mixture's first steps write the programs for their shapes
+    # in bf16 a mixture's first steps write the programs for their shapes
+    for name in ("ours", "ours, dense"):
         for _ in range(WARM):
             next(contenders[name])
     for number in range(given.rounds + 1):
@@ -161,12 +200,18 @@ def main() -> int:
                 seconds[name].append((clock() - begun) / turn)
     for mixture in (True, False):
         price = cost(shape_of(given.shape, mixture))
-        print(f"{price.total:,} parameters, {price.active:,} active, {price.training_flops:,.0f} FLOPs a token")
+        print(
+            f"{price.total:,} parameters, {price.active:,} active, {price.training_flops:,.0f} "
+            "FLOPs a token"
+        )
     dense = seconds["ours, dense"]
     for name, taken in seconds.items():
         ratio = statistics.median(a / b for a, b in zip(taken, dense, strict=True))
         around = f"{1000 * min(taken):.0f} to {1000 * max(taken):.0f}"
-        print(f"{name:12} {1000 * statistics.median(taken):7.1f} ms a step ({around}), {ratio:.2f} of our dense model")
+        print(
+            f"{name:12} {1000 * statistics.median(taken):7.1f} ms a step ({around}), "
+            f"{ratio:.2f} of our dense model"
+        )
     ours_to_dense = statistics.median(a / b for a, b in zip(seconds["ours"], dense, strict=True))
     return 0 if ours_to_dense <= 1.25 else 1
 

@@ -1,13 +1,16 @@
-"""A first training on a text of one's own: what is chosen from the text against fixed settings, in bits per byte.
+"""A first training on a text of one's own: what is chosen from the text against fixed settings, in
+bits per byte.
 
-    python benchmarks/first_hour.py [--texts shakespeare tinystories] [--sizes 20 200] [--ways chosen fixed nanogpt]
+    python benchmarks/first_hour.py [--texts shakespeare tinystories] [--sizes 20 200] [--ways
+    chosen fixed nanogpt]
 
-For each text the first KB of it (10**3 bytes) are a file that `glassformer train --data.train` gets, by itself
-(chosen) or with a run file that holds the settings that were fixed before (fixed: a BPE of 4,096, glass/1m, 1,000
-steps of 16 x 256) or those of nanoGPT's README for CPUs (nanogpt: 4 layers, 4 heads, 128 wide, 2,000 steps of
-12 x 64, AdamW, on bytes). Then the model that the folder stands for reads the last 40 KB of the text, which none of
-them saw: bits per byte are comparable between tokenizers. Seconds are of the processor, on one thread, training
-alone. --set NAME=VALUE changes a setting of the chosen way: so the table of `training/defaults.py` was found.
+For each text the first KB of it (10**3 bytes) are a file that `glassformer train --data.train`
+gets, by itself (chosen) or with a run file that holds the settings that were fixed before (fixed: a
+BPE of 4,096, glass/1m, 1,000 steps of 16 x 256) or those of nanoGPT's README for CPUs (nanogpt: 4
+layers, 4 heads, 128 wide, 2,000 steps of 12 x 64, AdamW, on bytes). Then the model that the folder
+stands for reads the last 40 KB of the text, which none of them saw: bits per byte are comparable
+between tokenizers. Seconds are of the processor, on one thread, training alone. --set NAME=VALUE
+changes a setting of the chosen way: so the table of `training/defaults.py` was found.
 """
 
 from __future__ import annotations
@@ -24,7 +27,13 @@ from pathlib import Path
 from glassformer.data import find as find_corpus
 
 HELD_OUT = 40_000
-MIXED = ("python-docs", "tinystories", "shakespeare", "wikitext-2-raw/wiki.valid.raw", "wikitext-2-raw/wiki.test.raw")
+MIXED = (
+    "python-docs",
+    "tinystories",
+    "shakespeare",
+    "wikitext-2-raw/wiki.valid.raw",
+    "wikitext-2-raw/wiki.test.raw",
+)
 MIXED += (
     "tinystories/test.txt",
     "multi30k/train.de",
@@ -66,12 +75,16 @@ WAYS = {"chosen": None, "fixed": '[data]\ntrain = "{path}"\n', "nanogpt": NANOGP
 
 def parts(name: str) -> tuple[bytes, bytes]:
     """The text to learn from, and its end, which is held out."""
-    whole = [b"\n".join(one.encode() for one in find_corpus(part).documents()) for part in TEXTS[name]]
+    whole = [
+        b"\n".join(one.encode() for one in find_corpus(part).documents()) for part in TEXTS[name]
+    ]
     held = HELD_OUT // len(whole)
     return b"\n".join(one[:-held] for one in whole), b"\n".join(one[-held:] for one in whole)
 
 
-def measure(way: str, content: bytes, held_out: bytes, changes: list[str]) -> dict[str, float | str]:
+def measure(
+    way: str, content: bytes, held_out: bytes, changes: list[str]
+) -> dict[str, float | str]:
     """One training and what came of it."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -83,7 +96,11 @@ def measure(way: str, content: bytes, held_out: bytes, changes: list[str]) -> di
             words = [str(place / "run.toml")]
         out = place / "out"
         command = [sys.executable, "-m", "glassformer"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLASSFORMER_CACHE": str(place / "cache")}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLASSFORMER_CACHE": str(place / "cache"),
+        }
 
         def call(*rest: str) -> str:
             return subprocess.run(
@@ -96,7 +113,18 @@ def measure(way: str, content: bytes, held_out: bytes, changes: list[str]) -> di
             ).stdout
 
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        call("train", *words, "--out", str(out), "--sample_every", "0", "--tensorboard", "false", "--dtype", "float32")
+        call(
+            "train",
+            *words,
+            "--out",
+            str(out),
+            "--sample_every",
+            "0",
+            "--tensorboard",
+            "false",
+            "--dtype",
+            "float32",
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         found = json.loads(call("eval", str(out), "--data", str(place / "held.txt"), "--json"))
         about = json.loads((out / "run.json").read_text())
@@ -113,20 +141,26 @@ def measure(way: str, content: bytes, held_out: bytes, changes: list[str]) -> di
 
 def main() -> int:
     """Each text in each size each way, a row each as soon as it is known."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--texts", nargs="+", choices=TEXTS, default=["shakespeare", "tinystories"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[20, 200], metavar="KB")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
     given = parser.parse_args()
-    print("| text | KB | way | bits per byte | tokenizer | model | best of steps | processor seconds |\n|" + "---|" * 8)
+    print(
+        "| text | KB | way | bits per byte | tokenizer | model | best of steps | processor "
+        "seconds |\n|" + "---|" * 8
+    )
     for name in given.texts:
         learnt, held_out = parts(name)
         for size in given.sizes:
             for way in given.ways:
                 row = measure(way, learnt[: 1000 * size], held_out, given.set)
                 told = (
-                    f"{row['bits']:.3f} | {row['tokenizer']} | {row['model']} | {row['steps']} | {row['seconds']:.0f}"
+                    f"{row['bits']:.3f} | {row['tokenizer']} | {row['model']} | {row['steps']} | "
+                    f"{row['seconds']:.0f}"
                 )
                 kb = min(size, len(learnt) // 1000)
                 print(f"| {name} | {kb:,} | {way} {' '.join(given.set)}| {told} |", flush=True)

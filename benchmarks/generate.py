@@ -1,12 +1,15 @@
-"""Generation on a CPU beside transformers: the same saved model in both, alternating; medians, spread and ratio.
+"""Generation on a CPU beside transformers: the same saved model in both, alternating; medians,
+spread and ratio.
 
-    python benchmarks/generate.py [--rows 6 7 8 9 12 13] [--repeats 3] [--tokens 256] [--threads 2] [--folder FOLDER]
+    python benchmarks/generate.py [--rows 6 7 8 9 12 13] [--repeats 3] [--tokens 256] [--threads 2]
+    [--folder FOLDER]
 
-Rows are those of the order: 6 one prompt with GPT-2's 124M shape in fp32 and bf16, 7 a Llama of 1.1 B parameters in
-bf16, 8 its prefill, 9 a batch of 32 prompts, 12 the cost of looking, 13 row 9 with prompts of 35 to 128 tokens (which
-need a mask) beside transformers and beside our own even ones. Weights are random: they take the same time as
-trained ones. Times are whole calls, the prompt included, after one call to warm up (in which our weights are packed).
-The greedy tokens of both are compared. FOLDER keeps the models for the next time. Exit 1 when a row is not met.
+Rows are those of the order: 6 one prompt with GPT-2's 124M shape in fp32 and bf16, 7 a Llama of 1.1
+B parameters in bf16, 8 its prefill, 9 a batch of 32 prompts, 12 the cost of looking, 13 row 9 with
+prompts of 35 to 128 tokens (which need a mask) beside transformers and beside our own even ones.
+Weights are random: they take the same time as trained ones. Times are whole calls, the prompt
+included, after one call to warm up (in which our weights are packed). The greedy tokens of both are
+compared. FOLDER keeps the models for the next time. Exit 1 when a row is not met.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class Decoded:
 
 @dataclass
 class Contest:
-    """Two ways to do the same work, and how far the first must be ahead (below 1: how little it may lag)."""
+    """Two ways to do the same work, and how far the first must be ahead (below 1: how little it may
+    lag)."""
 
     name: str
     ours: Callable[[], object]
@@ -61,14 +65,23 @@ class Contest:
         ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
         met = ratio >= self.aim
         both = " | ".join(spread(self.work, seconds) for seconds in times)
-        print(f"| {self.name} | {both} | {ratio:.2f} | {self.aim:g} | {'yes' if met else 'NO'} |{same}", flush=True)
+        print(
+            f"| {self.name} | {both} | {ratio:.2f} | {self.aim:g} | {'yes' if met else 'NO'} "
+            f"|{same}",
+            flush=True,
+        )
         pairs = zip(times[0], times[1], memory, strict=True)
-        print("  memory GB/s: ratio", ", ".join(f"{m:.0f}: {b / a:.2f}" for a, b, m in pairs), flush=True)
+        print(
+            "  memory GB/s: ratio",
+            ", ".join(f"{m:.0f}: {b / a:.2f}" for a, b, m in pairs),
+            flush=True,
+        )
         return met
 
 
 def memory_speed() -> float:
-    """GB/s at which all threads read memory now: decoding lives on it, and neighbours of a virtual machine share it."""
+    """GB/s at which all threads read memory now: decoding lives on it, and neighbours of a virtual
+    machine share it."""
     import torch
 
     numbers, times = torch.ones(1 << 26), []
@@ -81,7 +94,10 @@ def memory_speed() -> float:
 
 def spread(work: int, seconds: list[float]) -> str:
     """Median tokens a second, and the slowest and fastest."""
-    return f"{work / statistics.median(seconds):.1f} ({work / max(seconds):.1f} to {work / min(seconds):.1f})"
+    return (
+        f"{work / statistics.median(seconds):.1f} ({work / max(seconds):.1f} to "
+        f"{work / min(seconds):.1f})"
+    )
 
 
 def agreement(ours: object, theirs: object) -> str:
@@ -127,7 +143,9 @@ def we(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list
     """Our greedy continuation."""
     import glassformer
 
-    return lambda: glassformer.generate(model, None, prompts, max_new=new, temperature=0, eos=()).run().tokens
+    return lambda: (
+        glassformer.generate(model, None, prompts, max_new=new, temperature=0, eos=()).run().tokens
+    )
 
 
 def padded(prompts: list[list[int]]) -> dict[str, Any]:
@@ -144,7 +162,9 @@ def padded(prompts: list[list[int]]) -> dict[str, Any]:
 def they(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list[int]]]:
     """Transformers' greedy continuation."""
     given = padded(prompts)
-    return lambda: model.generate(**given, max_new_tokens=new)[:, given["inputs"].shape[1] :].tolist()
+    return lambda: model.generate(**given, max_new_tokens=new)[
+        :, given["inputs"].shape[1] :
+    ].tolist()
 
 
 def we_decode(model: Any, prompts: list[list[int]], new: int) -> Callable[[], Decoded]:
@@ -183,7 +203,9 @@ def prompts(count: int, length: int, vocab: int = 32000) -> list[list[int]]:
     """Random prompts, always the same ones."""
     import torch
 
-    return torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+    return torch.randint(
+        vocab, (count, length), generator=torch.Generator().manual_seed(0)
+    ).tolist()
 
 
 def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
@@ -205,10 +227,19 @@ def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
             we(ours, prompts(1, PROMPT), 32)()  # packs, as any earlier answer of the model has
             for length in (128, 1024):
                 text = prompts(1, length)
-                yield Contest(f"8: 1.1 B prefill of {length}", we(ours, text, 1), they(theirs, text, 1), length, 1.4)
+                yield Contest(
+                    f"8: 1.1 B prefill of {length}",
+                    we(ours, text, 1),
+                    they(theirs, text, 1),
+                    length,
+                    1.4,
+                )
         if 9 in rows:
             new = max(2, tokens // 8)
-            text, name = prompts(32, PROMPT), f"9: 1.1 B, 32 prompts of {PROMPT}, {new} tokens each, after the first"
+            text, name = (
+                prompts(32, PROMPT),
+                (f"9: 1.1 B, 32 prompts of {PROMPT}, {new} tokens each, after the first"),
+            )
             sides = we_decode(ours, text, new), they_decode(theirs, text, new)
             yield Contest(name, *sides, 32 * (new - 1), 1.4)
         if 13 in rows:
@@ -216,7 +247,9 @@ def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
             even = prompts(32, PROMPT)
             text = [prompt[: PROMPT - 3 * row] for row, prompt in enumerate(even)]
             name, work = f"13: the same, prompts of {len(text[-1])} to {PROMPT}", 32 * (new - 1)
-            yield Contest(name, we_decode(ours, text, new), they_decode(theirs, text, new), work, 1.4)
+            yield Contest(
+                name, we_decode(ours, text, new), they_decode(theirs, text, new), work, 1.4
+            )
             name += ", beside even ones of ours"
             yield Contest(name, we_decode(ours, text, new), we_decode(ours, even, new), work, 0.8)
     if 12 in rows:
@@ -258,14 +291,18 @@ def looking(tokens: int, folder: Path) -> Iterator[Contest]:
             for _ in range(tokens):
                 told.append(int(logits.argmax()))
                 tape = Tape(*patterns) if patterns else None
-                logits = fast(torch.tensor([told[-1:]]), cache=cache, logits="last", tape=tape).logits
+                logits = fast(
+                    torch.tensor([told[-1:]]), cache=cache, logits="last", tape=tape
+                ).logits
         return [told]
 
     def train(patterns: tuple[str, ...]) -> None:
         model.zero_grad()
         tape = Tape(*patterns) if patterns else None
         logits = model(text, tape=tape).logits
-        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten()).backward()
+        torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), text[:, 1:].flatten()
+        ).backward()
 
     def blindly(call: Callable[[tuple[str, ...]], object]) -> Callable[[], object]:
         def run() -> object:
@@ -275,7 +312,13 @@ def looking(tokens: int, folder: Path) -> Iterator[Contest]:
         return run
 
     for name, call, work in (("token", decode, tokens), ("step", train, text.numel())):
-        yield Contest(f"12: a {name}, tape off, beside no tape", lambda c=call: c(()), blindly(call), work, 0.98)
+        yield Contest(
+            f"12: a {name}, tape off, beside no tape",
+            lambda c=call: c(()),
+            blindly(call),
+            work,
+            0.98,
+        )
         yield Contest(
             f"12: a {name}, patterns on, beside off",
             lambda c=call: c(("*.pattern",)),
@@ -286,7 +329,9 @@ def looking(tokens: int, folder: Path) -> Iterator[Contest]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256)
@@ -300,11 +345,20 @@ def main() -> int:
     torch.set_num_threads(given.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {given.threads} threads")
-    print("| row | ours, tokens/s | the other, tokens/s | ratio | aim | met |\n|---|---|---|---|---|---|")
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {given.threads} "
+        "threads"
+    )
+    print(
+        "| row | ours, tokens/s | the other, tokens/s | ratio | aim | met "
+        "|\n|---|---|---|---|---|---|"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
-        met = [contest.run(given.repeats) for contest in contests(set(given.rows), given.tokens, folder)]
+        met = [
+            contest.run(given.repeats)
+            for contest in contests(set(given.rows), given.tokens, folder)
+        ]
     return 0 if all(met) else 1
 
 

@@ -1,4 +1,5 @@
-"""Everything that is measured on an NVIDIA GPU, a table of it: training, its speed, decoding. Command by command:
+"""Everything that is measured on an NVIDIA GPU, a table of it: training, its speed, decoding.
+Command by command:
 
     python benchmarks/gpu.py --rehearse                                                  # every line of it, on a CPU
     python benchmarks/gpu.py --only learn --rounds 1
@@ -6,32 +7,38 @@
     python benchmarks/gpu.py --only decode --rounds 1 --shapes 1.1b
     python benchmarks/gpu.py --only engine --rounds 1 --shapes 124m
     python benchmarks/gpu.py --only engine --rounds 1 --shapes 1.1b
-    python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 16 32 64 --contenders ours nanoGPT
-    python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 32 --contenders "ours compiled"
-    python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 32 --contenders "nanoGPT compiled"
-    python benchmarks/gpu.py --only train --rounds 1 --shapes packed --batches 16 32 --contenders ours "ours masked"
-    python benchmarks/gpu.py --only train --rounds 1 --shapes moe --batches 16 32 --contenders ours "ours compiled"
-    python benchmarks/gpu.py --only train --rounds 1 --shapes 350m --batches 16 --contenders ours "ours by blocks"
-    python benchmarks/gpu.py --only train --rounds 1 --shapes 1b --batches 8 --contenders ours "ours compiled"
+    python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 16 32 64 --contenders
+    ours nanoGPT python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 32
+    --contenders "ours compiled" python benchmarks/gpu.py --only train --rounds 1 --shapes 124m
+    --batches 32 --contenders "nanoGPT compiled" python benchmarks/gpu.py --only train --rounds 1
+    --shapes packed --batches 16 32 --contenders ours "ours masked" python benchmarks/gpu.py --only
+    train --rounds 1 --shapes moe --batches 16 32 --contenders ours "ours compiled" python
+    benchmarks/gpu.py --only train --rounds 1 --shapes 350m --batches 16 --contenders ours "ours by
+    blocks" python benchmarks/gpu.py --only train --rounds 1 --shapes 1b --batches 8 --contenders
+    ours "ours compiled"
 
-with --nanogpt FOLDER where nanoGPT is among them. Each is meant to take less than ten minutes; none has run on a GPU.
+with --nanogpt FOLDER where nanoGPT is among them. Each is meant to take less than ten minutes; none
+has run on a GPU.
 
 learn   seconds to a validation loss of 1.4697 on Shakespeare's characters: ours (runs/shakespeare-gpu.toml) beside
         nanoGPT's GPU settings, whole processes; ours must need at most a third.
 train   tokens/s and the share of the card's bf16 peak for the 124M, 350M and 1B shapes, a mixture of experts (moe) and
-        packed documents with grouped heads (packed), at 1,024 tokens, each at the best of the batches that fit, eager
-        and compiled (whole, and by blocks), beside nanoGPT. FLOPs are counted as PaLM, nanoGPT and llm.c count them:
-        6 a weight that a token meets, and 12 layers width context for attention, whose mask is not taken off.
+        packed documents with grouped heads (packed), at 1,024 tokens, each at the best of the
+        batches that fit, eager and compiled (whole, and by blocks), beside nanoGPT. FLOPs are
+        counted as PaLM, nanoGPT and llm.c count them: 6 a weight that a token meets, and 12 layers
+        width context for attention, whose mask is not taken off.
 engine  tokens/s of 32 prompts of 128 tokens continued by 128, by the engine that serves, beside ``generate`` of all in
         one batch and transformers of the same batch.
 decode  tokens/s of one sequence for GPT-2's 124M shape and a Llama of 1.1 B parameters in bf16, and the share of the
-        card's memory bandwidth that reading the weights takes, beside transformers with its static cache.
+        card's memory bandwidth that reading the weights takes, beside transformers with its static
+        cache.
 
-Peaks are the data sheet's for this card (dense, no sparsity) where its name is known, else what a large product and a
-copy measure here; both are printed. Every measurement is a process of its own, so that none leaves memory behind;
-contenders alternate for --rounds. A process compiles anew for each of --batches.
---rehearse runs every line of it in a minute on a CPU with toy shapes: the figures mean nothing, but it must come
-through. Exit 1 when a measurement fails or an aim is missed, 2 where there is no GPU.
+Peaks are the data sheet's for this card (dense, no sparsity) where its name is known, else what a
+large product and a copy measure here; both are printed. Every measurement is a process of its own,
+so that none leaves memory behind; contenders alternate for --rounds. A process compiles anew for
+each of --batches. --rehearse runs every line of it in a minute on a CPU with toy shapes: the
+figures mean nothing, but it must come through. Exit 1 when a measurement fails or an aim is missed,
+2 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -57,14 +64,23 @@ TARGET = 1.4697
 MEASURED = ("learn", "train", "decode", "engine")
 BATCHES = (4, 8, 16, 32, 64)
 DECODED = {"124m": "gpt2", "1.1b": "llama"}
-CONTENDERS = ("ours", "ours compiled", "ours by blocks", "nanoGPT", "nanoGPT compiled", "ours masked")
-"""``ours masked`` computes packed documents by a mask, where "ours" has varlen attention; elsewhere it is left out."""
+CONTENDERS = (
+    "ours",
+    "ours compiled",
+    "ours by blocks",
+    "nanoGPT",
+    "nanoGPT compiled",
+    "ours masked",
+)
+"""``ours masked`` computes packed documents by a mask, where "ours" has varlen attention; elsewhere
+it is left out."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained: ``experts`` of which each token meets two, half as wide as the feed-forward; or documents of a
-    quarter of the context, ``packed``, under a third of the heads for keys and values."""
+    """What is trained: ``experts`` of which each token meets two, half as wide as the feed-forward;
+    or documents of a quarter of the context, ``packed``, under a third of the heads for keys and
+    values."""
 
     depth: int
     heads: int
@@ -87,7 +103,11 @@ SHAPES = {
     "moe": Shape(12, 12, 768, experts=8),
     "packed": Shape(12, 12, 768, packed=True),
 }
-TOYS = {"toy": Shape(2, 3, 48, 512), "toy moe": Shape(2, 3, 48, 512, 4), "toy packed": Shape(2, 3, 48, 512, 0, True)}
+TOYS = {
+    "toy": Shape(2, 3, 48, 512),
+    "toy moe": Shape(2, 3, 48, 512, 4),
+    "toy packed": Shape(2, 3, 48, 512, 0, True),
+}
 
 SHEETS = {
     "B200": (2250, 8.0),
@@ -105,12 +125,13 @@ SHEETS = {
     "A10": (125, 0.6),
     "RTX 4090": (165, 1.008),
 }
-"""NVIDIA's data sheets: TFLOP/s of dense bf16 and TB/s of memory, by words of the name that torch gives."""
+"""NVIDIA's data sheets: TFLOP/s of dense bf16 and TB/s of memory, by words of the name that torch
+gives."""
 
 
 def sheet(name: str) -> tuple[float, float] | None:
-    """FLOP/s and bytes/s of the card of this name: of the entries that it has as words, the longest. None: not known,
-    or a part of a card."""
+    """FLOP/s and bytes/s of the card of this name: of the entries that it has as words, the
+    longest. None: not known, or a part of a card."""
     known = [card for card in SHEETS if re.search(rf"\b{card}\b", name)]
     if not known or "MIG" in name:
         return None
@@ -139,7 +160,8 @@ def clock(work: Callable[[], object], where: str) -> float:
 
 
 def peaks(given: argparse.Namespace) -> dict[str, Any]:
-    """The fastest measured bf16 matrix product (FLOP/s) and copy (bytes read and written a second)."""
+    """The fastest measured bf16 matrix product (FLOP/s) and copy (bytes read and written a
+    second)."""
     import torch
 
     where, size = device(given.rehearse), 512 if given.rehearse else 8192
@@ -161,10 +183,16 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     best: dict[str, Any] = {"tokens": 0.0}
     for batch in BATCHES[:2] if given.rehearse else given.batches:
         try:
-            step = (nanogpt_step if given.who.startswith("nanoGPT") else our_step)(given, shape, context, batch, where)
+            step = (nanogpt_step if given.who.startswith("nanoGPT") else our_step)(
+                given, shape, context, batch, where
+            )
             for _ in range(3):
                 step()
-            rate = batch * context / statistics.median(clock(step, where) for _ in range(3 if given.rehearse else 10))
+            rate = (
+                batch
+                * context
+                / statistics.median(clock(step, where) for _ in range(3 if given.rehearse else 10))
+            )
         except torch.OutOfMemoryError:
             break
         if rate > best["tokens"]:
@@ -174,7 +202,9 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     return best
 
 
-def our_step(given: argparse.Namespace, shape: Shape, context: int, batch: int, where: str) -> Callable[[], object]:
+def our_step(
+    given: argparse.Namespace, shape: Shape, context: int, batch: int, where: str
+) -> Callable[[], object]:
     """One step of our trainer after another."""
     import itertools
 
@@ -188,8 +218,15 @@ def our_step(given: argparse.Namespace, shape: Shape, context: int, batch: int, 
 
     plain: Any = config.MLP(hidden=4 * shape.dim)
     if shape.experts:
-        plain = config.MoE(experts=shape.experts, top_k=2, expert=config.MLP(hidden=2 * shape.dim), balance_loss=0.01)
-    attention = config.Attention(heads=shape.heads, kv_heads=shape.heads // 3 if shape.packed else None)
+        plain = config.MoE(
+            experts=shape.experts,
+            top_k=2,
+            expert=config.MLP(hidden=2 * shape.dim),
+            balance_loss=0.01,
+        )
+    attention = config.Attention(
+        heads=shape.heads, kv_heads=shape.heads // 3 if shape.packed else None
+    )
     norm = config.LayerNorm(bias=False)
     stack = config.Stack(
         depth=shape.depth,
@@ -197,21 +234,33 @@ def our_step(given: argparse.Namespace, shape: Shape, context: int, batch: int, 
         position=config.Learned(length=context),
         last_norm=norm,
     )
-    made = config.Decoder(dim=shape.dim, context=context, embed=config.Embed(vocab=shape.vocab), decoder=stack)
+    made = config.Decoder(
+        dim=shape.dim, context=context, embed=config.Embed(vocab=shape.vocab), decoder=stack
+    )
     model = build_model(made, device=where, seed=0)
     model.engine = "sdpa" if given.who.endswith("masked") else "auto"
     compiled = {"compiled": "yes", "blocks": "blocks"}.get(given.who.split()[-1], "no")
-    settings = run.Train(steps=10**9, batch=batch, optimizer=run.AdamW(lr=6e-4), dtype="bfloat16", compile=compiled)
+    settings = run.Train(
+        steps=10**9, batch=batch, optimizer=run.AdamW(lr=6e-4), dtype="bfloat16", compile=compiled
+    )
     draw = torch.Generator().manual_seed(0)
     some = [torch.randint(shape.vocab, (batch, context + 1), generator=draw) for _ in range(8)]
     place = torch.arange(context).expand(batch, -1)
-    packed = {"pos": place % (context // 4), "document_ids": place // (context // 4)} if shape.packed else {}
-    feed = (Batch(tokens=part[:, :-1], targets=part[:, 1:], **packed) for part in itertools.cycle(some))
+    packed = (
+        {"pos": place % (context // 4), "document_ids": place // (context // 4)}
+        if shape.packed
+        else {}
+    )
+    feed = (
+        Batch(tokens=part[:, :-1], targets=part[:, 1:], **packed) for part in itertools.cycle(some)
+    )
     going = steps(model, feed, settings=settings)
     return lambda: next(going)
 
 
-def nanogpt_step(given: argparse.Namespace, shape: Shape, context: int, batch: int, where: str) -> Callable[[], object]:
+def nanogpt_step(
+    given: argparse.Namespace, shape: Shape, context: int, batch: int, where: str
+) -> Callable[[], object]:
     """One step of nanoGPT's train.py after another, without what it logs."""
     import torch
 
@@ -219,7 +268,12 @@ def nanogpt_step(given: argparse.Namespace, shape: Shape, context: int, batch: i
     from model import GPT, GPTConfig
 
     said, sys.stdout = sys.stdout, sys.stderr  # it prints
-    sizes = {"n_layer": shape.depth, "n_head": shape.heads, "n_embd": shape.dim, "vocab_size": shape.vocab}
+    sizes = {
+        "n_layer": shape.depth,
+        "n_head": shape.heads,
+        "n_embd": shape.dim,
+        "vocab_size": shape.vocab,
+    }
     plain = GPT(GPTConfig(block_size=context, dropout=0.0, bias=False, **sizes)).to(where)
     optimizer = plain.configure_optimizers(0.1, 6e-4, (0.9, 0.95), where)
     sys.stdout = said
@@ -252,7 +306,8 @@ def engine(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def continued(given: argparse.Namespace, rows: int, length: int, count: int) -> dict[str, Any]:
-    """Tokens/s of ``rows`` prompts of so many tokens, continued by ``count``, and the bytes of the weights."""
+    """Tokens/s of ``rows`` prompts of so many tokens, continued by ``count``, and the bytes of the
+    weights."""
     import generate
     import torch
 
@@ -260,7 +315,9 @@ def continued(given: argparse.Namespace, rows: int, length: int, count: int) -> 
     draw = torch.Generator().manual_seed(0)
     prompts = torch.randint(256, (rows, length), generator=draw).tolist()
     with tempfile.TemporaryDirectory() as folder:
-        saved = generate.saved("gpt2" if given.rehearse else DECODED[given.shape], torch.bfloat16, Path(folder))
+        saved = generate.saved(
+            "gpt2" if given.rehearse else DECODED[given.shape], torch.bfloat16, Path(folder)
+        )
         if given.who == "transformers":
             from transformers import AutoModelForCausalLM
 
@@ -269,19 +326,28 @@ def continued(given: argparse.Namespace, rows: int, length: int, count: int) -> 
             static = {} if given.rehearse else {"cache_implementation": "static"}
 
             def work() -> object:
-                return model.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, **static)
+                return model.generate(
+                    ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, **static
+                )
         else:
             import glassformer
             from glassformer.engine import Engine, Request
             from glassformer.generation import Sampling
 
             model, _ = glassformer.load(str(saved), device=where)
-            serving = Engine(model, lookup=False, max_sequences=rows) if given.who == "engine" else None
+            serving = (
+                Engine(model, lookup=False, max_sequences=rows) if given.who == "engine" else None
+            )
 
             def work() -> object:
                 if serving is None:
-                    return glassformer.generate(model, None, prompts, max_new=count, temperature=0, eos=()).run()
-                asked = [Request(one, sampling=Sampling(0), max_new=count, stop_tokens=()) for one in prompts]
+                    return glassformer.generate(
+                        model, None, prompts, max_new=count, temperature=0, eos=()
+                    ).run()
+                asked = [
+                    Request(one, sampling=Sampling(0), max_new=count, stop_tokens=())
+                    for one in prompts
+                ]
                 return [handle.result() for handle in [serving.submit(one) for one in asked]]
 
         for _ in range(1 if given.rehearse else 3):
@@ -297,22 +363,32 @@ PARTS = {"peaks": peaks, "train": train, "decode": decode, "engine": engine}
 # ------------------------------------------------------------------------------------ the table
 
 
-def measure(given: argparse.Namespace, part: str, who: str = "", shape: str = "") -> dict[str, Any] | None:
-    """One measurement in a process of its own; None where it failed, with its last words printed."""
+def measure(
+    given: argparse.Namespace, part: str, who: str = "", shape: str = ""
+) -> dict[str, Any] | None:
+    """One measurement in a process of its own; None where it failed, with its last words
+    printed."""
     command = [sys.executable, __file__, "--part", part, "--who", who, "--shape", shape]
     command += ["--nanogpt", str(given.nanogpt)] if given.nanogpt else []
     command += ["--rehearse"] if given.rehearse else []
     command += ["--batches", *map(str, given.batches)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "0"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "0"}
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        print(f"{part} {who} {shape} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}", flush=True)
+        print(
+            f"{part} {who} {shape} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}",
+            flush=True,
+        )
         return None
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
-def best_of(given: argparse.Namespace, part: str, names: list[str], shape: str) -> dict[str, dict[str, Any]]:
+def best_of(
+    given: argparse.Namespace, part: str, names: list[str], shape: str
+) -> dict[str, dict[str, Any]]:
     """The median round of each contender, who take turns."""
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for _ in range(given.rounds):
@@ -320,7 +396,9 @@ def best_of(given: argparse.Namespace, part: str, names: list[str], shape: str) 
             found = measure(given, part, name, shape)
             if found is not None:
                 rounds[name].append(found)
-    return {n: sorted(f, key=lambda one: one["tokens"])[len(f) // 2] for n, f in rounds.items() if f}
+    return {
+        n: sorted(f, key=lambda one: one["tokens"])[len(f) // 2] for n, f in rounds.items() if f
+    }
 
 
 def learn(given: argparse.Namespace) -> bool:
@@ -330,28 +408,53 @@ def learn(given: argparse.Namespace) -> bool:
     steps = 4 if given.rehearse else None
     mine = [shakespeare.ours("shakespeare-gpu.toml", data, steps) for _ in range(given.rounds)]
     reached = [one.reached for one in mine if one.reached is not None]
-    row = f"{statistics.median(reached):.1f} s to the loss" if len(reached) == len(mine) else "missed"
-    print(f"| learn | ours, {mine[0].parameters:,} parameters | {row} | {mine[0].loss:.4f} at the end |", flush=True)
+    row = (
+        f"{statistics.median(reached):.1f} s to the loss" if len(reached) == len(mine) else "missed"
+    )
+    print(
+        f"| learn | ours, {mine[0].parameters:,} parameters | {row} | {mine[0].loss:.4f} at "
+        "the end |",
+        flush=True,
+    )
     if not given.nanogpt:
         return len(reached) == len(mine)
-    small = {"device": "cpu", "compile": False, "max_iters": 2, "eval_interval": 2, "eval_iters": 1, "n_layer": 1}
+    small = {
+        "device": "cpu",
+        "compile": False,
+        "max_iters": 2,
+        "eval_interval": 2,
+        "eval_iters": 1,
+        "n_layer": 1,
+    }
     theirs = shakespeare.nanogpt(given.nanogpt, data, small if given.rehearse else {})
     print(
-        f"| learn | nanoGPT's GPU settings | {theirs.seconds:.1f} s in all | {theirs.loss:.4f} at the end |", flush=True
+        f"| learn | nanoGPT's GPU settings | {theirs.seconds:.1f} s in all | {theirs.loss:.4f} "
+        "at the end |",
+        flush=True,
     )
     return bool(reached) and statistics.median(reached) <= theirs.seconds / 3
 
 
 def main() -> int:
     """Measure what was asked for, a line each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
     parser.add_argument("--only", nargs="+", choices=MEASURED, default=MEASURED, help="all")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
-    parser.add_argument("--shapes", nargs="+", choices=(*SHAPES, *DECODED), default=(*SHAPES, *DECODED), help="all")
-    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="rows a step that are tried")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="of train: all")
-    parser.add_argument("--rehearse", action="store_true", help="toy shapes on a CPU, to see that it runs")
+    parser.add_argument(
+        "--shapes", nargs="+", choices=(*SHAPES, *DECODED), default=(*SHAPES, *DECODED), help="all"
+    )
+    parser.add_argument(
+        "--batches", nargs="+", type=int, default=BATCHES, help="rows a step that are tried"
+    )
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="of train: all"
+    )
+    parser.add_argument(
+        "--rehearse", action="store_true", help="toy shapes on a CPU, to see that it runs"
+    )
     for hidden in ("--part", "--who", "--shape"):
         parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -361,38 +464,59 @@ def main() -> int:
     top = measure(given, "peaks")
     if top is None:
         return 2
-    print(f"{top['device']}: measured {top['flops'] / 1e12:.3g} TFLOP/s in bf16, {top['bytes'] / 1e9:.4g} GB/s")
+    print(
+        f"{top['device']}: measured {top['flops'] / 1e12:.3g} TFLOP/s in bf16, "
+        f"{top['bytes'] / 1e9:.4g} GB/s"
+    )
     told = sheet(top["device"])
     if told is not None:
         top["flops"], top["bytes"] = told
     from_where = "measured: the card is not in SHEETS" if told is None else "of the data sheet"
-    print(f"Peaks {from_where}: {top['flops'] / 1e12:.3g} TFLOP/s, {top['bytes'] / 1e9:.4g} GB/s\n", flush=True)
+    print(
+        f"Peaks {from_where}: {top['flops'] / 1e12:.3g} TFLOP/s, {top['bytes'] / 1e9:.4g} GB/s\n",
+        flush=True,
+    )
     print("| part | who | figure | of the peak |\n|---|---|---|---|", flush=True)
     well = True
     if "learn" in given.only:
         well &= learn(given)
     if "train" in given.only:
-        for shape, made in (TOYS if given.rehearse else {n: s for n, s in SHAPES.items() if n in given.shapes}).items():
+        for shape, made in (
+            TOYS if given.rehearse else {n: s for n, s in SHAPES.items() if n in given.shapes}
+        ).items():
             mixed = bool(made.experts or made.packed)
             theirs = given.nanogpt and not mixed
-            names = [n for n in given.contenders if (theirs if "nanoGPT" in n else made.packed or "masked" not in n)]
+            names = [
+                n
+                for n in given.contenders
+                if (theirs if "nanoGPT" in n else made.packed or "masked" not in n)
+            ]
             found = best_of(given, "train", names, shape)
             well &= len(found) == len(names)
             for name, one in found.items():
                 share = f"{one['flops'] / top['flops']:.1%} of the peak, {one['memory']:.1f} GiB"
                 batch = one.get("batch", 0)
                 print(
-                    f"| train {shape} | {name}, batch {batch} | {one['tokens']:,.0f} tokens/s | {share} |", flush=True
+                    f"| train {shape} | {name}, batch {batch} | {one['tokens']:,.0f} tokens/s | "
+                    f"{share} |",
+                    flush=True,
                 )
     if "decode" in given.only:
-        for shape in [one for one in DECODED if one in given.shapes][: 1 if given.rehearse else None]:
+        for shape in [one for one in DECODED if one in given.shapes][
+            : 1 if given.rehearse else None
+        ]:
             found = best_of(given, "decode", ["ours", "transformers"], shape)
             well &= len(found) == 2
             for name, one in found.items():
                 share = f"{one['tokens'] * one['bytes'] / top['bytes']:.1%} of the bandwidth"
-                print(f"| decode {shape} | {name} | {one['tokens']:.1f} tokens/s | {share} |", flush=True)
+                print(
+                    f"| decode {shape} | {name} | {one['tokens']:.1f} tokens/s | {share} |",
+                    flush=True,
+                )
     if "engine" in given.only:
-        for shape in [one for one in DECODED if one in given.shapes][: 1 if given.rehearse else None]:
+        for shape in [one for one in DECODED if one in given.shapes][
+            : 1 if given.rehearse else None
+        ]:
             found = best_of(given, "engine", ["engine", "generate", "transformers"], shape)
             well &= len(found) == 3
             for name, one in found.items():

@@ -1,6 +1,7 @@
 """What came before and what came after, on the same data: the numbers of docs/history.md.
 
-    GLASSFORMER_DATA=../shared/data python benchmarks/history.py --out FOLDER [--write] [--steps N] [--only PART ...]
+    GLASSFORMER_DATA=../shared/data python benchmarks/history.py --out FOLDER [--write] [--steps N]
+    [--only PART ...]
 
 Two parts, each by ``glassformer compare`` over the run files in runs/history:
   sentences   SST-2, good or bad, three seeds: bag of words, word2vec, one vector, attention, the encoder of 2017,
@@ -8,9 +9,10 @@ Two parts, each by ``glassformer compare`` over the run files in runs/history:
   backwards   beginnings of Multi30k's captions said backwards, letter by letter, by length, three seeds: the
               bottleneck and its cure
 
-Everything runs on one thread, one after the other; seconds are the processor's own, since other work may run beside.
-What is finished in FOLDER is not done again. --write puts the figures into docs/history.json, which the page reads;
---steps N cuts every training short: the losses of such a cut are kept apart, and a test trains it again.
+Everything runs on one thread, one after the other; seconds are the processor's own, since other
+work may run beside. What is finished in FOLDER is not done again. --write puts the figures into
+docs/history.json, which the page reads; --steps N cuts every training short: the losses of such a
+cut are kept apart, and a test trains it again.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ RUNS = ROOT / "runs" / "history"
 KEPT = ROOT / "docs" / "history.json"
 WORK = Path("out") / "history"  # below FOLDER, as the run files say it
 BORDERS = (4, 8, 12, 16, 20, 24, 28)  # letters
-READERS = ("bert", "gpt")  # who learn from the sentences without their labels first, by NAME-reads.toml
+# who learn from the sentences without their labels first, by NAME-reads.toml
+READERS = ("bert", "gpt")
 PEOPLE = ("word2vec", "rnn", "rnn-attention", "transformer", *READERS, "experts")
 VOCAB, DIM = 7200, 128  # words that occur at least twice, and the width of all models here
 EPOCHS = 40  # of word2vec
@@ -46,21 +49,30 @@ class Bench:
 
     def __init__(self, folder: Path, steps: int | None = None, seeds: int = 3) -> None:
         self.folder, self.steps, self.seeds = folder, steps, seeds
-        self.data = Path(os.environ.get("GLASSFORMER_DATA", ROOT.parent / "shared" / "data")).resolve()
+        self.data = Path(
+            os.environ.get("GLASSFORMER_DATA", ROOT.parent / "shared" / "data")
+        ).resolve()
         self.record = folder / "seconds.json"
-        self.seconds: dict[str, float] = json.loads(self.record.read_text()) if self.record.exists() else {}
+        self.seconds: dict[str, float] = (
+            json.loads(self.record.read_text()) if self.record.exists() else {}
+        )
 
     def call(self, *words: Any) -> str:
         """Standard output of ``glassformer WORDS``."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLASSFORMER_DATA": str(self.data)}
         command = [sys.executable, "-m", "glassformer", *map(str, words)]
-        ended = subprocess.run(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True)
+        ended = subprocess.run(
+            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True
+        )
         if ended.returncode:
-            raise SystemExit(f"glassformer {' '.join(map(str, words))} ended with {ended.returncode}")
+            raise SystemExit(
+                f"glassformer {' '.join(map(str, words))} ended with {ended.returncode}"
+            )
         return ended.stdout
 
     def make(self, made: Path, *words: Any) -> float:
-        """``glassformer WORDS`` unless what it makes is there; the processor's seconds it took, its start counted."""
+        """``glassformer WORDS`` unless what it makes is there; the processor's seconds it took, its
+        start counted."""
         if not (self.folder / made).exists():
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             self.call(*words)
@@ -73,7 +85,9 @@ class Bench:
     def compared(self, out: str, names: list[str], *words: Any) -> list[dict[str, Any]]:
         """The rows of ``glassformer compare``."""
         files = [self.run_file(name) for name in names]
-        rows: list[dict[str, Any]] = json.loads(self.call("compare", *files, "--out", WORK / out, "--json", *words))
+        rows: list[dict[str, Any]] = json.loads(
+            self.call("compare", *files, "--out", WORK / out, "--json", *words)
+        )
         return rows
 
     def run_file(self, name: str) -> Path:
@@ -82,7 +96,8 @@ class Bench:
         if self.steps is not None:
             keys = ("steps", "evaluate_every", "save_every")
             lines = [
-                f"{line.split()[0]} = {self.steps}" if line.split(" ")[0] in keys else line for line in text.split("\n")
+                f"{line.split()[0]} = {self.steps}" if line.split(" ")[0] in keys else line
+                for line in text.split("\n")
             ]
             text = "\n".join(lines)
         if self.seeds == 1:  # whose folder compare names without a seed
@@ -94,7 +109,8 @@ class Bench:
 
 
 def backwards(captions: list[str], seed: int) -> list[tuple[str, str]]:
-    """Beginnings of captions, up to 8 words, and the same from the end; letters parted by blanks."""
+    """Beginnings of captions, up to 8 words, and the same from the end; letters parted by
+    blanks."""
     chosen, made = random.Random(seed), list[tuple[str, str]]()
     for caption in captions:
         words = [word for word in caption.lower().split() if word.isalpha() and word.isascii()]
@@ -113,26 +129,47 @@ def put(folder: Path, name: str, lines: list[str]) -> None:
 def by_length(bench: Bench) -> list[dict[str, Any]]:
     """Letters backwards: all of it right, by letters of the source."""
     folder = bench.folder / WORK / "data"
-    for seed, (split, file) in enumerate((("train", "train"), ("valid", "val"), ("test", "test_2016_flickr"))):
-        pairs = backwards((bench.data / "multi30k" / f"{file}.en").read_text(encoding="utf-8").splitlines(), seed)
+    for seed, (split, file) in enumerate(
+        (("train", "train"), ("valid", "val"), ("test", "test_2016_flickr"))
+    ):
+        pairs = backwards(
+            (bench.data / "multi30k" / f"{file}.en").read_text(encoding="utf-8").splitlines(), seed
+        )
         for side, at in (("source", 0), ("target", 1)):
             put(folder, f"backwards.{split}.{side}", [pair[at] for pair in pairs])
     names = ["backwards-rnn", "backwards-rnn-attention", "backwards-transformer"]
     rows = bench.compared("backwards", names, "--seeds", bench.seeds)
-    return [turned_round(row, [written(bench, run["name"]) for run in row.get("seeds", [row])]) for row in rows]
+    return [
+        turned_round(row, [written(bench, run["name"]) for run in row.get("seeds", [row])])
+        for row in rows
+    ]
 
 
 def written(bench: Bench, name: str) -> dict[str, Any]:
-    """Exact answers of a pair model, greedy, as ``glassformer eval`` counts them, in all and by length."""
+    """Exact answers of a pair model, greedy, as ``glassformer eval`` counts them, in all and by
+    length."""
     files = [f"{WORK}/data/backwards.test.{side}" for side in ("source", "target")]
-    asked = ("--figures", "exact", "--beams", 1, "--max-new", 48, "--lengths", ",".join(map(str, BORDERS)), "--json")
+    asked = (
+        "--figures",
+        "exact",
+        "--beams",
+        1,
+        "--max-new",
+        48,
+        "--lengths",
+        ",".join(map(str, BORDERS)),
+        "--json",
+    )
     model = WORK / "backwards" / name
-    found: dict[str, Any] = json.loads(bench.call("eval", model, "--data", files[0], "--target", files[1], *asked))
+    found: dict[str, Any] = json.loads(
+        bench.call("eval", model, "--data", files[0], "--target", files[1], *asked)
+    )
     return found
 
 
 def turned_round(row: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the page shows of a row of ``compare`` and its tests: means over seeds, and by length each seed's too."""
+    """What the page shows of a row of ``compare`` and its tests: means over seeds, and by length
+    each seed's too."""
     lengths = {}
     for span, group in found[0]["by length"].items():
         seeds = [one["by length"][span]["exact"] for one in found]
@@ -155,7 +192,9 @@ def sentences(bench: Bench) -> list[dict[str, Any]]:
     for seed in seeds:
         vectors = WORK / f"vectors.seed-{seed}.bin"
         how = ("--least", 2, "--dim", DIM, "--epochs", EPOCHS, "--seed", seed)
-        reading["word2vec"].append(bench.make(vectors, "words", "train", text, *how, "--out", vectors))
+        reading["word2vec"].append(
+            bench.make(vectors, "words", "train", text, *how, "--out", vectors)
+        )
         averaged = WORK / f"word2vec.seed-{seed}"
         bench.make(averaged, "words", "average", vectors, "--out", averaged)
     under = ("--seeds", bench.seeds)
@@ -167,8 +206,11 @@ def sentences(bench: Bench) -> list[dict[str, Any]]:
     return [labelled(row, reading.get(row["name"]), losses.get(row["name"])) for row in rows]
 
 
-def labelled(row: dict[str, Any], reading: list[float] | None, losses: list[float] | None) -> dict[str, Any]:
-    """What the page shows of a row with labels: lists have a figure for each seed, of what was read first too."""
+def labelled(
+    row: dict[str, Any], reading: list[float] | None, losses: list[float] | None
+) -> dict[str, Any]:
+    """What the page shows of a row with labels: lists have a figure for each seed, of what was read
+    first too."""
     runs = row.get("seeds", [row])
     return {
         "name": row["name"],
@@ -182,11 +224,21 @@ def labelled(row: dict[str, Any], reading: list[float] | None, losses: list[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the runs go, and go on")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (all)")
-    parser.add_argument("--steps", type=int, metavar="N", help="so many steps each, to try the script")
-    parser.add_argument("--write", action="store_true", help="put the figures into docs/history.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="where the runs go, and go on"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (all)"
+    )
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="so many steps each, to try the script"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="put the figures into docs/history.json"
+    )
     given = parser.parse_args()
     folder = given.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +246,9 @@ def main() -> None:
     import torch
 
     work = {"backwards": by_length, "sentences": sentences}
-    before: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if given.write and KEPT.exists() else {}
+    before: dict[str, Any] = (
+        json.loads(KEPT.read_text(encoding="utf-8")) if given.write and KEPT.exists() else {}
+    )
     found, about = dict[str, Any](), dict[str, Any]()
     for part in given.only:
         rows = work[part](bench)
@@ -205,7 +259,8 @@ def main() -> None:
         found[part] = rows
         about[part] = {
             "command": f"{COMMAND} --out FOLDER --only {part} --write",
-            "machine": f"one thread of {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+            "machine": f"one thread of {platform.machine()}, {os.cpu_count()} cores, torch "
+            f"{torch.__version__}",
             "date": date.today().isoformat(),
         }
     about = {**before.get("about", {}), **about}  # parts may be run one by one

@@ -1,10 +1,11 @@
-"""What the machine allows: the products of one pass without a model around them, attention of a prompt, the memory.
+"""What the machine allows: the products of one pass without a model around them, attention of a
+prompt, the memory.
 
     python benchmarks/limits.py [--threads 2] [--repeats 5]
 
-Matrices of GPT-2's 124M for one token (fp32 and bf16) and of the Llama of 1.1 B for prompts of 128 and 1,024 tokens
-(bf16), as they lie and packed; a layer's causal attention in bf16 by PyTorch's fused kernel, by ours, and by the
-kernel over pages that an engine has.
+Matrices of GPT-2's 124M for one token (fp32 and bf16) and of the Llama of 1.1 B for prompts of 128
+and 1,024 tokens (bf16), as they lie and packed; a layer's causal attention in bf16 by PyTorch's
+fused kernel, by ours, and by the kernel over pages that an engine has.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ def products(shapes: list[tuple[int, int]], rows: int, dtype: torch.dtype, repea
     weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in shapes]
     inputs = {width: torch.randn(rows, width).to(dtype) for _, width in shapes}
     plain = milliseconds(lambda: [F.linear(inputs[w.shape[1]], w) for w in weights], repeats)
-    copies: list[tuple[Tensor, int]] = [(torch.ops.mkldnn._reorder_linear_weight(w, 32), w.shape[1]) for w in weights]
+    copies: list[tuple[Tensor, int]] = [
+        (torch.ops.mkldnn._reorder_linear_weight(w, 32), w.shape[1]) for w in weights
+    ]
     linear = torch.ops.mkldnn._linear_pointwise.default
-    packed = milliseconds(lambda: [linear(inputs[k], copy, None, "none", [], "") for copy, k in copies], repeats)
+    packed = milliseconds(
+        lambda: [linear(inputs[k], copy, None, "none", [], "") for copy, k in copies], repeats
+    )
     size, flops = sum(w.nbytes for w in weights), 2 * rows * sum(w.numel() for w in weights)
     name = f"{len(shapes)} matrices, {rows} rows, {str(dtype)[6:]}"
     fast = f"{size / packed / 1e6:.0f} GB/s, {flops / packed / 1e9:.2f} TFLOP/s packed"
@@ -64,22 +69,36 @@ def attention(heads: int, shared: int, length: int, repeats: int) -> None:
     pages, slots = Pages.empty(-(-length // PAGE), shared, 64, torch.bfloat16), torch.arange(length)
     pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), slots)
     rows, seen = torch.zeros(length, dtype=torch.int32), (slots + 1).int()
-    told = q[0].transpose(0, 1).contiguous(), pages, torch.arange(-(-length // PAGE)).int()[None], rows, seen, 0.125
+    told = (
+        q[0].transpose(0, 1).contiguous(),
+        pages,
+        torch.arange(-(-length // PAGE)).int()[None],
+        rows,
+        seen,
+        0.125,
+    )
     paged = milliseconds(lambda: paged_attention(*told), repeats)
     name = f"attention {heads}/{shared} x 64, {length} tokens"
-    print(f"{name:36} {fused:8.2f} ms fused       {ours:8.2f} ms ours, {paged:8.2f} ms in pages", flush=True)
+    print(
+        f"{name:36} {fused:8.2f} ms fused       {ours:8.2f} ms ours, {paged:8.2f} ms in pages",
+        flush=True,
+    )
 
 
 def main() -> None:
     """All lines."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     numbers, square = torch.ones(1 << 26), torch.randn(2048, 2048).bfloat16()
     print(f"memory {numbers.nbytes / milliseconds(numbers.sum, 8) / 1e6:.0f} GB/s", end=", ")
-    print(f"bf16 2048^3 {2 * 2048**3 / milliseconds(lambda: square @ square, 20) / 1e9:.2f} TFLOP/s")
+    print(
+        f"bf16 2048^3 {2 * 2048**3 / milliseconds(lambda: square @ square, 20) / 1e9:.2f} TFLOP/s"
+    )
     for dtype in (torch.float32, torch.bfloat16):
         products(SMALL, 1, dtype, 4 * given.repeats)
     for rows in (128, 1024):

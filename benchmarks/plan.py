@@ -1,9 +1,11 @@
-"""Which number format and whether to compile: the measurements behind the table in ``training/execution.py``.
+"""Which number format and whether to compile: the measurements behind the table in
+``training/execution.py``.
 
     python benchmarks/plan.py                       a step of each shape in fp32 and bf16, in turns, one thread
     python benchmarks/plan.py --compile             also compiled, with what compiling costs
 
-On a CPU the time is the processor's own, so that a busy machine disturbs little. Best of the rounds.
+On a CPU the time is the processor's own, so that a busy machine disturbs little. Best of the
+rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ def decoder(dim: int, depth: int = 4, vocab: int = 2048) -> config.Model:
 
 def shapes() -> dict[str, tuple[config.Model, int]]:
     """What is measured: a model and its rows a step."""
-    found = {f"dim {dim}, {rows} rows": (decoder(dim), rows) for dim in (64, 128, 256, 384) for rows in (4, 16, 64)}
+    found = {
+        f"dim {dim}, {rows} rows": (decoder(dim), rows)
+        for dim in (64, 128, 256, 384)
+        for rows in (4, 16, 64)
+    }
     found["dim 64, 65 characters, 16 rows"] = decoder(64, vocab=65), 16
     found["dim 128, 65 characters, 16 rows"] = decoder(128, vocab=65), 16
     found["dim 512, 16 rows"] = decoder(512), 16
@@ -43,7 +49,9 @@ class Endless:
     """The same rows of random tokens again and again."""
 
     def __init__(self, rows: int, vocab: int) -> None:
-        tokens = torch.randint(vocab, (rows, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
+        tokens = torch.randint(
+            vocab, (rows, CONTEXT + 1), generator=torch.Generator().manual_seed(0)
+        )
         self.batch = Batch(tokens[:, :-1], tokens[:, 1:].clone())
 
     def __iter__(self) -> Endless:
@@ -56,14 +64,20 @@ class Endless:
         return {}
 
 
-def stepper(made: config.Model, rows: int, plan: ExecutionSettings, device: str) -> Callable[[], object]:
+def stepper(
+    made: config.Model, rows: int, plan: ExecutionSettings, device: str
+) -> Callable[[], object]:
     """Something that makes one training step whenever it is called."""
     model = build_model(made, device=device, seed=0)
     batches = Endless(rows, made.embed.vocab)
     batches.batch = batches.batch.to(device)
     how = run.Train(steps=10**6, batch=rows, optimizer=run.FROM_SCRATCH)
     steps = train(
-        model, batches, settings=how, state=State(model, Optimizer(model, how.optimizer), batches), execution=plan
+        model,
+        batches,
+        settings=how,
+        state=State(model, Optimizer(model, how.optimizer), batches),
+        execution=plan,
     )
     return lambda: next(steps)
 
@@ -92,7 +106,10 @@ def main() -> None:
         torch.set_num_threads(1)
     plans = {"fp32": ExecutionSettings("float32"), "bf16": ExecutionSettings("bfloat16")}
     if given.compile:
-        plans |= {f"{name} compiled": ExecutionSettings(plan.dtype, compile=True) for name, plan in list(plans.items())}
+        plans |= {
+            f"{name} compiled": ExecutionSettings(plan.dtype, compile=True)
+            for name, plan in list(plans.items())
+        }
     for name, (made, rows) in shapes().items():
         if given.only not in name:
             continue
@@ -106,7 +123,9 @@ def main() -> None:
         for _ in range(given.rounds):
             for kind, work in works.items():
                 best[kind] = min(best[kind], seconds(work, given.device, given.seconds))
-        told = "  ".join(f"{kind} {best[kind] * 1e3:7.2f} ms ({first[kind]:.1f} s first)" for kind in plans)
+        told = "  ".join(
+            f"{kind} {best[kind] * 1e3:7.2f} ms ({first[kind]:.1f} s first)" for kind in plans
+        )
         print(f"{name:34}{told}  fp32/bf16 {best['fp32'] / best['bf16']:.2f}", flush=True)
 
 

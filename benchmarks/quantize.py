@@ -1,11 +1,13 @@
 """Perplexity and size of a model in 16, 8 and 4 bits, beside llama.cpp's files of the same weights.
 
     python benchmarks/quantize.py out/wikitext-llama --text wikitext-2-raw/wiki.test.raw \\
-        --calibrate wikitext-2-raw/wiki.valid.raw --llama build/bin --llama-python llama_cpp_python-0.3.36
+        --calibrate wikitext-2-raw/wiki.valid.raw --llama build/bin --llama-python
+        llama_cpp_python-0.3.36
 
-Every model reads the same windows of its context, spread over the text; a window's tokens but the first are predicted.
-llama.cpp quantises an F32 file written here (its own C function) and reads what it made: `--llama` is the folder of its
-libraries, `--llama-python` that of llama-cpp-python, whose bindings are used. Its files are also read by this library.
+Every model reads the same windows of its context, spread over the text; a window's tokens but the
+first are predicted. llama.cpp quantises an F32 file written here (its own C function) and reads
+what it made: `--llama` is the folder of its libraries, `--llama-python` that of llama-cpp-python,
+whose bindings are used. Its files are also read by this library.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ def windows(text: str, tokenizer: Any, context: int, count: int) -> list[torch.T
     tokens = tokenise(find(text), tokenizer).tokens
     there = len(tokens) // context
     places = [number * there // min(count, there) for number in range(min(count, there))]
-    return [torch.from_numpy(tokens[at * context : (at + 1) * context].astype("int64"))[None] for at in places]
+    return [
+        torch.from_numpy(tokens[at * context : (at + 1) * context].astype("int64"))[None]
+        for at in places
+    ]
 
 
 def perplexity(model: Any, rows: list[torch.Tensor]) -> float:
@@ -52,7 +57,9 @@ def perplexity(model: Any, rows: list[torch.Tensor]) -> float:
     nats = 0.0
     with inference(model):
         for row in rows:
-            nats += float(F.cross_entropy(model(row).logits[0, :-1].float(), row[0, 1:], reduction="sum"))
+            nats += float(
+                F.cross_entropy(model(row).logits[0, :-1].float(), row[0, 1:], reduction="sum")
+            )
     return math.exp(nats / sum(row.numel() - 1 for row in rows))
 
 
@@ -71,7 +78,11 @@ def ours(given: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[s
             model, _ = glassformer.load(given.model, dtype="bfloat16")
             round_ = getattr(rounding, name)
             quantize_weights(model, Layout(bits), lambda _, w, b, g, r=round_: r(w, b, g))
-            yield {"what": f"int{bits}, {name}", "bytes": size(model), "perplexity": perplexity(model, rows)}
+            yield {
+                "what": f"int{bits}, {name}",
+                "bytes": size(model),
+                "perplexity": perplexity(model, rows),
+            }
     opened = Checkpoint.open(given.model)
     model, tokenizer = opened.model(dtype="bfloat16"), opened.tokenizer()
     assert tokenizer is not None
@@ -83,7 +94,11 @@ def ours(given: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[s
         gguf.save(model, path, "F32", tokenizer)
         if given.llama:
             found = Llama(given).perplexity(path, rows)
-            yield {"what": "int4, calibrated: written as GGUF, read by llama.cpp", "bytes": None, "perplexity": found}
+            yield {
+                "what": "int4, calibrated: written as GGUF, read by llama.cpp",
+                "bytes": None,
+                "perplexity": found,
+            }
 
 
 class Llama:
@@ -105,7 +120,9 @@ class Llama:
         how.ftype, how.nthread = FTYPES[kind], 1
         if table is not None:
             how.token_embedding_type = how.output_tensor_type = table
-        failed = self.library.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(how))
+        failed = self.library.llama_model_quantize(
+            str(source).encode(), str(target).encode(), ctypes.byref(how)
+        )
         assert not failed, f"llama.cpp could not quantise {source}"
 
     def perplexity(self, path: Path, rows: list[torch.Tensor]) -> float:
@@ -150,13 +167,21 @@ def theirs(given: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict
                 llama.quantise(source, target, kind, table)
                 model = gguf.load(target, None)
                 what = f"llama.cpp {kind}, embedding and head {said}"
-                weights = sum(place.end - place.begin for place in gguf.GGUF(target).places.values())
-                line = {"what": what, "bytes": weights, "perplexity": llama.perplexity(target, rows)}
+                weights = sum(
+                    place.end - place.begin for place in gguf.GGUF(target).places.values()
+                )
+                line = {
+                    "what": what,
+                    "bytes": weights,
+                    "perplexity": llama.perplexity(target, rows),
+                }
                 yield {**line, "read here": perplexity(model, rows)}
 
 
 def main() -> None:
-    one = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    one = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     one.add_argument("model")
     one.add_argument("--text", required=True)
     one.add_argument("--calibrate", required=True)
@@ -167,8 +192,13 @@ def main() -> None:
     one.add_argument("--llama-python", default="")
     given = one.parse_args()
     opened = Checkpoint.open(given.model)
-    rows = windows(given.text, opened.tokenizer(), min(given.context, opened.config.context), given.windows)
-    print(f"{given.model}: {len(rows)} windows of {rows[0].numel()} tokens of {given.text}", flush=True)
+    rows = windows(
+        given.text, opened.tokenizer(), min(given.context, opened.config.context), given.windows
+    )
+    print(
+        f"{given.model}: {len(rows)} windows of {rows[0].numel()} tokens of {given.text}",
+        flush=True,
+    )
     first = None
     for line in chain(ours(given, rows), theirs(given, rows) if given.llama else ()):
         first = first or line["perplexity"]

@@ -1,10 +1,13 @@
-"""What several processes cost on one machine: each axis, exactness, a checkpoint, memory beside ``cost``'s formula.
+"""What several processes cost on one machine: each axis, exactness, a checkpoint, memory beside
+``cost``'s formula.
 
-    python benchmarks/scale.py [--rounds 5] [--memory 96] [--only steps memory context] [--cases CASE ...] [--json FILE]
+    python benchmarks/scale.py [--rounds 5] [--memory 96] [--only steps memory context] [--cases
+    CASE ...] [--json FILE]
 
-Processes of one thread each work in turn with one process alone, so that a busy machine is as busy for all. Two cores
-make nothing faster than two times, and four processes only wait for one another: what can be shown is the processor's
-time of all together beside that of one, memory, and the longest row that fits into it.
+Processes of one thread each work in turn with one process alone, so that a busy machine is as busy
+for all. Two cores make nothing faster than two times, and four processes only wait for one another:
+what can be shown is the processor's time of all together beside that of one, memory, and the
+longest row that fits into it.
 """
 
 from __future__ import annotations
@@ -30,7 +33,15 @@ from glassformer.nn import build_model
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.mesh import Mesh
 from glassformer.parallel.shard import draw, shard
-from glassformer.training import Batch, Causal, ExecutionSettings, Optimizer, State, run_checkpoints, train
+from glassformer.training import (
+    Batch,
+    Causal,
+    ExecutionSettings,
+    Optimizer,
+    State,
+    run_checkpoints,
+    train,
+)
 from glassformer.training.memory import peak_memory, reset_peak_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -61,7 +72,8 @@ def processes(name: str) -> int:
 
 
 def model_of(name: str, wide: bool) -> c.Decoder:
-    """256 wide, 4 blocks, 256 tokens: 4 M parameters; ``wide`` 512, 8 blocks: 25 M and few activations."""
+    """256 wide, 4 blocks, 256 tokens: 4 M parameters; ``wide`` 512, 8 blocks: 25 M and few
+    activations."""
     dim, depth, context = (512, 8, 64) if wide else (256, 4, 256)
     ffn: Any = c.MoE(4, 2, c.GatedMLP(dim)) if "expert" in name else c.GatedMLP(2 * dim)
     stack = c.Stack(depth, (c.Block(c.Attention(8), ffn),), c.Rotary(), last_norm=c.RMSNorm())
@@ -73,7 +85,9 @@ def steps(mesh: Mesh, name: str, wide: bool) -> tuple[Any, State]:
     layout, cfg = Parallel(**CASES[name]), model_of(name, wide)
     own = Mesh(layout, mesh.rank, mesh.device, mesh.store)
     model = build_model(cfg, seed=0, device=None if own.alone else "meta")
-    how = run.Train(steps=1 << 20, batch=ROWS, accumulate=PIECES, schedule=run.Constant(), optimizer=run.AdamW())
+    how = run.Train(
+        steps=1 << 20, batch=ROWS, accumulate=PIECES, schedule=run.Constant(), optimizer=run.AdamW()
+    )
     if not own.alone:
         shard(model, own, exact=layout.exact)
         model.to_empty(device="cpu")
@@ -108,7 +122,8 @@ class Cursor:
 
 
 def memory(mesh: Mesh, name: str, folder: str) -> dict[str, float]:
-    """The most bytes of three steps beyond what a small model left; the formula's; seconds of a save; what was left."""
+    """The most bytes of three steps beyond what a small model left; the formula's; seconds of a
+    save; what was left."""
     layout, cfg = Parallel(**CASES[name]), model_of(name, True)
     small = steps(mesh, name, False)[0]
     next(small)  # everything is imported, the kernels' code is there
@@ -130,18 +145,25 @@ def memory(mesh: Mesh, name: str, folder: str) -> dict[str, float]:
 
 
 def contexts(mesh: Mesh, limit: int) -> list[tuple[int, int]]:
-    """benchmarks/axes.py's: longer and longer rows until a step holds more than ``limit`` bytes a process."""
-    spec: Any = importlib.util.spec_from_file_location("longer_rows", Path(__file__).with_name("axes.py"))
+    """benchmarks/axes.py's: longer and longer rows until a step holds more than ``limit`` bytes a
+    process."""
+    spec: Any = importlib.util.spec_from_file_location(
+        "longer_rows", Path(__file__).with_name("axes.py")
+    )
     axes: Any = importlib.util.module_from_spec(spec)  # the tests have a module of that name too
     spec.loader.exec_module(axes)
-    return axes.longest(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"), mesh.size, limit)
+    return axes.longest(
+        Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"), mesh.size, limit
+    )
 
 
-# ------------------------------------------------------------------------------------------- reports
+# -------------------------------------------------------------------------------------------
+# reports
 
 
 def measure_steps(rounds: int, names: list[str]) -> dict[str, list[list[float]]]:
-    """For each case the seconds and the processor's seconds of its steps, each of all its processes, in turn."""
+    """For each case the seconds and the processor's seconds of its steps, each of all its
+    processes, in turn."""
     taken: dict[str, list[list[float]]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
         pools = {}
@@ -152,19 +174,35 @@ def measure_steps(rounds: int, names: list[str]) -> dict[str, list[list[float]]]
             for name in names:
                 answers = pools[processes(name)].call(step, name=name)
                 if turn:  # the first one warms up
-                    taken[name].append([max(wall for wall, _ in answers), sum(cpu for _, cpu in answers)])
-    print(f"a step of {ROWS} x 256 tokens in {PIECES} pieces, 4 M parameters, beside one process in the same turn")
-    print(f"{'':<24} processes   seconds (range)         beside one           processor's time of all, beside one")
+                    taken[name].append(
+                        [max(wall for wall, _ in answers), sum(cpu for _, cpu in answers)]
+                    )
+    print(
+        f"a step of {ROWS} x 256 tokens in {PIECES} pieces, 4 M parameters, beside one process "
+        "in the same turn"
+    )
+    print(
+        f"{'':<24} processes   seconds (range)         beside one           processor's time "
+        "of all, beside one"
+    )
     for name, steps in taken.items():
         base = taken["one process, experts" if "expert" in name else "one process"]
         wall = [one for one, _ in steps]
-        ratio, cpu = ([one[i] / alone[i] for one, alone in zip(steps, base, strict=True)] for i in (0, 1))
-        print(f"{name:<24} {processes(name):>9}   {spread(wall):<22}  {spread(ratio):<19}  {spread(cpu)}")
-    for size in (size for size in (2, 4) if {f"data {size}", f"data {size}, exact = false"} <= taken.keys()):
+        ratio, cpu = (
+            [one[i] / alone[i] for one, alone in zip(steps, base, strict=True)] for i in (0, 1)
+        )
+        print(
+            f"{name:<24} {processes(name):>9}   {spread(wall):<22}  {spread(ratio):<19}  "
+            f"{spread(cpu)}"
+        )
+    for size in (
+        size for size in (2, 4) if {f"data {size}", f"data {size}, exact = false"} <= taken.keys()
+    ):
         both = zip(taken[f"data {size}"], taken[f"data {size}, exact = false"], strict=True)
         price = [(one[0] / other[0], one[1] / other[1]) for one, other in both]
         words = (
-            f"{spread([one for one, _ in price])} of the time, {spread([cpu for _, cpu in price])} of the processor's"
+            f"{spread([one for one, _ in price])} of the time, "
+            f"{spread([cpu for _, cpu in price])} of the processor's"
         )
         print(f"exactness, {size} processes: {words}")
     return taken
@@ -172,7 +210,10 @@ def measure_steps(rounds: int, names: list[str]) -> dict[str, list[list[float]]]
 
 def measure_memory(names: list[str]) -> dict[str, Any]:
     """Each case in processes of its own."""
-    print("\nmemory of three steps, the largest of a case's processes: 25 M parameters, 2 x 64 tokens a piece, AdamW")
+    print(
+        "\nmemory of three steps, the largest of a case's processes: 25 M parameters, 2 x 64 "
+        "tokens a piece, AdamW"
+    )
     print(f"{'':<24} processes   measured    cost's formula   ratio   a checkpoint   before")
     found = {}
     for name in (name for name in names if "exact" not in name):
@@ -183,21 +224,30 @@ def measure_memory(names: list[str]) -> dict[str, Any]:
         most = max(answer["measured"] for answer in answers)
         found[name] = {**answers[0], "measured": most}
         said, save = answers[0]["formula"], answers[0]["save"]
-        numbers = f"{most / MIB:>7.0f} MiB  {said / MIB:>11.0f} MiB   {most / said:>5.2f}   {save:>7.2f} s"
+        numbers = (
+            f"{most / MIB:>7.0f} MiB  {said / MIB:>11.0f} MiB   {most / said:>5.2f}   "
+            f"{save:>7.2f} s"
+        )
         base = f"{answers[0]['base'] / MIB:>5.0f} MiB"
         print(f"{name:<24} {processes(name):>9}   {numbers}   {base}", flush=True)
     return found
 
 
 def measure_contexts(limit: int) -> dict[int, Any]:
-    print(f"\nthe longest row whose step (forward, backward) holds at most {limit} MiB a process, 3 M parameters")
+    print(
+        f"\nthe longest row whose step (forward, backward) holds at most {limit} MiB a "
+        "process, 3 M parameters"
+    )
     found = {}
     for size in (1, 2, 4):
         pool = Processes(size)
         found[size] = pool.call(contexts, limit=limit * MIB)[0]
         pool.close()
         (length, most), (more, over) = found[size][-2:]
-        print(f"{size} processes: {length:,} ({most / MIB:.0f} MiB); {more:,} took {over / MIB:.0f}", flush=True)
+        print(
+            f"{size} processes: {length:,} ({most / MIB:.0f} MiB); {more:,} took {over / MIB:.0f}",
+            flush=True,
+        )
     return found
 
 
@@ -208,13 +258,23 @@ def spread(numbers: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="steps of each case (5)")
-    parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="a process's memory for a row (96)")
     parser.add_argument(
-        "--only", nargs="+", default=["steps", "memory", "context"], choices=["steps", "memory", "context"]
+        "--memory", type=int, default=96, metavar="MIB", help="a process's memory for a row (96)"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["steps", "memory", "context"],
+        choices=["steps", "memory", "context"],
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything measured")
     parser.add_argument(
-        "--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE", help="some rows"
+        "--cases",
+        nargs="+",
+        default=list(CASES),
+        choices=list(CASES),
+        metavar="CASE",
+        help="some rows",
     )
     given = parser.parse_args()
     beside = {"one process, experts" if "expert" in name else "one process" for name in given.cases}

@@ -1,17 +1,21 @@
-"""The server under load: tokens a second and the time to the first token at 1, 8 and 32 clients, streaming.
+"""The server under load: tokens a second and the time to the first token at 1, 8 and 32 clients,
+streaming.
 
-    python benchmarks/serve.py [MODEL] [--clients 1 8 32] [--requests 3] [--tokens 64] [--repeats 3] [--bits 8]
+    python benchmarks/serve.py [MODEL] [--clients 1 8 32] [--requests 3] [--tokens 64] [--repeats 3]
+    [--bits 8]
         [--peer NAME=URL ...]
     python benchmarks/serve.py [MODEL] --keep-alive 200
     python benchmarks/serve.py --make FOLDER --tokenizer ../shared/data/tok-llama2 [--depth 22]
 
---make writes a Llama of 1.1 B parameters with random weights: FOLDER/model for us and for vLLM, and FOLDER/BF16.gguf,
-Q8_0.gguf, Q4_0.gguf for llama.cpp. MODEL is started here as `glassformer serve` starts it (the small one of the
-package where none is given); a peer is any server of OpenAI's API that runs already, such as llama.cpp's
-(`llama-server -m FILE.gguf --port 8080 -np 32`) or vLLM's, with the same model: --peer llama.cpp=http://127.0.0.1:8080.
-Every client sends its requests one after another, each with a prompt of its own, at temperature 0, and ignores the end
-of the text. Ours and the peers take turns; what is shown are medians over the repeats, with the least and the greatest.
---keep-alive sends that many requests one after another over one connection instead, and shows milliseconds of each.
+--make writes a Llama of 1.1 B parameters with random weights: FOLDER/model for us and for vLLM, and
+FOLDER/BF16.gguf, Q8_0.gguf, Q4_0.gguf for llama.cpp. MODEL is started here as `glassformer serve`
+starts it (the small one of the package where none is given); a peer is any server of OpenAI's API
+that runs already, such as llama.cpp's (`llama-server -m FILE.gguf --port 8080 -np 32`) or vLLM's,
+with the same model: --peer llama.cpp=http://127.0.0.1:8080. Every client sends its requests one
+after another, each with a prompt of its own, at temperature 0, and ignores the end of the text.
+Ours and the peers take turns; what is shown are medians over the repeats, with the least and the
+greatest. --keep-alive sends that many requests one after another over one connection instead, and
+shows milliseconds of each.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ import httpx
 
 @dataclass
 class Load:
-    """What a crowd of clients saw: tokens a second together, and each request's seconds to its first token."""
+    """What a crowd of clients saw: tokens a second together, and each request's seconds to its
+    first token."""
 
     rate: float = 0.0
     first: list[float] = field(default_factory=list)
@@ -40,7 +45,13 @@ class Load:
 
 async def one_request(client: httpx.AsyncClient, prompt: str, tokens: int, load: Load) -> int:
     """Stream one completion; the tokens that it counted."""
-    asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    asked = {
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
     asked["stream_options"] = {"include_usage": True}
     begun, seen, counted = time.perf_counter(), False, 0
     async with client.stream("POST", "/v1/completions", json=asked) as answer:
@@ -63,7 +74,9 @@ async def crowd(url: str, clients: int, requests: int, tokens: int, words: int) 
     async def one(number: int, client: httpx.AsyncClient) -> int:
         total = 0
         for turn in range(requests):
-            prompt = f"Story {number} {turn}: " + "once upon a time there was a king and " * (words // 8)
+            prompt = f"Story {number} {turn}: " + "once upon a time there was a king and " * (
+                words // 8
+            )
             total += await one_request(client, prompt, tokens, load)
         return total
 
@@ -78,7 +91,10 @@ async def crowd(url: str, clients: int, requests: int, tokens: int, words: int) 
 async def keep_alive(url: str, requests: int) -> dict[str, list[float]]:
     """Milliseconds of each of many requests over one connection, which stays open."""
     body = {"prompt": "Once upon a time", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
-    calls = {"GET /health": ("GET", "/health", None), "two tokens": ("POST", "/v1/completions", body)}
+    calls = {
+        "GET /health": ("GET", "/health", None),
+        "two tokens": ("POST", "/v1/completions", body),
+    }
     latency: dict[str, list[float]] = {name: [] for name in calls}
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         for _ in range(requests):
@@ -95,7 +111,9 @@ def start(model: str | None, bits: int | None) -> tuple[subprocess.Popen[str], s
 
     words = [sys.executable, "-m", "glassformer", "serve", model or str(shipped()), "--port", "0"]
     words += ["--bits", str(bits)] if bits else []
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ})
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ}
+    )
     assert process.stdout is not None
     url = process.stdout.readline().strip().removesuffix("/v1")
     while True:
@@ -114,7 +132,10 @@ def make(folder: Path, depth: int, words: str) -> None:
     from glassformer.recipes import llama
     from glassformer.tokenizer import pretrained
 
-    model, words_of = build_model(llama.llama2(2048, depth, 32, 4, 5632), seed=0).bfloat16(), pretrained.find(words)
+    model, words_of = (
+        build_model(llama.llama2(2048, depth, 32, 4, 5632), seed=0).bfloat16(),
+        pretrained.find(words),
+    )
     glassformer.save(model, folder / "model", words_of)
     for kind in ("BF16", "Q8_0", "Q4_0"):
         gguf.save(model, folder / f"{kind}.gguf", kind, words_of)
@@ -133,7 +154,9 @@ def main() -> None:
     given.add_argument("--make", type=Path, metavar="FOLDER")
     given.add_argument("--tokenizer", help="of the model that --make writes")
     given.add_argument("--depth", type=int, default=22, help="of the model that --make writes")
-    given.add_argument("--keep-alive", type=int, metavar="REQUESTS", help="requests over one connection instead")
+    given.add_argument(
+        "--keep-alive", type=int, metavar="REQUESTS", help="requests over one connection instead"
+    )
     args = given.parse_args()
     if args.make:
         return make(args.make, args.depth, args.tokenizer)
@@ -149,18 +172,27 @@ def main() -> None:
                 print(f"{name:13} {call:12} {spread}", flush=True)
         if args.keep_alive:
             return
-        print("clients  server         tokens/s (least to greatest)      first token, ms (greatest)")
+        print(
+            "clients  server         tokens/s (least to greatest)      first token, ms (greatest)"
+        )
         for clients in args.clients:
             found: dict[str, list[Load]] = {name: [] for name in servers}
             for turn in range(args.repeats):
                 order = list(servers.items())
                 for name, where in order if turn % 2 == 0 else order[::-1]:
-                    found[name].append(asyncio.run(crowd(where, clients, args.requests, args.tokens, args.words)))
+                    found[name].append(
+                        asyncio.run(crowd(where, clients, args.requests, args.tokens, args.words))
+                    )
             for name, loads in found.items():
-                rates, first = [one.rate for one in loads], [1000 * s for one in loads for s in one.first]
+                rates, first = (
+                    [one.rate for one in loads],
+                    [1000 * s for one in loads for s in one.first],
+                )
                 spread = f"{statistics.median(rates):9.1f} ({min(rates):.1f} to {max(rates):.1f})"
                 print(
-                    f"{clients:7}  {name:13} {spread:32} {statistics.median(first):9.1f} ({max(first):.1f})", flush=True
+                    f"{clients:7}  {name:13} {spread:32} {statistics.median(first):9.1f} "
+                    f"({max(first):.1f})",
+                    flush=True,
                 )
     finally:
         process.terminate()

@@ -1,11 +1,13 @@
-"""What a look inside costs those who do not look: a crowd beside one request, which is inspected or not, in turns.
+"""What a look inside costs those who do not look: a crowd beside one request, which is inspected or
+not, in turns.
 
-    python benchmarks/serve_inspect.py [MODEL] [--crowd 8] [--tokens 96] [--repeats 15] [--wish PATTERN ...]
+    python benchmarks/serve_inspect.py [MODEL] [--crowd 8] [--tokens 96] [--repeats 15] [--wish
+    PATTERN ...]
 
-The engine runs in this process; another thread makes each part of the answer with its JSON, as the server does. Shown
-are medians of the pairs' ratios with the least and the greatest: the crowd's seconds, and the seconds of processor of
-the engine's own thread, which a busy machine moves less. That the crowd's tokens and log-probabilities are the same
-bits both times is asserted.
+The engine runs in this process; another thread makes each part of the answer with its JSON, as the
+server does. Shown are medians of the pairs' ratios with the least and the greatest: the crowd's
+seconds, and the seconds of processor of the engine's own thread, which a busy machine moves less.
+That the crowd's tokens and log-probabilities are the same bits both times is asserted.
 """
 
 from __future__ import annotations
@@ -40,8 +42,11 @@ def tell(served: ServedModel, asked: CompletionRequest, handle: Handle, sent: li
         sent.append(len(as_json(inspector.push([event]).part())) if asked.inspect else 0)
 
 
-def turn(served: ServedModel, crowd: int, tokens: int, wishes: list[str] | None) -> tuple[float, float, Any, int]:
-    """The crowd's seconds, those of the engine's thread, the crowd's answers, bytes told to the one that looks."""
+def turn(
+    served: ServedModel, crowd: int, tokens: int, wishes: list[str] | None
+) -> tuple[float, float, Any, int]:
+    """The crowd's seconds, those of the engine's thread, the crowd's answers, bytes told to the one
+    that looks."""
     engine, encode = served.engine, served.tokenizer.encode
     how: dict[str, Any] = {"sampling": Sampling(0), "max_new": tokens, "stop_tokens": ()}
     asked = CompletionRequest.model_validate(
@@ -49,8 +54,15 @@ def turn(served: ServedModel, crowd: int, tokens: int, wishes: list[str] | None)
     )
     thread, sent = engine._thread.native_id or 0, list[int]()
     begun, used = time.perf_counter(), processor(thread)
-    one = engine.submit(watched(served, asked, Request(encode("A look inside: there was a king and a queen"), **how)))
-    handles = [engine.submit(Request(encode(f"Story {number}: once upon"), **how)) for number in range(crowd)]
+    one = engine.submit(
+        watched(
+            served, asked, Request(encode("A look inside: there was a king and a queen"), **how)
+        )
+    )
+    handles = [
+        engine.submit(Request(encode(f"Story {number}: once upon"), **how))
+        for number in range(crowd)
+    ]
     looker = threading.Thread(target=tell, args=(served, asked, one, sent))
     looker.start()
     told = [handle.result().completions for handle in handles]
@@ -79,8 +91,14 @@ def main() -> None:
         assert found[True][2] == found[False][2], "the crowd's answers changed"
         walls.append(found[True][0] / found[False][0])
         cores.append(found[True][1] / found[False][1])
-    print(f"load of the machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; {' '.join(args.wish)}")
-    print(f"{found[True][3] / 1024:.0f} KiB told of {args.tokens} tokens, a crowd of {args.crowd} beside it")
+    print(
+        f"load of the machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; "
+        f"{' '.join(args.wish)}"
+    )
+    print(
+        f"{found[True][3] / 1024:.0f} KiB told of {args.tokens} tokens, a crowd of "
+        f"{args.crowd} beside it"
+    )
     for name, ratios in (("the crowd's seconds", walls), ("the engine's thread", cores)):
         print(f"{name}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     served.engine.close()

@@ -1,12 +1,14 @@
-"""Character-level Shakespeare against nanoGPT's CPU settings: wall clock to a validation loss, process start included.
+"""Character-level Shakespeare against nanoGPT's CPU settings: wall clock to a validation loss,
+process start included.
 
     python benchmarks/shakespeare.py [--nanogpt FOLDER] [--repeats 3] [--data input.txt]
 
-Ours is the command line itself: `glassformer train runs/shakespeare.toml` for the time to a loss of 1.88, and
-`runs/shakespeare-long.toml`, its steps fitted to nanoGPT's own wall clock, for the loss at that time. Our validation
-is the whole last tenth, every character once. nanoGPT runs in a copy of FOLDER with the settings of its README; its
-loss is its own estimate (20 random batches) at the end. The two alternate; medians are compared. Exit 1 when ours is
-not ahead. Without --nanogpt only ours is measured, and exit 1 means that it missed 1.88.
+Ours is the command line itself: `glassformer train runs/shakespeare.toml` for the time to a loss of
+1.88, and `runs/shakespeare-long.toml`, its steps fitted to nanoGPT's own wall clock, for the loss
+at that time. Our validation is the whole last tenth, every character once. nanoGPT runs in a copy
+of FOLDER with the settings of its README; its loss is its own estimate (20 random batches) at the
+end. The two alternate; medians are compared. Exit 1 when ours is not ahead. Without --nanogpt only
+ours is measured, and exit 1 means that it missed 1.88.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ SETTINGS = {  # nanoGPT's README, for "cheap computers"
 
 @dataclass
 class Result:
-    """One run: seconds from the start of the process to the target and to the end, and the loss there."""
+    """One run: seconds from the start of the process to the target and to the end, and the loss
+    there."""
 
     reached: float | None
     seconds: float
@@ -57,11 +60,20 @@ def ours(run: str, data: Path, steps: int | None = None) -> Result:
     """Our command line, with the log watched from outside."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        command = [sys.executable, "-m", "glassformer", "train", str(ROOT / "runs" / run), "--out", str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "glassformer",
+            "train",
+            str(ROOT / "runs" / run),
+            "--out",
+            str(out),
+        ]
         command += ["--data.train", str(data)]
         if steps is not None:
             command += ["--steps", str(steps), "--evaluate-every", str(steps)]
-        environment = {**os.environ, "GLASSFORMER_CACHE": str(Path(folder) / "cache")}  # nothing tokenised beforehand
+        # nothing tokenised beforehand
+        environment = {**os.environ, "GLASSFORMER_CACHE": str(Path(folder) / "cache")}
         begun = time.perf_counter()
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         reached, read = None, 0
@@ -71,7 +83,11 @@ def ours(run: str, data: Path, steps: int | None = None) -> Result:
             lines = log.read_text().splitlines(keepends=True)[read:] if log.exists() else []
             whole = [line for line in lines if line.endswith("\n")]
             read += len(whole)
-            good = [line for line in map(json.loads, whole) if line.get("valid_loss", TARGET + 1) <= TARGET]
+            good = [
+                line
+                for line in map(json.loads, whole)
+                if line.get("valid_loss", TARGET + 1) <= TARGET
+            ]
             if good and reached is None:
                 reached = time.perf_counter() - begun
         seconds = time.perf_counter() - begun
@@ -86,7 +102,8 @@ def ours(run: str, data: Path, steps: int | None = None) -> Result:
 
 
 def nanogpt(folder: Path, data: Path, settings: dict[str, object] | None = None) -> Result:
-    """nanoGPT's own script, on a copy of its folder; its settings for a CPU unless others are given."""
+    """nanoGPT's own script, on a copy of its folder; its settings for a CPU unless others are
+    given."""
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / "nanoGPT"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git", "out*"))
@@ -98,9 +115,14 @@ def nanogpt(folder: Path, data: Path, settings: dict[str, object] | None = None)
             stdout=subprocess.DEVNULL,
         )
         command = [sys.executable, "-u", "train.py", "config/train_shakespeare_char.py"]
-        command += [f"--{name}={value}" for name, value in (SETTINGS if settings is None else settings).items()]
+        command += [
+            f"--{name}={value}"
+            for name, value in (SETTINGS if settings is None else settings).items()
+        ]
         begun, reached, loss, said = time.perf_counter(), None, float("inf"), []
-        process = subprocess.Popen(command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for line in process.stdout or ():
             said.append(line)
             found = re.match(r"step \d+: train loss [\d.]+, val loss ([\d.]+)", line)
@@ -112,7 +134,9 @@ def nanogpt(folder: Path, data: Path, settings: dict[str, object] | None = None)
             raise SystemExit("nanoGPT failed:\n" + "".join(said[-20:]))
         seconds = time.perf_counter() - begun
         counted = re.search(r"number of parameters: ([\d.]+)M", "".join(said))
-        return Result(reached, seconds, loss, round(float(counted[1]) * 1e6) if counted else 0, 2000)
+        return Result(
+            reached, seconds, loss, round(float(counted[1]) * 1e6) if counted else 0, 2000
+        )
 
 
 def spread(values: list[float]) -> str:
@@ -135,7 +159,9 @@ def find_text(given: str | None) -> Path:
 
 def main() -> int:
     """Measure, print, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (3)")
     parser.add_argument("--data", help="Shakespeare's text, when it is somewhere else")
@@ -146,12 +172,18 @@ def main() -> int:
     for turn in range(given.repeats):
         sprints.append(ours("shakespeare.toml", data))
         one = sprints[-1]
-        print(f"ours {turn + 1}: {one.loss:.4f} after {one.steps} steps, {one.seconds:.1f} s", flush=True)
+        print(
+            f"ours {turn + 1}: {one.loss:.4f} after {one.steps} steps, {one.seconds:.1f} s",
+            flush=True,
+        )
         if not given.nanogpt:
             continue
         peers.append(nanogpt(given.nanogpt, data))
         one = peers[-1]
-        print(f"nanoGPT {turn + 1}: {one.loss:.4f} after {one.steps} steps, {one.seconds:.1f} s", flush=True)
+        print(
+            f"nanoGPT {turn + 1}: {one.loss:.4f} after {one.steps} steps, {one.seconds:.1f} s",
+            flush=True,
+        )
         budget = statistics.median(peer.seconds for peer in peers)
         if step is None:  # how long a step of the long run takes: from a short one
             probe = ours("shakespeare-long.toml", data, 100)
@@ -159,7 +191,10 @@ def main() -> int:
             step = (probe.seconds - start) / 100
         longs.append(ours("shakespeare-long.toml", data, int(0.9 * (budget - 5) / step)))
         one = longs[-1]
-        print(f"ours, long {turn + 1}: {one.loss:.4f} after {one.steps} steps, {one.seconds:.1f} s", flush=True)
+        print(
+            f"ours, long {turn + 1}: {one.loss:.4f} after {one.steps} steps, {one.seconds:.1f} s",
+            flush=True,
+        )
         step = one.seconds / one.steps
 
     reached = [s.reached for s in sprints if s.reached is not None]
@@ -167,21 +202,34 @@ def main() -> int:
         print(f"ours did not reach {TARGET} in every run: {[s.loss for s in sprints]}")
         return 1
     print(
-        f"\nours     to {TARGET}: {spread(reached)}, {sprints[0].parameters:,} parameters, loss {sprints[0].loss:.4f}"
+        f"\nours     to {TARGET}: {spread(reached)}, {sprints[0].parameters:,} parameters, loss "
+        f"{sprints[0].loss:.4f}"
     )
     if not peers:
         return 0
     best = [peer.reached or peer.seconds for peer in peers]
     note = (
-        "" if all(peer.reached for peer in peers) else f" (its whole run: it ended at {peers[0].loss}, above {TARGET})"
+        ""
+        if all(peer.reached for peer in peers)
+        else f" (its whole run: it ended at {peers[0].loss}, above {TARGET})"
     )
     print(f"nanoGPT  to {TARGET}: {spread(best)}, {peers[0].parameters:,} parameters{note}")
     ratios = [theirs / mine for theirs, mine in zip(best, reached, strict=True)]
-    print(f"ratio: {statistics.median(ratios):.1f} times faster ({min(ratios):.1f} to {max(ratios):.1f})")
+    print(
+        f"ratio: {statistics.median(ratios):.1f} times faster ({min(ratios):.1f} to "
+        f"{max(ratios):.1f})"
+    )
     within = [run for run, peer in zip(longs, peers, strict=True) if run.seconds <= peer.seconds]
-    mine, theirs = statistics.median(run.loss for run in longs), statistics.median(peer.loss for peer in peers)
+    mine, theirs = (
+        statistics.median(run.loss for run in longs),
+        statistics.median(peer.loss for peer in peers),
+    )
     print(f"at nanoGPT's wall clock: ours {mine:.4f}, nanoGPT {theirs:.4f}")
-    print(f"  ours {spread([r.seconds for r in longs])}, nanoGPT {spread([p.seconds for p in peers])}, ", end="")
+    print(
+        f"  ours {spread([r.seconds for r in longs])}, nanoGPT "
+        f"{spread([p.seconds for p in peers])}, ",
+        end="",
+    )
     print(f"{len(within)} of {len(longs)} of ours within it")
     return 0 if statistics.median(ratios) > 1 and mine < theirs else 1
 

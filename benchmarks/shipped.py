@@ -1,4 +1,5 @@
-"""Put a trained run into the package as the model that `glassformer page` opens without arguments: fp16, 2 MB at most.
+"""Put a trained run into the package as the model that `glassformer page` opens without arguments:
+fp16, 2 MB at most.
 
 glassformer train runs/tiny-page.toml --out out/tiny-page
 python benchmarks/shipped.py out/tiny-page

@@ -1,12 +1,15 @@
-"""Time and peak memory of the logit lens on a model of GPT-2's 124M shape with random weights, on a CPU.
+"""Time and peak memory of the logit lens on a model of GPT-2's 124M shape with random weights, on a
+CPU.
 
-    python benchmarks/sight_lens.py [--lengths 12 128 512] [--repeats 5] [--all] [--threads 1] [--beside]
+    python benchmarks/sight_lens.py [--lengths 12 128 512] [--repeats 5] [--all] [--threads 1]
+    [--beside]
 
-Each length in a process of its own: the lens of the last 16 positions (--all: of every one), one token tracked, at
-all 13 depths; one call to warm up, then the median and range of the repeats in seconds of the processor, beside the
-model's own pass with the last logits, and how far the process's memory rose above what the model and the warm pass had
-taken. --beside does the same with TransformerLens where it is installed: the accumulated_resid of its cache, at the
-same columns, through its last norm and unembedding.
+Each length in a process of its own: the lens of the last 16 positions (--all: of every one), one
+token tracked, at all 13 depths; one call to warm up, then the median and range of the repeats in
+seconds of the processor, beside the model's own pass with the last logits, and how far the
+process's memory rose above what the model and the warm pass had taken. --beside does the same with
+TransformerLens where it is installed: the accumulated_resid of its cache, at the same columns,
+through its last norm and unembedding.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from typing import Any
 
 def main() -> None:
     """Each length by itself."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--lengths", type=int, nargs="+", default=[12, 128, 512])
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--all", action="store_true")
@@ -38,13 +43,18 @@ def main() -> None:
         measure(given)
         return
     print(
-        "tokens  columns  lens, s: median (range)        pass, s: median     lens / pass   memory above the model, MiB"
+        "tokens  columns  lens, s: median (range)        pass, s: median     lens / pass   "
+        "memory above the model, MiB"
     )
     for length in given.lengths:
         words = [sys.executable, __file__, "--one", str(length), "--repeats", str(given.repeats)]
         words += ["--threads", str(given.threads), *(["--all"] if given.all else [])]
         words += ["--beside"] if given.beside else []
-        environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(given.threads),
+            "MKL_NUM_THREADS": str(given.threads),
+        }
         subprocess.run(words, check=True, env=environment)
 
 
@@ -65,7 +75,11 @@ def measure(given: argparse.Namespace) -> None:
     middle = statistics.median(seconds)
     spread = f"{middle:.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
     more = (peak.most - held) / 2**20
-    print(f"{length:6}  {columns:7}  {spread:29}  {alone:17.3f}  {middle / alone:13.2f}  {more:12.0f}", flush=True)
+    print(
+        f"{length:6}  {columns:7}  {spread:29}  {alone:17.3f}  {middle / alone:13.2f}  "
+        f"{more:12.0f}",
+        flush=True,
+    )
 
 
 def ours(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], object], int]:
@@ -90,12 +104,20 @@ def ours(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], o
 
 
 def theirs(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], object], int]:
-    """The same of TransformerLens: top 5, probability, entropy and KL of all columns from the cached stream."""
+    """The same of TransformerLens: top 5, probability, entropy and KL of all columns from the
+    cached stream."""
     import torch
     import transformer_lens as library
 
     cfg = library.HookedTransformerConfig(
-        n_layers=12, d_model=768, n_ctx=1024, d_head=64, n_heads=12, d_vocab=50257, act_fn="gelu_new", seed=0
+        n_layers=12,
+        d_model=768,
+        n_ctx=1024,
+        d_head=64,
+        n_heads=12,
+        d_vocab=50257,
+        act_fn="gelu_new",
+        seed=0,
     )
     model = library.HookedTransformer(cfg).eval()
     columns = tokens.shape[1] if every else min(16, tokens.shape[1])
@@ -103,7 +125,9 @@ def theirs(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[],
     def lens() -> object:
         with torch.no_grad():
             _, cache = model.run_with_cache(tokens, return_type=None)
-            stream = cache.accumulated_resid(layer=-1, incl_mid=False, apply_ln=True)[:, 0, -columns:].contiguous()
+            stream = cache.accumulated_resid(layer=-1, incl_mid=False, apply_ln=True)[
+                :, 0, -columns:
+            ].contiguous()
             logprobs = model.unembed(stream).log_softmax(-1)
             own = logprobs[-1]
             rank = (logprobs > logprobs[..., 262:263]).sum(-1)
@@ -118,7 +142,8 @@ def theirs(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[],
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds of the processor that a call takes, on all threads: a machine with other work does not lengthen them."""
+    """Seconds of the processor that a call takes, on all threads: a machine with other work does
+    not lengthen them."""
     start = time.process_time()
     call()
     return time.process_time() - start

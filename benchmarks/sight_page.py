@@ -1,12 +1,15 @@
-"""The page's times in a real browser: first paint of `glassformer page`, a long text, hover and zoom on its matrix.
+"""The page's times in a real browser: first paint of `glassformer page`, a long text, hover and
+zoom on its matrix.
 
-    python benchmarks/sight_page.py [--rows start long huge] [--model DIR] [--big DIR] [--tries 3] [--chromium PATH]
+    python benchmarks/sight_page.py [--rows start long huge] [--model DIR] [--big DIR] [--tries 3]
+    [--chromium PATH]
 
-``start`` counts from the start of the server's process (the browser is open already): the link printed, the first
-paint, the first number of a model on the screen, the first run by the live server. ``long`` opens the Attention screen
-with 400 tokens of DIR (a model of that context; without --model one of random weights is made), moves the pointer,
-zooms and drags: milliseconds from frame to frame, the handlers' own, tasks beyond 50 ms. ``huge`` does so with 2,048
-tokens. The worst of the tries is printed beside the median; p95 of 17 is 60 frames a second.
+``start`` counts from the start of the server's process (the browser is open already): the link
+printed, the first paint, the first number of a model on the screen, the first run by the live
+server. ``long`` opens the Attention screen with 400 tokens of DIR (a model of that context; without
+--model one of random weights is made), moves the pointer, zooms and drags: milliseconds from frame
+to frame, the handlers' own, tasks beyond 50 ms. ``huge`` does so with 2,048 tokens. The worst of
+the tries is printed beside the median; p95 of 17 is 60 frames a second.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb"]
-WORDS = "once upon a time there was a little girl named lily who loved to play in the big green park with her dog "
+WORDS = (
+    "once upon a time there was a little girl named lily who loved to play in the big green "
+    "park with her dog "
+)
 WATCH = """(() => {
   window.__seen = { tasks: [] };
   const keep = list => list.getEntries().forEach(one => __seen.tasks.push(one.duration));
@@ -70,13 +76,20 @@ RUN = """() => {
   const found = performance.getEntriesByType('resource').find(one => one.name.endsWith('api/runs'));
   return [found.startTime, found.responseEnd];
 }"""
-PAINT = "() => performance.timeOrigin + performance.getEntriesByName('first-contentful-paint')[0].startTime"
+PAINT = (
+    "() => performance.timeOrigin + "
+    "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+)
 
 
 def main() -> None:
     """Every row asked for."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rows", nargs="+", choices=["start", "long", "huge"], default=["start", "long", "huge"])
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--rows", nargs="+", choices=["start", "long", "huge"], default=["start", "long", "huge"]
+    )
     options.add_argument("--model", type=Path, metavar="DIR", help="for 400 tokens")
     options.add_argument("--big", type=Path, metavar="DIR", help="for 2,048 tokens")
     options.add_argument("--tries", type=int, default=3)
@@ -84,7 +97,10 @@ def main() -> None:
     given = options.parse_args()
     from playwright.sync_api import sync_playwright
 
-    print(f"load {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores; milliseconds: median (worst) of {given.tries}")
+    print(
+        f"load {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores; milliseconds: median "
+        f"(worst) of {given.tries}"
+    )
     with sync_playwright() as play, tempfile.TemporaryDirectory() as made:
         browser = play.chromium.launch(executable_path=given.chromium, args=FLAGS)
         for row in given.rows:
@@ -92,20 +108,28 @@ def main() -> None:
                 tries = [start(browser) for _ in range(given.tries)]
             else:
                 length = 400 if row == "long" else 2048
-                folder = (given.model if row == "long" else given.big) or random_model(Path(made) / row, length)
+                folder = (given.model if row == "long" else given.big) or random_model(
+                    Path(made) / row, length
+                )
                 tries = long(browser, folder, length, given.tries)
             for name in tries[0]:
                 found = [one[name] for one in tries]
-                print(f"{row:<6} {name:<28} {statistics.median(found):>8.1f} ({max(found):.1f})", flush=True)
+                print(
+                    f"{row:<6} {name:<28} {statistics.median(found):>8.1f} ({max(found):.1f})",
+                    flush=True,
+                )
         browser.close()
 
 
 @contextmanager
 def server(*models: str) -> Iterator[tuple[str, float, float]]:
-    """The command, its link, when it was begun and when it printed the link (seconds since the epoch)."""
+    """The command, its link, when it was begun and when it printed the link (seconds since the
+    epoch)."""
     begun = time.time()
     command = [sys.executable, "-m", "glassformer", "page", *models, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         assert process.stdout is not None
         link = process.stdout.readline().strip()
@@ -126,7 +150,12 @@ def start(browser: Any) -> dict[str, float]:
         paint = tab.evaluate(PAINT)
         opened = tab.evaluate("() => performance.timeOrigin")
     tab.context.close()
-    told = {"link printed": printed * 1000, "first paint": paint, "first number": seen["number"], "live": seen["live"]}
+    told = {
+        "link printed": printed * 1000,
+        "first paint": paint,
+        "first number": seen["number"],
+        "live": seen["live"],
+    }
     told = {name: at - begun * 1000 for name, at in told.items()}
     return told | {"navigation to first number": seen["number"] - opened}
 
@@ -139,12 +168,17 @@ def long(browser: Any, folder: Path, length: int, tries: int) -> list[dict[str, 
             tab = browser.new_context(viewport={"width": 1366, "height": 900}).new_page()
             tab.add_init_script(WATCH)
             tab.goto(f"{link}#tokens")  # the model is loaded by then
-            tab.request.post(f"{link}api/runs", data={"model": folder.name, "text": "a", "cut": True})
+            tab.request.post(
+                f"{link}api/runs", data={"model": folder.name, "text": "a", "cut": True}
+            )
             tab.goto("about:blank")
             text = f"{turn} " + WORDS * (length // 10)
             tab.goto(f"{link}#attention?{urlencode({'m': folder.name, 't': text[: 5 * length]})}")
             tab.wait_for_function("() => __seen.matrix", timeout=120_000)
-            seen, opened = tab.evaluate("() => __seen"), tab.evaluate("() => performance.timeOrigin")
+            seen, opened = (
+                tab.evaluate("() => __seen"),
+                tab.evaluate("() => performance.timeOrigin"),
+            )
             asked, read = tab.evaluate(RUN)
             told = {"navigation to matrix": seen["matrix"] - opened, "of it the run": read - asked}
             told["run to matrix"] = seen["matrix"] - opened - read

@@ -1,13 +1,15 @@
-"""Activation patching beside TransformerLens: a grid of layers x positions x (stream, attention, MLP), time and memory.
+"""Activation patching beside TransformerLens: a grid of layers x positions x (stream, attention,
+MLP), time and memory.
 
     python benchmarks/sight_patch.py [--peer /tmp/tl/venv/bin/python] [--tokens 12 64] [--threads 2]
 
-A model of the shape of GPT-2's 124M with random weights, the same in both, fp32. Two texts of random tokens: once with
-two tokens that differ, after the first quarter, as in the field's pairs of prompts, once with all tokens different.
-Theirs is ``patching.get_act_patch_block_every``; ``--peer`` names a Python that has transformer_lens (without it, ours
-alone). Seconds of the processor and the clock are the best of ``--repeats``; memory is what the process grew by beyond
-the loaded model at its peak (Linux). The largest difference of a cell's logit difference says that both measured the
-same.
+A model of the shape of GPT-2's 124M with random weights, the same in both, fp32. Two texts of
+random tokens: once with two tokens that differ, after the first quarter, as in the field's pairs of
+prompts, once with all tokens different. Theirs is ``patching.get_act_patch_block_every``;
+``--peer`` names a Python that has transformer_lens (without it, ours alone). Seconds of the
+processor and the clock are the best of ``--repeats``; memory is what the process grew by beyond the
+loaded model at its peak (Linux). The largest difference of a cell's logit difference says that both
+measured the same.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ def texts(length: int, differ: str) -> tuple[list[int], list[int]]:
     """Two texts of random tokens: ``differ`` in two places, or in all."""
     clean = [(7919 * (place + 1)) % 50_000 for place in range(length)]
     places = range(length) if differ == "all" else (length // 4, length // 4 + 1)
-    return clean, [(one + 11) % 50_000 if place in places else one for place, one in enumerate(clean)]
+    return clean, [
+        (one + 11) % 50_000 if place in places else one for place, one in enumerate(clean)
+    ]
 
 
-def ours(folder: str, clean: list[int], corrupted: list[int], one_part: bool) -> Callable[[], dict[str, Any]]:
+def ours(
+    folder: str, clean: list[int], corrupted: list[int], one_part: bool
+) -> Callable[[], dict[str, Any]]:
     import glassformer
 
     model, _ = glassformer.load(folder)
@@ -48,7 +54,9 @@ def ours(folder: str, clean: list[int], corrupted: list[int], one_part: bool) ->
     return work
 
 
-def theirs(folder: str, clean: list[int], corrupted: list[int], one_part: bool) -> Callable[[], dict[str, Any]]:
+def theirs(
+    folder: str, clean: list[int], corrupted: list[int], one_part: bool
+) -> Callable[[], dict[str, Any]]:
     import torch
     from transformer_lens import TransformerBridge, patching
     from transformers import GPT2LMHeadModel
@@ -64,7 +72,9 @@ def theirs(folder: str, clean: list[int], corrupted: list[int], one_part: bool) 
     def work() -> dict[str, Any]:
         _, cache = model.run_with_cache(one)
         if one_part:
-            return {"attn.write": patching.get_act_patch_attn_out(model, other, cache, metric).tolist()}
+            return {
+                "attn.write": patching.get_act_patch_attn_out(model, other, cache, metric).tolist()
+            }
         found = patching.get_act_patch_block_every(model, other, cache, metric)
         return dict(zip(("resid_pre", "attn.write", "ffn.write"), found.tolist(), strict=True))
 
@@ -82,7 +92,12 @@ def measure(who: str, folder: str, length: int, differ: str, repeats: int, one_p
         cells = work()
         clock.append(time.perf_counter() - start)
         processor.append(time.process_time() - used)
-    told = {"clock": min(clock), "processor": min(processor), "MB": memory("VmHWM") - before, "cells": cells}
+    told = {
+        "clock": min(clock),
+        "processor": min(processor),
+        "MB": memory("VmHWM") - before,
+        "cells": cells,
+    }
     print("\n" + json.dumps(told))
 
 
@@ -96,7 +111,9 @@ def largest(one: dict[str, Any], other: dict[str, Any]) -> float:
     """The largest difference of a cell; the stream after a layer is the one before the next."""
     pairs = [(one[part], other[part]) for part in ("attn.write", "ffn.write") if part in one]
     pairs += [(one["resid"][:-1], other["resid_pre"][1:])] if "resid" in one else []
-    rows = [zip(a, b, strict=True) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True)]
+    rows = [
+        zip(a, b, strict=True) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True)
+    ]
     return max(abs(a - b) for row in rows for a, b in row)
 
 
@@ -104,10 +121,16 @@ def main() -> None:
     given = argparse.ArgumentParser()
     given.add_argument("--peer", help="a Python with transformer_lens")
     given.add_argument("--tokens", type=int, nargs="+", default=[12, 64])
-    given.add_argument("--differ", nargs="+", default=["two", "all"], choices=("two", "all"), help="(both)")
+    given.add_argument(
+        "--differ", nargs="+", default=["two", "all"], choices=("two", "all"), help="(both)"
+    )
     given.add_argument("--threads", type=int, default=2)
-    given.add_argument("--repeats", type=int, nargs=2, default=[3, 1], metavar=("OURS", "THEIRS"), help="(3 1)")
-    given.add_argument("--one-part", action="store_true", help="what attention writes alone, a third of the grid")
+    given.add_argument(
+        "--repeats", type=int, nargs=2, default=[3, 1], metavar=("OURS", "THEIRS"), help="(3 1)"
+    )
+    given.add_argument(
+        "--one-part", action="store_true", help="what attention writes alone, a third of the grid"
+    )
     given.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     said = given.parse_args()
     if said.measure:
@@ -118,7 +141,11 @@ def main() -> None:
     from glassformer.nn import build_model
     from glassformer.recipes import find
 
-    threads = {"OMP_NUM_THREADS": str(said.threads), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    threads = {
+        "OMP_NUM_THREADS": str(said.threads),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
     pythons = {"ours": sys.executable, **({"theirs": said.peer} if said.peer else {})}
     with tempfile.TemporaryDirectory() as folder:
         glassformer.save(build_model(find("gpt2/124m"), seed=1), folder, layout="hf")
@@ -127,21 +154,42 @@ def main() -> None:
                 found = {}
                 for who, python in pythons.items():
                     repeats = str(said.repeats[who == "theirs"])
-                    command = [python, str(Path(__file__)), "--measure", who, folder, str(length), differ, repeats]
+                    command = [
+                        python,
+                        str(Path(__file__)),
+                        "--measure",
+                        who,
+                        folder,
+                        str(length),
+                        differ,
+                        repeats,
+                    ]
                     command += ["--one-part"] if said.one_part else []
                     done = subprocess.run(
-                        command, env={**os.environ, **threads}, capture_output=True, text=True, check=False
+                        command,
+                        env={**os.environ, **threads},
+                        capture_output=True,
+                        text=True,
+                        check=False,
                     )
                     if done.returncode:
                         raise SystemExit(done.stderr[-3000:])
                     found[who] = json.loads(done.stdout.splitlines()[-1])
                     row = found[who]
                     times = f"{row['processor']:7.2f} s of the processor, {row['clock']:7.2f} s"
-                    print(f"{length:3} tokens, {differ} differ, {who:6}: {times}, {row['MB']:6.0f} MB", flush=True)
+                    print(
+                        f"{length:3} tokens, {differ} differ, {who:6}: {times}, "
+                        f"{row['MB']:6.0f} MB",
+                        flush=True,
+                    )
                 if len(found) > 1:
                     apart = largest(found["ours"]["cells"], found["theirs"]["cells"])
                     faster = found["theirs"]["processor"] / found["ours"]["processor"]
-                    print(f"{'':26}{faster:.1f} times less processor; cells differ by at most {apart:.1e}", flush=True)
+                    print(
+                        f"{'':26}{faster:.1f} times less processor; cells differ by at most "
+                        f"{apart:.1e}",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

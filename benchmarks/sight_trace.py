@@ -1,10 +1,13 @@
-"""Time and memory of a trace of GPT-2's 124M shape (random weights) on a CPU, beside TransformerLens' run_with_cache.
+"""Time and memory of a trace of GPT-2's 124M shape (random weights) on a CPU, beside
+TransformerLens' run_with_cache.
 
-    python benchmarks/sight_trace.py [--lengths 12 128 512 2048] [--repeats 5] [--threads 1] [--peer PYTHON]
+    python benchmarks/sight_trace.py [--lengths 12 128 512 2048] [--repeats 5] [--threads 1] [--peer
+    PYTHON]
 
-Each row is a process of its own: how far its peak memory rose in the first call, then the median and range of the
-repeats in seconds of the processor. ``plain`` is the model's own pass with all logits; ``cell`` opens a score, a share
-and a logit of a trace. --peer is a Python that has TransformerLens (a virtual environment of its own).
+Each row is a process of its own: how far its peak memory rose in the first call, then the median
+and range of the repeats in seconds of the processor. ``plain`` is the model's own pass with all
+logits; ``cell`` opens a score, a share and a logit of a trace. --peer is a Python that has
+TransformerLens (a virtual environment of its own).
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ VOCAB, WIDTH, DEPTH, HEADS = 50_257, 768, 12, 12
 
 def main() -> None:
     """Every row, one after the other."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--lengths", type=int, nargs="+", default=[12, 128, 512, 2048])
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--threads", type=int, default=1)
@@ -43,7 +48,11 @@ def main() -> None:
         for row, python in rows:
             told = child(row, python, length, given)
             span = f"{told['least']:.1f}-{told['most']:.1f}"
-            print(f"{length:>6}  {row:<16}  {told['median']:>10.1f}  {span:>15}  {told['peak']:>17.1f}", flush=True)
+            print(
+                f"{length:>6}  {row:<16}  {told['median']:>10.1f}  {span:>15}  "
+                f"{told['peak']:>17.1f}",
+                flush=True,
+            )
 
 
 def child(row: str, python: str, length: int, given: argparse.Namespace) -> dict[str, float]:
@@ -52,7 +61,15 @@ def child(row: str, python: str, length: int, given: argparse.Namespace) -> dict
     env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     if row == "transformer_lens":
         env.pop("PYTHONPATH", None)  # the peer's own packages, not this tree
-    command = [python, str(Path(__file__)), "--repeats", str(given.repeats), "--one", row, str(length)]
+    command = [
+        python,
+        str(Path(__file__)),
+        "--repeats",
+        str(given.repeats),
+        "--one",
+        row,
+        str(length),
+    ]
     made = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if made.returncode:
         raise SystemExit(f"{row} at {length} tokens failed:\n{made.stderr[-2000:]}")
@@ -73,7 +90,12 @@ def measure(row: str, length: int, repeats: int) -> None:
         kept = run()
         seconds.append(1000 * (time.process_time() - started))
         del kept
-    told = {"median": statistics.median(seconds), "least": min(seconds), "most": max(seconds), "peak": peak}
+    told = {
+        "median": statistics.median(seconds),
+        "least": min(seconds),
+        "most": max(seconds),
+        "peak": peak,
+    }
     print(json.dumps(told))
 
 

@@ -35,7 +35,10 @@ def main() -> None:
     for kind, (count, wall, cpu) in kinds.items():
         print(f"{kind:14} {count:6} {wall:8.1f} {cpu:12.1f}")
     wall, cpu = time.monotonic() - begun, time.process_time() - busy
-    print(f"{'all':14} {sum(int(one[0]) for one in kinds.values()):6} {wall:8.1f} {cpu:12.1f}  {failed} failed")
+    print(
+        f"{'all':14} {sum(int(one[0]) for one in kinds.values()):6} {wall:8.1f} {cpu:12.1f}  "
+        f"{failed} failed"
+    )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """The site's weight, how soon its pages are painted, how long it takes to build and to check.
 
-    python benchmarks/site.py --site FOLDER [--pages 3] [--repeats 5] [--beside FOLDER] [--rates 1 4]
-    python benchmarks/site.py --build 1 2 [--source docs] [--repeats 1]
-    python benchmarks/site.py --checks
+    python benchmarks/site.py --site FOLDER [--pages 3] [--repeats 5] [--beside FOLDER] [--rates 1
+    4] python benchmarks/site.py --build 1 2 [--source docs] [--repeats 1] python benchmarks/site.py
+    --checks
 
---site: bytes of each page with the scripts and styles that it loads at once (a frame below the window is loaded when
-it is near), and in Chromium, milliseconds from the click to the first paint, the first and the largest text, the end of
-loading; of the heaviest pages, from disk (what `glassformer docs` opens) and from a server on this machine, at full
-speed and with the processor slowed down. --beside: another build, measured in turns with the first.
---build: `make docs` into an empty folder by so many processes, in turns; wall and processor's seconds.
---checks: the site's tests, the slow ones too, each with its seconds.
+--site: bytes of each page with the scripts and styles that it loads at once (a frame below the
+window is loaded when it is near), and in Chromium, milliseconds from the click to the first paint,
+the first and the largest text, the end of loading; of the heaviest pages, from disk (what
+`glassformer docs` opens) and from a server on this machine, at full speed and with the processor
+slowed down. --beside: another build, measured in turns with the first. --build: `make docs` into an
+empty folder by so many processes, in turns; wall and processor's seconds. --checks: the site's
+tests, the slow ones too, each with its seconds.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def pages_of(site: Path) -> dict[str, tuple[int, int]]:
     for path in site.rglob("*.html"):
         if "live" in path.parts:
             continue
-        beside = {(path.parent / name).resolve() for name in LOADS.findall(path.read_text(encoding="utf-8"))}
+        beside = {
+            (path.parent / name).resolve()
+            for name in LOADS.findall(path.read_text(encoding="utf-8"))
+        }
         own = path.stat().st_size
         found[str(path.relative_to(site))] = own, own + sum(one.stat().st_size for one in beside)
     return dict(sorted(found.items(), key=lambda one: -one[1][1]))
@@ -72,9 +76,13 @@ def weight(site: Path) -> None:
     for path in site.rglob("*"):
         if path.is_file():
             first = path.relative_to(site).parts[0]
-            kinds["live frames" if first == "live" else "our source" if first == "source" else path.suffix] += (
-                path.stat().st_size
-            )
+            kinds[
+                "live frames"
+                if first == "live"
+                else "our source"
+                if first == "source"
+                else path.suffix
+            ] += path.stat().st_size
     print(f"{site}: {sum(kinds.values()):,} bytes, {len(pages)} pages")
     print("  " + ", ".join(f"{kind or 'no ending'} {size:,}" for kind, size in kinds.most_common()))
     middle = statistics.median(both for _, both in pages.values())
@@ -91,7 +99,9 @@ def served(site: Path) -> Iterator[str]:
         def log_message(self, *given: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -112,9 +122,14 @@ def paints(sites: list[Path], count: int, repeats: int, rates: list[int], chromi
     """First paint of the heaviest pages of each site, in turns."""
     from playwright.sync_api import sync_playwright
 
-    names = ["index.html", *[name for name in pages_of(sites[0]) if name != "genindex.html"][:count]]
+    names = [
+        "index.html",
+        *[name for name in pages_of(sites[0]) if name != "genindex.html"][:count],
+    ]
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = play.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         painted(browser, (sites[0] / "index.html").as_uri(), 1)  # the browser's own start
         print(f"\nmilliseconds, median (worst) of {repeats}: {', '.join(TIMES)}")
         for name in names:
@@ -123,12 +138,18 @@ def paints(sites: list[Path], count: int, repeats: int, rates: list[int], chromi
                 for _ in range(repeats):
                     for number, site in enumerate(sites):
                         own = f" {number}" if len(sites) > 1 else ""
-                        runs.setdefault(f"disk{own}", []).append(painted(browser, (site / name).as_uri(), rate))
+                        runs.setdefault(f"disk{own}", []).append(
+                            painted(browser, (site / name).as_uri(), rate)
+                        )
                         with served(site) as address:
-                            runs.setdefault(f"server{own}", []).append(painted(browser, f"{address}/{name}", rate))
+                            runs.setdefault(f"server{own}", []).append(
+                                painted(browser, f"{address}/{name}", rate)
+                            )
                 for where, found in runs.items():
                     told = [[one[key] for one in found] for key in TIMES]
-                    said = "  ".join(f"{statistics.median(one):5.0f} ({max(one):5.0f})" for one in told)
+                    said = "  ".join(
+                        f"{statistics.median(one):5.0f} ({max(one):5.0f})" for one in told
+                    )
                     print(f"{name:28} {rate}x slower  {where:9} {said}")
         browser.close()
 
@@ -139,32 +160,62 @@ def build(source: Path, ways: list[int], repeats: int) -> None:
     for _ in range(repeats):
         for processes in ways:
             with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E", "-j", str(processes)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "sphinx",
+                    "-W",
+                    "--keep-going",
+                    "-q",
+                    "-E",
+                    "-j",
+                    str(processes),
+                ]
                 before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-                subprocess.run([*command, "-d", f"{folder}/trees", str(source), f"{folder}/site"], check=True)
-                wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run(
+                    [*command, "-d", f"{folder}/trees", str(source), f"{folder}/site"], check=True
+                )
+                wall, after = (
+                    time.perf_counter() - began,
+                    resource.getrusage(resource.RUSAGE_CHILDREN),
+                )
                 used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
                 found.setdefault(processes, []).append((wall, used))
-                print(f"build, {processes} at once: {wall:.1f} s, {used:.1f} of the processors", flush=True)
+                print(
+                    f"build, {processes} at once: {wall:.1f} s, {used:.1f} of the processors",
+                    flush=True,
+                )
     if repeats > 1:
         for processes, runs in found.items():
-            print(f"median, {processes} at once: {statistics.median(wall for wall, _ in runs):.1f} s")
+            print(
+                f"median, {processes} at once: {statistics.median(wall for wall, _ in runs):.1f} s"
+            )
 
 
 def checks() -> None:
     """The site's tests, slow ones too."""
     tests = ["tests/test_site.py", "tests/test_site_browser.py"]
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "--durations=12", *tests], cwd=ROOT, check=False)
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--durations=12", *tests], cwd=ROOT, check=False
+    )
     print(f"all checks: {time.perf_counter() - began:.1f} s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--site", type=Path, metavar="FOLDER", help="a built site")
     add("--beside", type=Path, metavar="FOLDER", help="another build of it")
-    add("--pages", type=int, default=3, metavar="N", help="the heaviest N and the first are opened (3)")
+    add(
+        "--pages",
+        type=int,
+        default=3,
+        metavar="N",
+        help="the heaviest N and the first are opened (3)",
+    )
     add("--repeats", type=int, metavar="N", help="turns (5 of a page, 1 of a build)")
     add(
         "--rates",

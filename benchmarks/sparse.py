@@ -1,10 +1,12 @@
-"""Attention that visits few pairs beside PyTorch's dense kernel: forward and backward, taking turns.
+"""Attention that visits few pairs beside PyTorch's dense kernel: forward and backward, taking
+turns.
 
     python benchmarks/sparse.py --length 8192 --rule "window(256)" --rule "strided(128)"
 
-Dense is `scaled_dot_product_attention(is_causal=True)`, the fastest dense causal kernel of PyTorch, which knows that
-half of the pairs are not needed. Ours is what the table of nn/engines chooses, its block masks made anew each time.
-Memory is the most that the process held above what it held before, in a process of its own for each.
+Dense is `scaled_dot_product_attention(is_causal=True)`, the fastest dense causal kernel of PyTorch,
+which knows that half of the pairs are not needed. Ours is what the table of nn/engines chooses, its
+block masks made anew each time. Memory is the most that the process held above what it held before,
+in a process of its own for each.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ RULES = ("window(256)", "strided(128)", "fixed(128, 8)")
 def given(options: argparse.Namespace, length: int) -> list[Tensor]:
     """Queries, keys and values (1, heads, length, dim) that want a gradient."""
     shape = (1, options.heads, length, options.dim)
-    return [torch.randn(shape, dtype=getattr(torch, options.dtype), requires_grad=True) for _ in range(3)]
+    return [
+        torch.randn(shape, dtype=getattr(torch, options.dtype), requires_grad=True)
+        for _ in range(3)
+    ]
 
 
 def dense(inputs: list[Tensor]) -> None:
@@ -45,7 +50,8 @@ def dense(inputs: list[Tensor]) -> None:
 
 
 def ours(inputs: list[Tensor], mask_rule: config.MaskRule) -> None:
-    """What the library does for a causal layer with this rule, forward and backward, its mask made anew."""
+    """What the library does for a causal layer with this rule, forward and backward, its mask made
+    anew."""
     pos = torch.arange(inputs[0].shape[2])[None]
     mask = Mask(pos, pos, causal=True, rule=mask_rule, contiguous=True)
     attend(AttentionInputs(*inputs, mask, None, inputs[0].shape[-1] ** -0.5)).sum().backward()
@@ -63,7 +69,9 @@ def peak(options: argparse.Namespace, length: int, rule: str) -> float:
     """MiB that one forward and backward pass adds to a fresh process ("" is dense)."""
     words = [sys.executable, __file__, "--peak", rule, "--length", str(length)]
     words += ["--heads", str(options.heads), "--dim", str(options.dim), "--dtype", options.dtype]
-    return float(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
+    return float(
+        json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    )
 
 
 def measure_peak(options: argparse.Namespace) -> None:
@@ -86,14 +94,26 @@ def status(name: str) -> int:
 
 def main() -> None:
     """Print one row for each length and rule."""
-    reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    reader.add_argument("--length", type=int, action="append", help="tokens in a row; may be given several times")
-    reader.add_argument("--rule", action="append", help=f"may be given several times ({', '.join(RULES)})")
+    reader = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    reader.add_argument(
+        "--length", type=int, action="append", help="tokens in a row; may be given several times"
+    )
+    reader.add_argument(
+        "--rule", action="append", help=f"may be given several times ({', '.join(RULES)})"
+    )
     reader.add_argument("--heads", type=int, default=8)
     reader.add_argument("--dim", type=int, default=64, help="of a head")
     reader.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    reader.add_argument("--rounds", type=int, default=3, help="of taking turns; the medians are printed")
-    reader.add_argument("--processor", action="store_true", help="one thread by the processor's clock: others may work")
+    reader.add_argument(
+        "--rounds", type=int, default=3, help="of taking turns; the medians are printed"
+    )
+    reader.add_argument(
+        "--processor",
+        action="store_true",
+        help="one thread by the processor's clock: others may work",
+    )
     reader.add_argument("--peak", help=argparse.SUPPRESS)
     options = reader.parse_args()
     options.length = options.length or [2048, 8192]
@@ -102,9 +122,14 @@ def main() -> None:
     clock = time.process_time if options.processor else time.perf_counter
     if options.processor:
         torch.set_num_threads(1)
-    print(f"{options.heads} heads of {options.dim}, {options.dtype}, {torch.get_num_threads()} threads, causal")
     print(
-        f"{'tokens':>7} {'rule':24} {'pairs':>12} {'of causal':>9} {'dense s':>8} {'ours s':>8} {'faster':>7}", end=""
+        f"{options.heads} heads of {options.dim}, {options.dtype}, {torch.get_num_threads()} "
+        "threads, causal"
+    )
+    print(
+        f"{'tokens':>7} {'rule':24} {'pairs':>12} {'of causal':>9} {'dense s':>8} {'ours s':>8} "
+        f"{'faster':>7}",
+        end="",
     )
     print(f" {'dense MiB':>9} {'ours MiB':>8}")
     for length in options.length:
@@ -118,8 +143,14 @@ def main() -> None:
             theirs, own = (statistics.median(side) for side in zip(*turns, strict=True))
             pairs = count_pairs(mask_rule, length, causal=True)
             share = pairs / (length * (length + 1) / 2)
-            print(f"{length:>7} {rule:24} {pairs:>12,} {share:>9.1%} {theirs:>8.3f} {own:>8.3f}", end="")
-            print(f" {theirs / own:>6.1f}x {dense_memory:>9.0f} {peak(options, length, rule):>8.0f}", flush=True)
+            print(
+                f"{length:>7} {rule:24} {pairs:>12,} {share:>9.1%} {theirs:>8.3f} {own:>8.3f}",
+                end="",
+            )
+            print(
+                f" {theirs / own:>6.1f}x {dense_memory:>9.0f} {peak(options, length, rule):>8.0f}",
+                flush=True,
+            )
     return None
 
 

@@ -1,8 +1,10 @@
 """Data for big runs: tokenising by threads and processes, reading rows, order and memory.
 
-    python benchmarks/streams.py --text FILE [--tokenizer FOLDER --megabytes 48 --rounds 3 --rows 512 --context 1024]
+    python benchmarks/streams.py --text FILE [--tokenizer FOLDER --megabytes 48 --rounds 3 --rows
+    512 --context 1024]
 
-FILE is repeated until it has so many megabytes. Sides take turns; medians and ranges are of the rounds.
+FILE is repeated until it has so many megabytes. Sides take turns; medians and ranges are of the
+rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from glassformer.training.order import COMPUTED, LISTED, order_of
 def private() -> float:
     """MiB of this process that are its own: mapped files are not counted."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty", "Anonymous"))) / 2048
+    return (
+        sum(
+            int(line.split()[1])
+            for line in lines
+            if line.startswith(("Private_Dirty", "Anonymous"))
+        )
+        / 2048
+    )
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -37,11 +46,17 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def said(name: str, values: list[float], unit: str) -> None:
-    print(f"{name:<44} {statistics.median(values):10.2f} ({min(values):.2f} to {max(values):.2f}) {unit}", flush=True)
+    print(
+        f"{name:<44} {statistics.median(values):10.2f} ({min(values):.2f} to "
+        f"{max(values):.2f}) {unit}",
+        flush=True,
+    )
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--text", type=Path, required=True)
     asked.add_argument("--tokenizer", default="gpt2")
     asked.add_argument("--megabytes", type=int, default=48)
@@ -59,9 +74,14 @@ def main() -> None:
         for turn in range(given.rounds):
             for name, (workers, processes) in ways.items():
                 cache, begun = Path(place) / f"{turn} {name}", time.perf_counter()
-                shards = tokenise(source, tokenizer, cache=cache, workers=workers, processes=processes)
+                shards = tokenise(
+                    source, tokenizer, cache=cache, workers=workers, processes=processes
+                )
                 found[name].append(len(shards) / (time.perf_counter() - begun) / 1e6)
-        print(f"{source.size / 1e6:.0f} MB, {len(shards):,} tokens, {tokenizer.backend}, {os.cpu_count()} cores")
+        print(
+            f"{source.size / 1e6:.0f} MB, {len(shards):,} tokens, {tokenizer.backend}, "
+            f"{os.cpu_count()} cores"
+        )
         for name, speeds in found.items():
             said(f"tokenising, {name}", speeds, "M tokens/s")
         read(shards.tokens.filename, given)
@@ -73,12 +93,19 @@ def main() -> None:
             speeds.append(20 * given.rows * given.context / took / 1e6)
         said(f"rows of {given.context} read, file in memory", speeds, "M tokens/s")
         print(f"own memory after {given.rounds * 20} more batches: {private() - before:+.1f} MiB")
-    for way, name, rows in ((LISTED, "listed", 10**7), (COMPUTED, "computed", 10**7), (COMPUTED, "computed", 10**9)):
+    for way, name, rows in (
+        (LISTED, "listed", 10**7),
+        (COMPUTED, "computed", 10**7),
+        (COMPUTED, "computed", 10**9),
+    ):
         before, begun = private(), time.perf_counter()
         order = order_of(rows, np.random.SeedSequence(0), way)
         order(0, 512)
         took = time.perf_counter() - begun
-        print(f"order of {rows:,} rows, {name}: {took * 1000:.1f} ms to begin, {private() - before:.1f} MiB")
+        print(
+            f"order of {rows:,} rows, {name}: {took * 1000:.1f} ms to begin, "
+            f"{private() - before:.1f} MiB"
+        )
 
 
 def read(path: str | os.PathLike[str], given: argparse.Namespace) -> None:
@@ -90,7 +117,9 @@ def read(path: str | os.PathLike[str], given: argparse.Namespace) -> None:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         tokens = np.memmap(path, np.uint16, "r")
-        rows = order_of(size // 2 // given.context, np.random.SeedSequence(turn), LISTED)(0, given.rows)
+        rows = order_of(size // 2 // given.context, np.random.SeedSequence(turn), LISTED)(
+            0, given.rows
+        )
         begun = time.perf_counter()
         for row in rows:
             tokens[row * given.context : (row + 1) * given.context].sum()

@@ -1,11 +1,12 @@
-"""Encoding with GPT-2's vocabulary: the tokenizers library, tiktoken and ours, on one string, in a batch, on a corpus.
+"""Encoding with GPT-2's vocabulary: the tokenizers library, tiktoken and ours, on one string, in a
+batch, on a corpus.
 
     GLASSFORMER_DATA=FOLDER python benchmarks/tokens.py [--repeats 5] [--threads 2] [--profile]
 
-First 1.1 MB of Shakespeare as one string and in pieces of 64 K characters, the ids the same for all. Then
-`tokenise` of whole corpora (reading, hashing, encoding, writing to the disk) beside what the faster engine needs
-to encode the same text held in memory; both made anew for each turn, which is not counted. Exit 1 where a corpus is
-tokenised at less than 90 % of that.
+First 1.1 MB of Shakespeare as one string and in pieces of 64 K characters, the ids the same for
+all. Then `tokenise` of whole corpora (reading, hashing, encoding, writing to the disk) beside what
+the faster engine needs to encode the same text held in memory; both made anew for each turn, which
+is not counted. Exit 1 where a corpus is tokenised at less than 90 % of that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ from glassformer.tokenizer.tiktoken_backend import TiktokenBackend
 
 SHAKESPEARE = "tinyshakespeare/input.txt"
 ALL = ("tinystories/*.txt", "multi30k/train.*", "wikitext-2-raw/*.raw", "tinyshakespeare/*.txt")
-CORPORA = {"Shakespeare": (SHAKESPEARE,), "TinyStories": ALL[:1], "Multi30k": ALL[1:2], "all of these": ALL}
+CORPORA = {
+    "Shakespeare": (SHAKESPEARE,),
+    "TinyStories": ALL[:1],
+    "Multi30k": ALL[1:2],
+    "all of these": ALL,
+}
 AIM = 0.9
 
 
@@ -82,8 +88,14 @@ def one_text(data: Path, repeats: int, threads: int) -> None:
     print(f"| {size:.2f} MB of Shakespeare, GPT-2 | MB/s |\n|---|---|")
     for name, work in rows:
         print(f"| {name} | {size / seconds(work, repeats):.1f} |")
-    made = seconds(lambda: TiktokenBackend.of(ours._spec, library), repeats), seconds(lambda: peer(data), repeats)
-    print(f"\nOurs is made and proven in {1e3 * made[0]:.0f} ms, tiktoken's tables in {1e3 * made[1]:.0f}.")
+    made = (
+        seconds(lambda: TiktokenBackend.of(ours._spec, library), repeats),
+        seconds(lambda: peer(data), repeats),
+    )
+    print(
+        f"\nOurs is made and proven in {1e3 * made[0]:.0f} ms, tiktoken's tables in "
+        f"{1e3 * made[1]:.0f}."
+    )
 
 
 def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
@@ -91,8 +103,12 @@ def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
     met = True
     print("\n| corpus | MB | tokenise, MB/s | tiktoken, MB/s | ratio |\n|---|---|---|---|---|")
     for name, patterns in CORPORA.items():
-        paths = [p for pattern in patterns for p in sorted(data.glob(pattern)) if p.name != "SOURCE.txt"]
-        source = Source(name, data, tuple(part for path in paths for part in find_corpus(path).parts))
+        paths = [
+            p for pattern in patterns for p in sorted(data.glob(pattern)) if p.name != "SOURCE.txt"
+        ]
+        source = Source(
+            name, data, tuple(part for path in paths for part in find_corpus(path).parts)
+        )
         pieces = [piece.text for piece in source.pieces()]
         size = sum(len(piece.encode()) for piece in pieces) / 1e6
         peers, ours = [], []
@@ -100,7 +116,9 @@ def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
             tokenizer, theirs = open_tokenizer(data / "tok-gpt2"), peer(data)
             tokenizer.fingerprint  # noqa: B018 - known to who has the tokenizer, once
             tokenizer.backend  # noqa: B018 - as tiktoken's tables are made before
-            peers.append(seconds(partial(theirs.encode_ordinary_batch, pieces, num_threads=threads), 1))
+            peers.append(
+                seconds(partial(theirs.encode_ordinary_batch, pieces, num_threads=threads), 1)
+            )
             with tempfile.TemporaryDirectory() as folder:
                 watch = cProfile.Profile()
                 if profile:
@@ -118,14 +136,19 @@ def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
 
 def main() -> int:
     """Both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     data = Path(os.environ.get("GLASSFORMER_DATA", "../shared/data"))
     if not (data / "tok-gpt2").is_dir():
-        print("Set GLASSFORMER_DATA to the folder with tok-gpt2 and the corpora in it.", file=sys.stderr)
+        print(
+            "Set GLASSFORMER_DATA to the folder with tok-gpt2 and the corpora in it.",
+            file=sys.stderr,
+        )
         return 2
     one_text(data, given.repeats, given.threads)
     return 0 if corpora(data, given.repeats, given.threads, given.profile) else 1

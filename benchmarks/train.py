@@ -1,13 +1,16 @@
-"""Seconds a training step, time to the first one and peak memory beside nanoGPT's, on the same batches of real text.
+"""Seconds a training step, time to the first one and peak memory beside nanoGPT's, on the same
+batches of real text.
 
-    python benchmarks/train.py [--nanogpt FOLDER] [--shape 124m | 10m] [--rounds 5] [--threads 2] [--clock cpu]
+    python benchmarks/train.py [--nanogpt FOLDER] [--shape 124m | 10m] [--rounds 5] [--threads 2]
+    [--clock cpu]
 
-124m is GPT-2's shape (batch 4 x 256, its vocabulary padded as nanoGPT pads it), 10m nanoGPT's character model
-(6 layers, 384 wide, batch 64 x 256); AdamW and clipping at 1 in both. Every contender is a process of its own that
-stays up; they take turns, a few steps each, so that all meet the same weather. Ours picks its number format itself,
-as `glassformer train` does. --curves STEPS compares our bf16's losses with our fp32's instead. On a busy machine use
---threads 1 --clock cpu: the processor's seconds are counted, and nobody waits for another thread.
-Exit 1 when ours is not ahead of nanoGPT's best by 1.5 times, or holds more memory than its leanest.
+124m is GPT-2's shape (batch 4 x 256, its vocabulary padded as nanoGPT pads it), 10m nanoGPT's
+character model (6 layers, 384 wide, batch 64 x 256); AdamW and clipping at 1 in both. Every
+contender is a process of its own that stays up; they take turns, a few steps each, so that all meet
+the same weather. Ours picks its number format itself, as `glassformer train` does. --curves STEPS
+compares our bf16's losses with our fp32's instead. On a busy machine use --threads 1 --clock cpu:
+the processor's seconds are counted, and nobody waits for another thread. Exit 1 when ours is not
+ahead of nanoGPT's best by 1.5 times, or holds more memory than its leanest.
 """
 
 from __future__ import annotations
@@ -63,7 +66,13 @@ def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
     model = build_model(config.Decoder(dim, context, config.Embed(vocab), stack), seed=0)
     adamw = run.AdamW(RATE, BETAS, weight_decay=DECAY)
     settings = run.Train(
-        steps=10**9, batch=batch, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no"
+        steps=10**9,
+        batch=batch,
+        optimizer=adamw,
+        schedule=run.Constant(),
+        clip=CLIP,
+        dtype=dtype,
+        compile="no",
     )
     feed = (Batch(*pair) for pair in batches)
     plan = choose_execution(model, next(feed), Causal(), settings)
@@ -72,7 +81,8 @@ def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
 
 
 def nanogpt(shape: str, batches: Iterator[Any], kind: str, folder: Path) -> Iterator[float]:
-    """nanoGPT's model and optimizer in the loop of its train.py, without what it logs and evaluates."""
+    """nanoGPT's model and optimizer in the loop of its train.py, without what it logs and
+    evaluates."""
     import torch
 
     sys.path.insert(0, str(folder))
@@ -97,13 +107,18 @@ def nanogpt(shape: str, batches: Iterator[Any], kind: str, folder: Path) -> Iter
 
 
 def worker(given: argparse.Namespace) -> None:
-    """One contender: reads how many steps to do, writes what they took; the first line is the time since its start."""
+    """One contender: reads how many steps to do, writes what they took; the first line is the time
+    since its start."""
     import torch
 
     torch.set_num_threads(given.threads)
     who, _, kind = given.worker.partition(" ")
     batches = rows(given.ids, given.shape)
-    steps = ours(given.shape, batches, kind) if who == "ours" else nanogpt(given.shape, batches, kind, given.nanogpt)
+    steps = (
+        ours(given.shape, batches, kind)
+        if who == "ours"
+        else nanogpt(given.shape, batches, kind, given.nanogpt)
+    )
     next(steps)
     print(json.dumps({"first": time.time() - given.begun}), flush=True)
     clock = time.process_time if given.clock == "cpu" else time.perf_counter
@@ -122,7 +137,14 @@ class Contender:
 
     def __init__(self, name: str, given: argparse.Namespace, ids: str) -> None:
         command = [sys.executable, __file__, "--worker", name, "--shape", given.shape, "--ids", ids]
-        command += ["--threads", str(given.threads), "--clock", given.clock, "--begun", str(time.time())]
+        command += [
+            "--threads",
+            str(given.threads),
+            "--clock",
+            given.clock,
+            "--begun",
+            str(time.time()),
+        ]
         command += ["--nanogpt", str(given.nanogpt)] if given.nanogpt else []
         environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
         self.process = subprocess.Popen(
@@ -172,7 +194,8 @@ def prepare(shape: str, folder: str) -> str:
 
 
 def curves(given: argparse.Namespace, ids: str) -> int:
-    """Our bf16 and our fp32 from the same start on the same batches: two curves within each other's noise."""
+    """Our bf16 and our fp32 from the same start on the same batches: two curves within each other's
+    noise."""
     low, full = (Contender(f"ours {dtype}", given, ids) for dtype in ("bfloat16", "float32"))
     for contender in (low, full):
         contender.turn(given.curves)
@@ -197,13 +220,17 @@ def compare(given: argparse.Namespace, ids: str) -> int:
         for contender in contenders:
             contender.turn(SHAPES[given.shape][6], counts=turn > 0)
     mine, *theirs = contenders
-    print(f"\n{'':24}{'s/step':>9}{'range':>18}{'tokens/s':>10}{'first step':>12}{'peak MB':>9}{'ours faster':>13}")
+    print(
+        f"\n{'':24}{'s/step':>9}{'range':>18}{'tokens/s':>10}{'first step':>12}{'peak MB':>9}{'ours faster':>13}"
+    )
     for one in contenders:
         median = statistics.median(one.seconds)
         ratio = f"{statistics.median(a / b for a, b in zip(one.seconds, mine.seconds, strict=True)):.2f}"
         around = f"{min(one.seconds):.3f} - {max(one.seconds):.3f}"
         start = f"{one.first:.1f} s"
-        print(f"{one.name:24}{median:9.3f}{around:>18}{tokens / median:10.0f}{start:>12}{one.peak:9.0f}{ratio:>13}")
+        print(
+            f"{one.name:24}{median:9.3f}{around:>18}{tokens / median:10.0f}{start:>12}{one.peak:9.0f}{ratio:>13}"
+        )
     if not theirs:
         return 0
     best = min(theirs, key=lambda one: statistics.median(one.seconds))
@@ -216,14 +243,24 @@ def compare(given: argparse.Namespace, ids: str) -> int:
 
 def main() -> int:
     """Parse, prepare, measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
     parser.add_argument("--shape", choices=SHAPES, default="124m")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (5)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--peers", default="fp32,bf16,bf16 compiled", help="which of nanoGPT's ways to measure (all)")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine that others use")
-    parser.add_argument("--curves", type=int, default=0, help="compare bf16 with fp32 over so many steps")
+    parser.add_argument(
+        "--peers",
+        default="fp32,bf16,bf16 compiled",
+        help="which of nanoGPT's ways to measure (all)",
+    )
+    parser.add_argument(
+        "--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine that others use"
+    )
+    parser.add_argument(
+        "--curves", type=int, default=0, help="compare bf16 with fp32 over so many steps"
+    )
     for hidden, kind in (("--worker", str), ("--ids", str), ("--begun", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     given = parser.parse_args()

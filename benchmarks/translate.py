@@ -1,15 +1,18 @@
-"""Training tokens a second of the Multi30k translation model beside OpenNMT-py's and torch.nn.Transformer's.
+"""Training tokens a second of the Multi30k translation model beside OpenNMT-py's and
+torch.nn.Transformer's.
 
     python benchmarks/translate.py [--onmt FOLDER] [--rounds 9] [--threads 2] [--clock cpu]
 
-"ours 2017" is vaswani/tiny: 4 + 4 layers, 128 wide, 4 heads, 256 hidden, one table for both languages and the head,
-Adam. The peers are that too, with the same words, dropout in the same places, smoothed labels and clipping. "ours" is
-the model and the optimizer of runs/multi30k.toml. Both of ours read the rows that our trainer packs; the peers read
-what they read otherwise, padded pairs of alike length, up to 4,096 tokens a batch on the longer side, in fp32 and under
-bf16's autocast. Only targets that are there are counted. Every contender is a process of its own that stays up; they
-take turns. On a busy machine use --threads 1 --clock cpu: two threads wait for each other there, and nothing is told.
---onmt names a folder that holds the package `onmt` (3.5) with pyonmttok, configargparse and pyahocorasick.
-Exit 1 when either of ours is not ahead of the best peer by 1.5 times.
+"ours 2017" is vaswani/tiny: 4 + 4 layers, 128 wide, 4 heads, 256 hidden, one table for both
+languages and the head, Adam. The peers are that too, with the same words, dropout in the same
+places, smoothed labels and clipping. "ours" is the model and the optimizer of runs/multi30k.toml.
+Both of ours read the rows that our trainer packs; the peers read what they read otherwise, padded
+pairs of alike length, up to 4,096 tokens a batch on the longer side, in fp32 and under bf16's
+autocast. Only targets that are there are counted. Every contender is a process of its own that
+stays up; they take turns. On a busy machine use --threads 1 --clock cpu: two threads wait for each
+other there, and nothing is told. --onmt names a folder that holds the package `onmt` (3.5) with
+pyonmttok, configargparse and pyahocorasick. Exit 1 when either of ours is not ahead of the best
+peer by 1.5 times.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from glassformer.training.encoded import Encoded
 ROOT = Path(__file__).resolve().parents[1]
 DEPTH, DIM, HEADS, HIDDEN, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0
 RATE, BETAS = 5e-3, (0.9, 0.98)
-VOCAB, PAD = 9712, 9708  # the words of both languages and four specials, of which "<pad>" is the first
+# the words of both languages and four specials, of which "<pad>" is the first
+VOCAB, PAD = 9712, 9708
 PEERS = "OpenNMT fp32,OpenNMT bf16,nn.Transformer fp32,nn.Transformer bf16"
 CHANGES = {
     "encoder.dropout": DROPOUT,
@@ -58,7 +62,10 @@ def run_data(changes: dict[str, Any]) -> tuple[RunPlan, prepare.RunData]:
     """The plan of the run file with changes, and the data."""
     settings = run_file.read(ROOT / "runs" / "multi30k.toml", changes)
     resolved = plan_run(settings).with_tokenizer()
-    assert resolved.tokenizer is not None and (resolved.tokenizer.size, resolved.tokenizer.pad) == (VOCAB, PAD)
+    assert resolved.tokenizer is not None and (resolved.tokenizer.size, resolved.tokenizer.pad) == (
+        VOCAB,
+        PAD,
+    )
     return resolved, prepare.run_data(resolved)
 
 
@@ -82,7 +89,8 @@ def size(model: nn.Module) -> str:
 
 
 def padded(encoded: Encoded, tokens: int) -> Iterator[tuple[Tensor, ...]]:
-    """Source, input and target of pairs of alike length, each (rows, longest), PAD beyond the end; shuffled batches."""
+    """Source, input and target of pairs of alike length, each (rows, longest), PAD beyond the end;
+    shuffled batches."""
     written, read = encoded.sides
     columns = ((read, "source"), (written, "tokens"), (written, "targets"))
     longest = np.maximum(written.sizes, read.sizes)
@@ -99,7 +107,9 @@ def padded(encoded: Encoded, tokens: int) -> Iterator[tuple[Tensor, ...]]:
         for index in draw.permutation(len(batches)):
             sides = []
             for side, name in columns:
-                rows = [side.columns[name][side.starts[i] : side.starts[i + 1]] for i in batches[index]]
+                rows = [
+                    side.columns[name][side.starts[i] : side.starts[i + 1]] for i in batches[index]
+                ]
                 wide = np.full((len(rows), max(map(len, rows))), PAD, np.int64)
                 for row, ids in zip(wide, rows, strict=True):
                     row[: len(ids)] = ids
@@ -107,8 +117,11 @@ def padded(encoded: Encoded, tokens: int) -> Iterator[tuple[Tensor, ...]]:
             yield tuple(sides)
 
 
-def loop(model: nn.Module, logits: Callable[[Tensor, Tensor], Tensor], kind: str, tokens: int) -> tuple[str, Steps]:
-    """The plain loop around a peer's model: what ``logits`` makes of source and input, to the targets."""
+def loop(
+    model: nn.Module, logits: Callable[[Tensor, Tensor], Tensor], kind: str, tokens: int
+) -> tuple[str, Steps]:
+    """The plain loop around a peer's model: what ``logits`` makes of source and input, to the
+    targets."""
     batches = padded(run_data(CHANGES)[1].batches.encoded, tokens)
     for weight in model.parameters():
         if weight.ndim > 1:
@@ -121,7 +134,9 @@ def loop(model: nn.Module, logits: Callable[[Tensor, Tensor], Tensor], kind: str
             count = int((targets != PAD).sum())
             with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bf16"):
                 scores = logits(source, written).flatten(0, 1).float()
-                loss = F.cross_entropy(scores, targets.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING)
+                loss = F.cross_entropy(
+                    scores, targets.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING
+                )
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
@@ -134,15 +149,20 @@ def loop(model: nn.Module, logits: Callable[[Tensor, Tensor], Tensor], kind: str
 def opennmt(kind: str, tokens: int, folder: Path) -> tuple[str, Steps]:
     """OpenNMT-py's NMTModel."""
     sys.path.append(str(folder))
-    sys.modules["onmt.transforms"] = MagicMock()  # they prepare text, and ask for much that a model has no use for
+    # they prepare text, and ask for much that a model has no use for
+    sys.modules["onmt.transforms"] = MagicMock()
     from onmt.decoders import TransformerDecoder
     from onmt.encoders import TransformerEncoder
     from onmt.models import NMTModel
     from onmt.modules import Embeddings
 
-    tables = [Embeddings(DIM, VOCAB, PAD, position_encoding=True, dropout=DROPOUT) for _ in range(2)]
+    tables = [
+        Embeddings(DIM, VOCAB, PAD, position_encoding=True, dropout=DROPOUT) for _ in range(2)
+    ]
     tables[1].word_lut.weight = tables[0].word_lut.weight
-    encoder = TransformerEncoder(DEPTH, DIM, HEADS, HIDDEN, DROPOUT, DROPOUT, tables[0], 0, 0, add_qkvbias=True)
+    encoder = TransformerEncoder(
+        DEPTH, DIM, HEADS, HIDDEN, DROPOUT, DROPOUT, tables[0], 0, 0, add_qkvbias=True
+    )
     shape = (DEPTH, DIM, HEADS, HIDDEN, False, "scaled-dot", DROPOUT, DROPOUT)
     decoder = TransformerDecoder(*shape, tables[1], 0, 0, False, False, 0, 0, add_qkvbias=True)
     model = NMTModel(encoder, decoder)
@@ -151,7 +171,8 @@ def opennmt(kind: str, tokens: int, folder: Path) -> tuple[str, Steps]:
             module.p = 0.0
 
     def logits(source: Tensor, written: Tensor) -> Tensor:
-        whole = F.pad(written, (0, 1), value=PAD)[..., None]  # its forward leaves the last token out
+        # its forward leaves the last token out
+        whole = F.pad(written, (0, 1), value=PAD)[..., None]
         hidden, _ = model(source[..., None], whole, (source != PAD).sum(1))
         return F.linear(hidden, tables[0].word_lut.weight)
 
@@ -180,7 +201,9 @@ class Plain(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Words and their places."""
-        return F.dropout(self.table(tokens) * math.sqrt(DIM) + self.waves[: tokens.shape[1]], DROPOUT)
+        return F.dropout(
+            self.table(tokens) * math.sqrt(DIM) + self.waves[: tokens.shape[1]], DROPOUT
+        )
 
     def forward(self, source: Tensor, written: Tensor) -> Tensor:
         later = torch.ones(written.shape[1], written.shape[1], dtype=torch.bool).triu(1)
@@ -206,7 +229,8 @@ def pytorch(kind: str, tokens: int) -> tuple[str, Steps]:
 
 
 def worker(given: argparse.Namespace) -> None:
-    """One contender: reads how many targets to learn from, writes how many it did, how fast, and the last loss."""
+    """One contender: reads how many targets to learn from, writes how many it did, how fast, and
+    the last loss."""
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     who, _, kind = given.worker.rpartition(" ")
@@ -232,13 +256,24 @@ class Contender:
     """A worker process and what it has said so far."""
 
     def __init__(self, name: str, given: argparse.Namespace) -> None:
-        command = [sys.executable, __file__, "--worker", name, "--threads", str(given.threads), "--clock", given.clock]
+        command = [
+            sys.executable,
+            __file__,
+            "--worker",
+            name,
+            "--threads",
+            str(given.threads),
+            "--clock",
+            given.clock,
+        ]
         command += ["--tokens", str(given.tokens)]
         command += ["--onmt", str(given.onmt)] if given.onmt else []
         environment = {"GLASSFORMER_DATA": str(ROOT.parent / "shared" / "data"), **os.environ}
         environment["OMP_NUM_THREADS"] = str(given.threads)
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe)
+        self.process = subprocess.Popen(
+            command, env=environment, text=True, stdin=pipe, stdout=pipe
+        )
         self.name, self.speeds, self.loss = name, list[float](), 0.0
         print(f"  {name}: {self.answer()['said']}", flush=True)
 
@@ -272,7 +307,9 @@ def ahead(one: Contender, other: Contender) -> float:
 
 def compare(given: argparse.Namespace) -> int:
     """Turns, medians, ratios."""
-    peers = [peer for peer in given.peers.split(",") if given.onmt or not peer.startswith("OpenNMT")]
+    peers = [
+        peer for peer in given.peers.split(",") if given.onmt or not peer.startswith("OpenNMT")
+    ]
     contenders = [Contender(name, given) for name in ("ours auto", "ours 2017 auto", *peers)]
     for turn in range(given.rounds + 1):
         for contender in contenders:
@@ -282,7 +319,9 @@ def compare(given: argparse.Namespace) -> int:
     print(f"\n{'':22}{'targets/s':>10}{'range':>18}{'of the best peer':>18}{'last loss':>11}")
     for one in contenders:
         around = f"{min(one.speeds):,.0f} - {max(one.speeds):,.0f}"
-        print(f"{one.name:22}{one.median:10,.0f}{around:>18}{ahead(one, best):18.2f}{one.loss:11.2f}")
+        print(
+            f"{one.name:22}{one.median:10,.0f}{around:>18}{ahead(one, best):18.2f}{one.loss:11.2f}"
+        )
     slowest = min(ahead(one, best) for one in mine)
     print(f"\nThe best peer is {best.name}; ours is at least {slowest:.2f} times as fast.")
     return 0 if slowest >= 1.5 else 1
@@ -290,14 +329,22 @@ def compare(given: argparse.Namespace) -> int:
 
 def main() -> int:
     """Parse, measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--onmt", type=Path, help="a folder with OpenNMT-py's package")
-    parser.add_argument("--peers", default=PEERS, help="which of them, in which number format (all)")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens in a batch of theirs, at most (4096)")
+    parser.add_argument(
+        "--peers", default=PEERS, help="which of them, in which number format (all)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=4096, help="tokens in a batch of theirs, at most (4096)"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="turns of each (9)")
     parser.add_argument("--targets", type=int, default=8000, help="targets a turn, at least (8000)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine that others use")
+    parser.add_argument(
+        "--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine that others use"
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:

@@ -1,10 +1,12 @@
-"""What warm-up is for: post-norm and pre-norm at several rates, with and without it: the numbers of docs/warmup.json.
+"""What warm-up is for: post-norm and pre-norm at several rates, with and without it: the numbers of
+docs/warmup.json.
 
     python benchmarks/warmup.py [--write] [--seeds N] [--steps N] [--depth N] [--rates R ...]
 
-Each run trains a decoder of the library's blocks, as the 2017 paper has them but for where the norm stands (LayerNorm,
-relu, plain start), to say again the token that stood three places before, in rows of 24 random tokens; one thread.
-Steps, batches and seeds are the same for all. --write keeps the figures for page 5 of the course.
+Each run trains a decoder of the library's blocks, as the 2017 paper has them but for where the norm
+stands (LayerNorm, relu, plain start), to say again the token that stood three places before, in
+rows of 24 random tokens; one thread. Steps, batches and seeds are the same for all. --write keeps
+the figures for page 5 of the course.
 """
 
 from __future__ import annotations
@@ -44,18 +46,25 @@ def model(place: Any, depth: int, seed: int) -> Any:
     last = c.LayerNorm() if place == "pre" else None
     stack = c.Stack(depth, (block,), c.Learned(LENGTH), last_norm=last)
     start = c.Init(std=None, embed_std=1.0, residual="plain", head_std=WIDTH**-0.5)
-    return build_model(c.Decoder(WIDTH, LENGTH, c.Embed(VOCABULARY), stack, c.Head(tied=False), start), seed=seed)
+    return build_model(
+        c.Decoder(WIDTH, LENGTH, c.Embed(VOCABULARY), stack, c.Head(tied=False), start), seed=seed
+    )
 
 
-def losses(place: str, depth: int, rate: float, warmup: int, seed: int, steps: int) -> Iterator[float]:
-    """The loss of each step of Adam; the rate grows evenly to ``rate`` over ``warmup`` steps and stays there."""
+def losses(
+    place: str, depth: int, rate: float, warmup: int, seed: int, steps: int
+) -> Iterator[float]:
+    """The loss of each step of Adam; the rate grows evenly to ``rate`` over ``warmup`` steps and
+    stays there."""
     one, draw = model(place, depth, seed), three_before(seed)
     optimizer = torch.optim.Adam(one.parameters(), lr=rate, betas=(0.9, 0.98), fused=True)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / warmup if warmup else 1.0)
         tokens, targets = draw()
-        loss = torch.nn.functional.cross_entropy(one(tokens).logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        loss = torch.nn.functional.cross_entropy(
+            one(tokens).logits.flatten(0, 1), targets.flatten(), ignore_index=-1
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -75,18 +84,35 @@ def main() -> None:
     runs = []
     for rate in asked.rates:
         for place, warmup in (("pre", 0), ("post", 0), ("post", asked.steps // 2)):
-            lines = [list(losses(place, asked.depth, rate, warmup, seed, asked.steps)) for seed in range(asked.seeds)]
-            ends = [sum(line[-20:]) / 20 for line in lines]
-            print(f"{place}-norm, rate {rate:g}, warm-up {warmup}:", *(f"{end:.3f}" for end in ends), flush=True)
-            curve = [
-                [round(sum(line[at - 20 : at]) / 20, 4) for at in range(20, asked.steps + 1, 20)] for line in lines
+            lines = [
+                list(losses(place, asked.depth, rate, warmup, seed, asked.steps))
+                for seed in range(asked.seeds)
             ]
-            told = {"place": place, "rate": rate, "warmup": warmup, "ends": [round(end, 4) for end in ends]}
+            ends = [sum(line[-20:]) / 20 for line in lines]
+            print(
+                f"{place}-norm, rate {rate:g}, warm-up {warmup}:",
+                *(f"{end:.3f}" for end in ends),
+                flush=True,
+            )
+            curve = [
+                [round(sum(line[at - 20 : at]) / 20, 4) for at in range(20, asked.steps + 1, 20)]
+                for line in lines
+            ]
+            told = {
+                "place": place,
+                "rate": rate,
+                "warmup": warmup,
+                "ends": [round(end, 4) for end in ends],
+            }
             runs.append(told | {"every": 20, "curves": curve})
     if asked.write:
         given = "".join(
             f" --{name} {value}"
-            for name, value in (("seeds", asked.seeds), ("steps", asked.steps), ("depth", asked.depth))
+            for name, value in (
+                ("seeds", asked.seeds),
+                ("steps", asked.steps),
+                ("depth", asked.depth),
+            )
         )
         given += " --rates " + " ".join(map(str, asked.rates))
         kept = {
@@ -95,7 +121,8 @@ def main() -> None:
             "machine": platform.processor() or platform.machine(),
         }
         KEPT.write_text(
-            json.dumps(kept | {"depth": asked.depth, "steps": asked.steps, "runs": runs}) + "\n", encoding="utf-8"
+            json.dumps(kept | {"depth": asked.depth, "steps": asked.steps, "runs": runs}) + "\n",
+            encoding="utf-8",
         )
 
 

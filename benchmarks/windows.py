@@ -1,8 +1,10 @@
-"""What sliding windows save: the pages of keys and values that a long text holds at most, in an engine.
+"""What sliding windows save: the pages of keys and values that a long text holds at most, in an
+engine.
 
     python benchmarks/windows.py [--tokens 8000] [--window 1024] [--full 6]
 
-A decoder of 12 small layers, of which each ``--full``-th sees all of the text (0: none does) and the others a window.
+A decoder of 12 small layers, of which each ``--full``-th sees all of the text (0: none does) and
+the others a window.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ def main() -> None:
     asked = parser.parse_args()
     blocks = []
     for layer in range(1, LAYERS + 1):
-        rule: Any = config.Causal() if asked.full and layer % asked.full == 0 else config.Window(asked.window)
+        rule: Any = (
+            config.Causal()
+            if asked.full and layer % asked.full == 0
+            else config.Window(asked.window)
+        )
         blocks.append(config.Block(config.Attention(4, 2, mask=rule), config.GatedMLP(128)))
     stack = config.Stack(LAYERS, tuple(blocks), config.Rotary())
     model = build_model(config.Decoder(64, asked.tokens + 64, config.Embed(512), stack)).eval()
@@ -50,12 +56,15 @@ def main() -> None:
             for pool, _ in engine.room.pools:
                 watch(pool, most)
             prompt = torch.randint(512, (asked.tokens,)).tolist()
-            engine.submit(Request(prompt, max_new=32, sampling=Sampling(0), stop_tokens=())).result()
+            engine.submit(
+                Request(prompt, max_new=32, sampling=Sampling(0), stop_tokens=())
+            ).result()
             held = sum(most[pool] * size for pool, size in engine.room.pools)
             whole = -(-(asked.tokens + 31) // 32) * sum(engine.room.page_bytes)
             print(f"{step} tokens a step: {engine.room}")
             print(
-                f"  at most {[*most.values()]} pages, {held / 2**20:.1f} MiB; without windows {whole / 2**20:.1f} MiB"
+                f"  at most {[*most.values()]} pages, {held / 2**20:.1f} MiB; without windows "
+                f"{whole / 2**20:.1f} MiB"
             )
 
 

@@ -1,12 +1,15 @@
-"""word2vec beside gensim: words of the text a second and what the vectors are worth, each in a process of its own.
+"""word2vec beside gensim: words of the text a second and what the vectors are worth, each in a
+process of its own.
 
-    python benchmarks/word2vec.py CORPUS [--kinds skip-gram cbow] [--threads 1 2] [--epochs 3] [--repeats 3]
+    python benchmarks/word2vec.py CORPUS [--kinds skip-gram cbow] [--threads 1 2] [--epochs 3]
+    [--repeats 3]
         [--similarity FILE ...]
 
-The two alternate on the same sentences, in the same order, with the same settings (100 numbers, window 5, 5 noise
-words, words that occur 5 times, 1e-3 of the text thinned out, rate 0.025); only the epochs are timed. Threads are
-torch's for us and gensim's workers. --trainer measures beside them what one step of the house's trainer would cost on
-the same batch: autograd and AdamW, which move every row of both tables. Exit 1 where we are below half of its speed.
+The two alternate on the same sentences, in the same order, with the same settings (100 numbers,
+window 5, 5 noise words, words that occur 5 times, 1e-3 of the text thinned out, rate 0.025); only
+the epochs are timed. Threads are torch's for us and gensim's workers. --trainer measures beside
+them what one step of the house's trainer would cost on the same batch: autograd and AdamW, which
+move every row of both tables. Exit 1 where we are below half of its speed.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ USUAL = {"dim": 100, "window": 5, "negative": 5, "sample": 1e-3, "rate": 0.025}
 
 
 def read(corpus: Path) -> list[list[str]]:
-    """The corpus's sentences in a random order, so that neither profits from reading the texts in turn."""
+    """The corpus's sentences in a random order, so that neither profits from reading the texts in
+    turn."""
     from glassformer.classics import vocabulary
     from glassformer.data import find as find_corpus
 
@@ -35,7 +39,9 @@ def read(corpus: Path) -> list[list[str]]:
     return found
 
 
-def ours(sentences: list[list[str]], kind: str, threads: int, epochs: int, seed: int) -> tuple[Any, float]:
+def ours(
+    sentences: list[list[str]], kind: str, threads: int, epochs: int, seed: int
+) -> tuple[Any, float]:
     import torch
 
     from glassformer.classics import vocabulary, word2vec
@@ -49,14 +55,27 @@ def ours(sentences: list[list[str]], kind: str, threads: int, epochs: int, seed:
     return model.vectors(), time.perf_counter() - begun
 
 
-def theirs(sentences: list[list[str]], kind: str, threads: int, epochs: int, seed: int) -> tuple[Any, float]:
+def theirs(
+    sentences: list[list[str]], kind: str, threads: int, epochs: int, seed: int
+) -> tuple[Any, float]:
     from gensim.models import Word2Vec
 
     from glassformer.classics.vectors import Vectors
 
-    settings = {"vector_size": USUAL["dim"], "window": 5, "negative": 5, "sample": 1e-3, "alpha": 0.025}
+    settings = {
+        "vector_size": USUAL["dim"],
+        "window": 5,
+        "negative": 5,
+        "sample": 1e-3,
+        "alpha": 0.025,
+    }
     model = Word2Vec(
-        sg=int(kind == "skip-gram"), min_count=5, workers=threads, epochs=epochs, seed=seed + 1, **settings
+        sg=int(kind == "skip-gram"),
+        min_count=5,
+        workers=threads,
+        epochs=epochs,
+        seed=seed + 1,
+        **settings,
     )
     model.build_vocab(sentences)
     begun = time.perf_counter()
@@ -69,17 +88,27 @@ def spearman(vectors: Any, path: Path) -> float:
     from glassformer.classics.vectors import read_pairs
     from glassformer.evaluation import metrics
 
-    known = [(a, b, x) for a, b, x in read_pairs(path) if None not in (vectors.find(a), vectors.find(b))]
-    return metrics.of_numbers([vectors.cosine(a, b) for a, b, _ in known], [x for *_, x in known])["spearman"]
+    known = [
+        (a, b, x) for a, b, x in read_pairs(path) if None not in (vectors.find(a), vectors.find(b))
+    ]
+    return metrics.of_numbers([vectors.cosine(a, b) for a, b, _ in known], [x for *_, x in known])[
+        "spearman"
+    ]
 
 
 def one(given: argparse.Namespace) -> None:
     """One training in this process; its figures as JSON."""
     sentences = read(given.corpus)
     who, kind, threads, seed = given.one[0], given.one[1], int(given.one[2]), int(given.one[3])
-    vectors, seconds = (ours if who == "ours" else theirs)(sentences, kind, threads, given.epochs, seed)
+    vectors, seconds = (ours if who == "ours" else theirs)(
+        sentences, kind, threads, given.epochs, seed
+    )
     speed = given.epochs * sum(map(len, sentences)) / seconds
-    print(json.dumps({"speed": speed, "scores": [spearman(vectors, path) for path in given.similarity]}))
+    print(
+        json.dumps(
+            {"speed": speed, "scores": [spearman(vectors, path) for path in given.similarity]}
+        )
+    )
 
 
 def trainer(corpus: Path) -> None:
@@ -97,7 +126,10 @@ def trainer(corpus: Path) -> None:
     optimizer = torch.optim.AdamW(tables, fused=True)
 
     def dense() -> None:
-        rows = torch.nn.functional.embedding(ids, tables[0]) @ torch.nn.functional.embedding(ids, tables[1]).mT
+        rows = (
+            torch.nn.functional.embedding(ids, tables[0])
+            @ torch.nn.functional.embedding(ids, tables[1]).mT
+        )
         rows.sigmoid().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -108,11 +140,16 @@ def trainer(corpus: Path) -> None:
             begun = time.perf_counter()
             step()
             times.append(time.perf_counter() - begun)
-        print(f"a step of {ids.shape[0] * model.row} words, {name}: {1000 * statistics.median(times):.2f} ms")
+        print(
+            f"a step of {ids.shape[0] * model.row} words, {name}: "
+            f"{1000 * statistics.median(times):.2f} ms"
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--kinds", nargs="+", default=["skip-gram", "cbow"])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -128,20 +165,35 @@ def main() -> int:
     if given.trainer:
         trainer(given.corpus)
         return 0
-    print("| kind | threads | ours, words/s | gensim, words/s | ratio | Spearman: ours | gensim |\n|" + "---|" * 7)
+    print(
+        "| kind | threads | ours, words/s | gensim, words/s | ratio | Spearman: ours | gensim "
+        "|\n|" + "---|" * 7
+    )
     met = True
     for kind in given.kinds:
         for threads in given.threads:
             found: dict[str, list[Any]] = {"ours": [], "gensim": []}
             for seed in range(given.repeats):
                 for who, runs in found.items():
-                    command = [sys.executable, *sys.argv, "--one", who, kind, str(threads), str(seed)]
+                    command = [
+                        sys.executable,
+                        *sys.argv,
+                        "--one",
+                        who,
+                        kind,
+                        str(threads),
+                        str(seed),
+                    ]
                     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-                    answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+                    answer = subprocess.run(
+                        command, env=environment, check=True, capture_output=True, text=True
+                    )
                     runs.append(json.loads(answer.stdout))
             speeds = [[run["speed"] for run in runs] for runs in found.values()]
             ratio = statistics.median(a / b for a, b in zip(*speeds, strict=True))
-            cells = [f"{statistics.median(s):,.0f} ({min(s):,.0f} to {max(s):,.0f})" for s in speeds]
+            cells = [
+                f"{statistics.median(s):,.0f} ({min(s):,.0f} to {max(s):,.0f})" for s in speeds
+            ]
             scores = [
                 ", ".join(
                     f"{statistics.mean(s):.3f} ± {statistics.pstdev(s):.3f}"
@@ -150,7 +202,8 @@ def main() -> int:
                 for runs in found.values()
             ]
             print(
-                f"| {kind} | {threads} | {cells[0]} | {cells[1]} | {ratio:.2f} | {scores[0]} | {scores[1]} |",
+                f"| {kind} | {threads} | {cells[0]} | {cells[1]} | {ratio:.2f} | {scores[0]} | "
+                f"{scores[1]} |",
                 flush=True,
             )
             met &= ratio >= 0.5

@@ -1,4 +1,5 @@
-"""The site, `make docs`: Furo on Sphinx, pages in Markdown, every number computed by _ext/computed.py."""
+"""The site, `make docs`: Furo on Sphinx, pages in Markdown, every number computed by
+_ext/computed.py."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ project = "Glassformer"
 version = release = glassformer.__version__
 author = "the people who build Glassformer"
 copyright = author
-_told = subprocess.run(["git", "-C", str(HERE), "describe", "--always", "--dirty"], capture_output=True, text=True)
+_told = subprocess.run(
+    ["git", "-C", str(HERE), "describe", "--always", "--dirty"], capture_output=True, text=True
+)
 built_by = f"Glassformer {release}" + (f", {_told.stdout.strip()}" if _told.returncode == 0 else "")
 
 extensions = [

@@ -1,4 +1,5 @@
-"""What a page shows, beside the same model loaded apart from it: for the tests that look with a browser."""
+"""What a page shows, beside the same model loaded apart from it: for the tests that look with a
+browser."""
 
 from __future__ import annotations
 
@@ -22,11 +23,14 @@ SENTENCE, SOURCE = "the cat sat on a mat", "a dog and a log"
 
 def quick(*names: str) -> list[Any]:
     """All families as parameters of a test; those that are not named are slow proofs."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+    return [
+        name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
+    ]
 
 
 class Apart:
-    """The family's model, loaded apart from the page: numbers by address from a tape and from its weights."""
+    """The family's model, loaded apart from the page: numbers by address from a tape and from its
+    weights."""
 
     def __init__(self, site: Any, name: str, tab: Any) -> None:
         self.model, tokenizer = store.load(site.folders[name])
@@ -34,13 +38,16 @@ class Apart:
 
         def strip(label: str) -> torch.Tensor:
             there = tab.locator(f'.text .strip[aria-label="{label}"] .token')
-            return torch.tensor([[int(id) for id in there.evaluate_all("all => all.map(one => one.dataset.id)")]])
+            return torch.tensor(
+                [[int(id) for id in there.evaluate_all("all => all.map(one => one.dataset.id)")]]
+            )
 
         tokens, source = strip("tokens"), strip("source tokens") if pair else None
         with torch.no_grad():
             plain = self.model(tokens) if source is None else self.model(tokens, source)
         self.values = {
-            path: value.detach()[0] for path, value in look(self.model, tokenizer, tokens, "*", source=source).items()
+            path: value.detach()[0]
+            for path, value in look(self.model, tokenizer, tokens, "*", source=source).items()
         }
         self.values["logits"] = plain.logits[0]
         self.values["probs"] = plain.logits[0].softmax(-1)
@@ -58,12 +65,18 @@ class Apart:
 
 def numbers(found: Any) -> list[tuple[str, float]]:
     """Address and value of everything that a locator finds."""
-    return [(address, float(value.replace("Infinity", "inf"))) for address, value in found.evaluate_all(SAID)]
+    return [
+        (address, float(value.replace("Infinity", "inf")))
+        for address, value in found.evaluate_all(SAID)
+    ]
 
 
 def probed(tab: Any, points: list[tuple[float, float]]) -> list[tuple[str, float]]:
     """Address and value of what is drawn at these points, where something is."""
-    return [(address, float(value.replace("Infinity", "inf"))) for address, value in tab.evaluate(PROBE, points)]
+    return [
+        (address, float(value.replace("Infinity", "inf")))
+        for address, value in tab.evaluate(PROBE, points)
+    ]
 
 
 def close(shown: float, true: float) -> bool:

@@ -1,4 +1,5 @@
-"""What the tests of ``parallel/``'s axes share: families, rows of every kind, and a pass with its gradients."""
+"""What the tests of ``parallel/``'s axes share: families, rows of every kind, and a pass with its
+gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ LENGTHS = 22, 150  # one fills no shard, the other is several blocks of the engi
 def longer(cfg):
     """The same for rows of 150, without a pool."""
     table = c.Learned(LENGTHS[1])
-    stacks = {n: replace(s, position=table) for n, s in c.stacks(cfg).items() if isinstance(s.position, c.Learned)}
+    stacks = {
+        n: replace(s, position=table)
+        for n, s in c.stacks(cfg).items()
+        if isinstance(s.position, c.Learned)
+    }
     return replace(cfg, pool=None, **stacks)
 
 
@@ -56,11 +61,16 @@ def result(model, given, kept, weigh, count):
     real = (kept["pos"] >= 0)[..., None]
     loss = (out.logits * weigh * real).sum() + sum(out.aux.values()) * count
     loss.backward()
-    return (out.logits * real).detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return (out.logits * real).detach(), {
+        n: p.grad for n, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def worst(found, wanted):
     """The largest difference of gradients beside the largest number of each."""
-    loudest = max(float(grad.abs().max()) for grad in wanted.values())  # keys' bias has none: what is there is rounding
+    # keys' bias has none: what is there is rounding
+    loudest = max(float(grad.abs().max()) for grad in wanted.values())
     sizes = {path: max(float(grad.abs().max()), loudest / 100) for path, grad in wanted.items()}
-    return max(float((found[path] - grad).abs().max()) / sizes[path] for path, grad in wanted.items())
+    return max(
+        float((found[path] - grad).abs().max()) / sizes[path] for path, grad in wanted.items()
+    )

@@ -56,18 +56,21 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
-    """While entered, whatever asks a device for a number fails: tensors of "meta" have none. So does a number that is
-    made there of Python's, which is a copy that is waited for.
+    """While entered, whatever asks a device for a number fails: tensors of "meta" have none. So
+    does a number that is made there of Python's, which is a copy that is waited for.
 
     On a GPU it would wait for all that was asked before, and the GPU then for the host.
     """
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
 
-    get_torch_obj_rule_map()  # kept for good once it is made: not with what stands in for torch.tensor here
+    # kept for good once it is made: not with what stands in for torch.tensor here
+    get_torch_obj_rule_map()
     made = torch.tensor
 
     def on_the_host(*given: Any, device: Any = "cpu", **named: Any) -> torch.Tensor:
-        assert device is None or torch.device(device).type == "cpu", "torch.tensor on a GPU waits for it"
+        assert device is None or torch.device(device).type == "cpu", (
+            "torch.tensor on a GPU waits for it"
+        )
         return made(*given, **named)
 
     @contextlib.contextmanager
@@ -128,11 +131,14 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """Debian's Chromium, one for all tests that look with it; they are skipped by name where it is missing."""
+    """Debian's Chromium, one for all tests that look with it; they are skipped by name where it is
+    missing."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("needs Chromium: apt-get install chromium fonts-dejavu")
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install 'glassformer[page-test]'")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="needs Playwright: pip install 'glassformer[page-test]'"
+    )
     with api.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=program, args=FLAGS)
         yield browser
@@ -141,7 +147,8 @@ def chromium() -> Iterator[Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with a browser come last: Playwright's event loop runs until the end, and nobody else can start one.
+    """Tests with a browser come last: Playwright's event loop runs until the end, and nobody else
+    can start one.
 
     Several processes (pytest-xdist) share out files, those of a file with a browser by themselves.
     """
@@ -152,7 +159,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=browser)
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0] + ":browser" * browser(item)))
+            item.add_marker(
+                pytest.mark.xdist_group(item.nodeid.split("::")[0] + ":browser" * browser(item))
+            )
 
 
 def pytest_report_header() -> str:
@@ -160,8 +169,11 @@ def pytest_report_header() -> str:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-    """Seed a fixture that several tests share, so that its draws do not depend on which of them is first."""
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> None:
+    """Seed a fixture that several tests share, so that its draws do not depend on which of them is
+    first."""
     if fixturedef.scope != "function":
         seed_all(seed_from(f"{fixturedef.baseid}::{fixturedef.argname}"))
 
@@ -185,5 +197,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for path in source.rglob("*.py"):
         room = path.relative_to(source).parts[0]
         rooms[room] = rooms.get(room, 0) + len(path.read_text(encoding="utf-8").splitlines())
-    counted = ", ".join(f"{room} {lines}" for room, lines in sorted(rooms.items(), key=lambda item: -item[1]))
+    counted = ", ".join(
+        f"{room} {lines}" for room, lines in sorted(rooms.items(), key=lambda item: -item[1])
+    )
     terminalreporter.write_line(f"lines: {sum(rooms.values())} = {counted}")

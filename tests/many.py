@@ -1,7 +1,8 @@
 """A pool of processes that stay up and are one another's neighbours, for tests of ``parallel/``.
 
-``Processes(2).call(function, name=value)`` runs a function of a test file, ``function(mesh, name=value)``, on each of
-them and gives their answers in the order of ranks. Arguments and answers are JSON.
+``Processes(2).call(function, name=value)`` runs a function of a test file, ``function(mesh,
+name=value)``, on each of them and gives their answers in the order of ranks. Arguments and answers
+are JSON.
 """
 
 from __future__ import annotations
@@ -28,8 +29,19 @@ def free_port() -> int:
 
 def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
     """What torchrun would tell a process."""
-    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return {**os.environ, **{name: str(value) for name, value in said.items()}, "OMP_NUM_THREADS": "1", **more}
+    said = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    return {
+        **os.environ,
+        **{name: str(value) for name, value in said.items()},
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
 
 
 class Processes:
@@ -49,8 +61,15 @@ class Processes:
             assert process.stdin is not None
             process.stdin.write(line + "\n")
             process.stdin.flush()
-        answers = [json.loads(process.stdout.readline() or '{"error": "it ended"}') for process in self.started]  # type: ignore[union-attr]
-        wrong = [f"rank {rank}: {answer['error']}" for rank, answer in enumerate(answers) if "error" in answer]
+        answers = [
+            json.loads(process.stdout.readline() or '{"error": "it ended"}')
+            for process in self.started
+        ]  # type: ignore[union-attr]
+        wrong = [
+            f"rank {rank}: {answer['error']}"
+            for rank, answer in enumerate(answers)
+            if "error" in answer
+        ]
         assert not wrong, "\n".join(wrong)
         return [answer["value"] for answer in answers]
 

@@ -1,12 +1,14 @@
-"""Plants bugs one at a time in a copy of the tree, runs the tests of the changed file, and prints which bugs live.
+"""Plants bugs one at a time in a copy of the tree, runs the tests of the changed file, and prints
+which bugs live.
 
     python tests/mutate.py [PATH ...] [--count N] [--seed S] [--tests "WORDS OF PYTEST"] [--rows]
 
-PATHs are files or folders of ``src/glassformer``; without one, all of it. Bugs come from patterns (a comparison
-flipped, a constant off by one, a guard dropped ...), drawn by the seed. The tests of a module are
-``tests/ROOM/test_NAME.py`` and those that ``tests/where.md`` names. For a kernel in C the library is compiled anew, and
-its tests are ``tests/nn/kernels`` and those that the page names. ``--rows`` plants the rows of ``tests/mutants.md``
-instead: the bugs that no pattern makes. Exit 1 when a bug lives.
+PATHs are files or folders of ``src/glassformer``; without one, all of it. Bugs come from patterns
+(a comparison flipped, a constant off by one, a guard dropped ...), drawn by the seed. The tests of
+a module are ``tests/ROOM/test_NAME.py`` and those that ``tests/where.md`` names. For a kernel in C
+the library is compiled anew, and its tests are ``tests/nn/kernels`` and those that the page names.
+``--rows`` plants the rows of ``tests/mutants.md`` instead: the bugs that no pattern makes. Exit 1
+when a bug lives.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/glassformer")
-MEMORY = 12 << 30  # bytes of data that a process of the tests may have: a bug in a size must not fill the machine
+# bytes of data that a process of the tests may have: a bug in a size must not fill the machine
+MEMORY = 12 << 30
 GRACE = 30.0  # seconds that tests may take beyond five times what they take without a bug
 
 
@@ -57,14 +60,37 @@ class Change(NamedTuple):
 # ------------------------------------------------------------------------------- patterns, Python
 
 OPPOSITES: dict[type, type] = {
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
-    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
+    **{
+        ast.Lt: ast.LtE,
+        ast.LtE: ast.Lt,
+        ast.Gt: ast.GtE,
+        ast.GtE: ast.Gt,
+        ast.Eq: ast.NotEq,
+        ast.NotEq: ast.Eq,
+    },
+    **{
+        ast.Is: ast.IsNot,
+        ast.IsNot: ast.Is,
+        ast.In: ast.NotIn,
+        ast.NotIn: ast.In,
+        ast.And: ast.Or,
+        ast.Or: ast.And,
+    },
     **{ast.Add: ast.Sub, ast.Sub: ast.Add},
 }
-EXTREMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin"}
-UNTESTABLE = {"strict", "encoding", "stacklevel", "help"}  # keywords whose loss changes no result of ours
+EXTREMES = {
+    "min": "max",
+    "max": "min",
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "amin": "amax",
+    "amax": "amin",
+}
+# keywords whose loss changes no result of ours
+UNTESTABLE = {"strict", "encoding", "stacklevel", "help"}
 SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "type_params"}
-SKIPPED_NODES = (ast.Raise, ast.Assert, ast.JoinedStr)  # messages; and before 3.12 f-strings have no true positions
+# messages; and before 3.12 f-strings have no true positions
+SKIPPED_NODES = (ast.Raise, ast.Assert, ast.JoinedStr)
 TEXTS = (ast.JoinedStr, ast.List, ast.Tuple)  # what "-" cannot join
 
 
@@ -72,7 +98,11 @@ def _nodes(parent: ast.AST) -> Iterator[ast.AST]:
     """All nodes that compute: no annotations, decorators, messages of errors."""
     for name, value in ast.iter_fields(parent):
         for node in value if isinstance(value, list) else [value]:
-            if name in SKIPPED_FIELDS or not isinstance(node, ast.AST) or isinstance(node, SKIPPED_NODES):
+            if (
+                name in SKIPPED_FIELDS
+                or not isinstance(node, ast.AST)
+                or isinstance(node, SKIPPED_NODES)
+            ):
                 continue
             if not (isinstance(node, ast.keyword) and node.arg in UNTESTABLE):
                 yield node
@@ -80,7 +110,9 @@ def _nodes(parent: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, TEXTS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+    return isinstance(node, TEXTS) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    )
 
 
 def _changed_nodes(node: ast.AST) -> Iterator[tuple[str, str]]:
@@ -138,7 +170,10 @@ def python_changes(text: str) -> Iterator[Change]:
     for node in _nodes(ast.parse(text)):
         for operator, new in _changed_nodes(node):
             change = Change(
-                operator, place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset), new
+                operator,
+                place(node.lineno, node.col_offset),
+                place(node.end_lineno, node.end_col_offset),
+                new,
             )
             try:
                 compile(change.apply(text), "planted", "exec")
@@ -149,7 +184,16 @@ def python_changes(text: str) -> Iterator[Change]:
 
 # ------------------------------------------------------------------------------------ patterns, C
 
-C_OPPOSITES = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&"}
+C_OPPOSITES = {
+    "<": "<=",
+    "<=": "<",
+    ">": ">=",
+    ">=": ">",
+    "==": "!=",
+    "!=": "==",
+    "&&": "||",
+    "||": "&&",
+}
 C_OPPOSITES |= {"+": "-", "-": "+", "+=": "-=", "-=": "+="}
 C_PATTERNS = {
     "comparison": r"(?<= )(?:[<>]=?|[!=]=)(?= )",
@@ -159,7 +203,9 @@ C_PATTERNS = {
     "term": r" [-+*] \w+(?:(?:->|\.)\w+)*(?:\[[^][]*\])?(?![\w(.\[-])",
     "call": r"(?<=[;{}\n])[ \t]*\w+\([^;{}]*\)(?=;)",
 }
-C_SILENT = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|^[ \t]*#(?!define)[^\n]*|^[ \t]*#define \w+', re.MULTILINE)
+C_SILENT = re.compile(
+    r'//[^\n]*|"(?:\\.|[^"\\\n])*"|^[ \t]*#(?!define)[^\n]*|^[ \t]*#define \w+', re.MULTILINE
+)
 
 
 def c_changes(text: str) -> Iterator[Change]:
@@ -167,7 +213,11 @@ def c_changes(text: str) -> Iterator[Change]:
     code = C_SILENT.sub(lambda silent: " " * len(silent[0]), text)
     for operator, pattern in C_PATTERNS.items():
         for match in re.finditer(pattern, code):
-            new = str(int(match[0]) + 1) if operator == "off by one" else C_OPPOSITES.get(match[0], "")
+            new = (
+                str(int(match[0]) + 1)
+                if operator == "off by one"
+                else C_OPPOSITES.get(match[0], "")
+            )
             yield Change(operator, match.start(), match.end(), new)
 
 
@@ -185,7 +235,8 @@ class Row(NamedTuple):
     tests: list[str]
 
     def change(self, text: str) -> Change | None:
-        """None where the pattern is not there. ``...`` of a pattern matches anything, and stands for it in ``new``."""
+        """None where the pattern is not there. ``...`` of a pattern matches anything, and stands
+        for it in ``new``."""
         start = 0
         for name in filter(None, self.function.split(".")):
             where = re.compile(rf"^\s*(?:def|class) {name}\b", re.MULTILINE).search(text, start)
@@ -197,7 +248,9 @@ class Row(NamedTuple):
         if match is None:
             return None
         first, *others = self.new.split("...")
-        new = first + "".join(kept + part for kept, part in zip(match.groups(), others, strict=False))
+        new = first + "".join(
+            kept + part for kept, part in zip(match.groups(), others, strict=False)
+        )
         return Change(self.bug, match.start(), match.end(), new)
 
 
@@ -209,7 +262,10 @@ def rows(text: str) -> list[Row]:
         change = re.fullmatch(r"`(.+)` => `(.*)`", cells[2]) if len(cells) == 4 else None
         if change is not None:
             file, _, function = cells[0].strip("`").partition(": ")
-            tests = [f"tests/{word}" if word.endswith(".py") else word for word in shlex.split(cells[3].strip("`"))]
+            tests = [
+                f"tests/{word}" if word.endswith(".py") else word
+                for word in shlex.split(cells[3].strip("`"))
+            ]
             found.append(Row(Path(file), function, cells[1], change[1], change[2], tests))
     return found
 
@@ -245,21 +301,28 @@ def tests_of(module: Path, root: Path = ROOT) -> tuple[str, ...]:
 def draw(paths: list[Path], count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
     """Bugs from files and folders below SOURCE: the operators in turn, each at random places."""
     source = root / SOURCE
-    files = sorted({file for path in paths for file in [source / path, *(source / path).rglob("*")]})
+    files = sorted(
+        {file for path in paths for file in [source / path, *(source / path).rglob("*")]}
+    )
     ranked: list[tuple[int, float, Mutant]] = []
     ranks: Counter[str] = Counter()
     candidates = []
     for file in (file for file in files if file.suffix in (".py", ".c", ".h")):
         changes = python_changes if file.suffix == ".py" else c_changes
         module = file.relative_to(source)
-        candidates += [Mutant(module, change, ()) for change in changes(file.read_text(encoding="utf-8"))]
+        candidates += [
+            Mutant(module, change, ()) for change in changes(file.read_text(encoding="utf-8"))
+        ]
     generator = random.Random(seed)
     generator.shuffle(candidates)
     for mutant in candidates:
         ranked.append((ranks[mutant.change.operator], generator.random(), mutant))
         ranks[mutant.change.operator] += 1
     drawn = [mutant for _, _, mutant in sorted(ranked, key=lambda entry: entry[:2])[:count]]
-    return sorted((mutant._replace(tests=tests_of(mutant.file, root)) for mutant in drawn), key=lambda one: one.file)
+    return sorted(
+        (mutant._replace(tests=tests_of(mutant.file, root)) for mutant in drawn),
+        key=lambda one: one.file,
+    )
 
 
 class Tree:
@@ -270,13 +333,17 @@ class Tree:
         ignored = shutil.ignore_patterns(".*", "node_modules", "out", "__pycache__", "*.egg-info")
         shutil.copytree(root, self.folder, ignore=ignored, symlinks=True)
         data = root.parent / "shared" / "data"
-        self.environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = os.environ | {
+            "PYTHONPATH": str(self.folder / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         if data.is_dir():
             self.environment.setdefault("GLASSFORMER_DATA", str(data))
         self.seconds: dict[tuple[str, ...], float] = defaultdict(float)
 
     def build(self) -> bool:
-        """Whether the kernels compile: at -O1, in half the time, and only the objects that the bug changes."""
+        """Whether the kernels compile: at -O1, in half the time, and only the objects that the bug
+        changes."""
         spec = importlib.util.spec_from_file_location("hatch_build", self.folder / "hatch_build.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -303,7 +370,18 @@ class Tree:
 
     def run(self, tests: tuple[str, ...], limit: float | None) -> int:
         """The exit status of pytest; beyond ``limit`` seconds it is killed."""
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "not slow",
+            "-p",
+            "no:cacheprovider",
+            *tests,
+        ]
         with (self.folder.parent / "log").open("w") as log:
             process = subprocess.Popen(
                 command,
@@ -331,7 +409,8 @@ class Tree:
             if status:
                 log = (self.folder.parent / "log").read_text()[-2000:]
                 raise SystemExit(
-                    f"{log}\nWithout a bug pytest {shlex.join(tests)} ends with {status}; mend that first."
+                    f"{log}\nWithout a bug pytest {shlex.join(tests)} ends with {status}; mend "
+                    "that first."
                 )
             self.seconds[tests] = time.monotonic() - start
 
@@ -344,7 +423,11 @@ class Tree:
         try:
             if compiled and not self.build():
                 return "not compiled"
-            return "killed" if self.run(mutant.tests, GRACE + 5 * self.seconds[mutant.tests]) else "lived"
+            return (
+                "killed"
+                if self.run(mutant.tests, GRACE + 5 * self.seconds[mutant.tests])
+                else "lived"
+            )
         finally:
             path.write_text(text, encoding="utf-8")
             if compiled:
@@ -353,21 +436,34 @@ class Tree:
 
 def describe(mutant: Mutant, text: str) -> str:
     """Where the change is, and its lines before and after."""
-    lines = difflib.unified_diff(text.splitlines(), mutant.change.apply(text).splitlines(), lineterm="", n=0)
+    lines = difflib.unified_diff(
+        text.splitlines(), mutant.change.apply(text).splitlines(), lineterm="", n=0
+    )
     line = text[: mutant.change.begin].count("\n") + 1
     body = [f"    {line}" for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return "\n".join([f"{mutant.file}:{line}: {mutant.change.operator}", *body])
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="mutate.py", description="Plants bugs and prints which ones the tests miss.")
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files or folders of src/glassformer")
-    parser.add_argument("--count", type=int, default=20, help="bugs to plant (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="mutate.py", description="Plants bugs and prints which ones the tests miss."
+    )
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="PATH", help="files or folders of src/glassformer"
+    )
+    parser.add_argument(
+        "--count", type=int, default=20, help="bugs to plant (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which ones (default: %(default)s)")
-    parser.add_argument("--tests", type=shlex.split, help="words of pytest, in place of the tests of each file")
+    parser.add_argument(
+        "--tests", type=shlex.split, help="words of pytest, in place of the tests of each file"
+    )
     parser.add_argument("--rows", action="store_true", help="the rows of tests/mutants.md")
     arguments = parser.parse_args(words)
-    paths = [path.resolve().relative_to(ROOT / SOURCE) if path.exists() else path for path in arguments.paths]
+    paths = [
+        path.resolve().relative_to(ROOT / SOURCE) if path.exists() else path
+        for path in arguments.paths
+    ]
     if missing := [path for path in paths if not (ROOT / SOURCE / path).exists()]:
         parser.error(f"{missing[0]} is neither here nor below {SOURCE}")
     results: Counter[str] = Counter()
@@ -379,7 +475,10 @@ def main(words: list[str]) -> int:
             file = ROOT / SOURCE / row.file
             change = row.change(file.read_text(encoding="utf-8")) if file.exists() else None
             if change is None:
-                print(f"out of date   {row.file}: {row.function}: {row.bug}: change the row, or drop it")
+                print(
+                    f"out of date   {row.file}: {row.function}: {row.bug}: change the row, or "
+                    "drop it"
+                )
                 results["out of date"] += 1
             else:
                 chosen.append(Mutant(row.file, change, tuple(row.tests)))
@@ -392,7 +491,9 @@ def main(words: list[str]) -> int:
             result = tree.plant(mutant) if mutant.tests else "untested"
             results[result] += 1
             print(
-                f"{result:13} {describe(mutant, (ROOT / SOURCE / mutant.file).read_text(encoding='utf-8'))}", flush=True
+                f"{result:13} "
+                f"{describe(mutant, (ROOT / SOURCE / mutant.file).read_text(encoding='utf-8'))}",
+                flush=True,
             )
     print(", ".join(f"{count} {result}" for result, count in results.items()) or "nothing to plant")
     return 1 if results.keys() & {"lived", "untested", "out of date"} else 0

@@ -1,4 +1,5 @@
-"""An objective that Glassformer does not have, in a file of one's own: ``--use own_objective.py``."""
+"""An objective that Glassformer does not have, in a file of one's own: ``--use
+own_objective.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from glassformer.training.objectives.common import with_pool
 
 @config.member(Objective)
 class Prefer(Objective):
-    """Which of two texts is better: a score for each, the better one's above the other's by ``margin``."""
+    """Which of two texts is better: a score for each, the better one's above the other's by
+    ``margin``."""
 
     margin: float = 1.0
 
@@ -26,7 +28,9 @@ class Prefer(Objective):
 
     def layout(self, framing, fit):
         def lay(example, better, worse):
-            first, second = map(framing.texts, ([text] for text in fit(example, [better, worse], 4, "pair")))
+            first, second = map(
+                framing.texts, ([text] for text in fit(example, [better, worse], 4, "pair"))
+            )
             return [{name: first[name] + second[name] for name in first}]
 
         return lay
@@ -37,10 +41,17 @@ class Prefer(Objective):
         from glassformer.training import Loss
         from glassformer.training.loss import forward, tokens_in
 
-        scores = forward(model, batch).pooled[:, 0].float()  # a document's each, the two of a pair side by side
+        # a document's each, the two of a pair side by side
+        scores = forward(model, batch).pooled[:, 0].float()
         apart = scores[0::2] - scores[1::2]
         total = softplus(self.margin - apart).sum()
-        return Loss(total, len(apart), tokens=tokens_in(batch), predictions=apart.detach(), labels=apart.detach())
+        return Loss(
+            total,
+            len(apart),
+            tokens=tokens_in(batch),
+            predictions=apart.detach(),
+            labels=apart.detach(),
+        )
 
     def metrics(self, predictions, labels, names=()):
         return {"preferred": float((predictions > 0).float().mean())}

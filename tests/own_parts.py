@@ -1,4 +1,5 @@
-"""Parts that Glassformer does not have, in a file of one's own: ``--use own_parts.py``; told in docs/extending.md."""
+"""Parts that Glassformer does not have, in a file of one's own: ``--use own_parts.py``; told in
+docs/extending.md."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class ReluSquared:
 
 @builds(ReluSquared)
 class ReluSquaredModule(TracedModule):
-    writes = ("down.weight",)  # it adds to the residual stream: how it starts is told by Init.residual
+    # it adds to the residual stream: how it starts is told by Init.residual
+    writes = ("down.weight",)
 
     def __init__(self, cfg: ReluSquared, dim: int) -> None:
         super().__init__()
@@ -125,7 +127,8 @@ def halved(cfg: Halved) -> object:
 
 @config.member(config.Block)
 class DeepNorm(config.Block):
-    """Norms after the sum, in which the residual stream weighs ``alpha`` times as much (Wang et al. 2022, DeepNet)."""
+    """Norms after the sum, in which the residual stream weighs ``alpha`` times as much (Wang et al.
+    2022, DeepNet)."""
 
     place: config.Place = "post"  # norms stand after the sum
     alpha: float = 1.5  # weight of the stream in each sum

@@ -1,4 +1,5 @@
-"""Rows of packed documents for the objectives that change text, and the law that packing changes no loss."""
+"""Rows of packed documents for the objectives that change text, and the law that packing changes no
+loss."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def random(seed: int = 0) -> np.random.Generator:
 
 
 def packed(tokens: torch.Tensor, lengths: list[int]) -> Batch:
-    """Rows of documents of these lengths and padding behind them; targets are the next token of a document."""
+    """Rows of documents of these lengths and padding behind them; targets are the next token of a
+    document."""
     pos, document_ids = torch.full_like(tokens, -1), torch.full_like(tokens, -1)
     targets, at = torch.full_like(tokens, -1), 0
     for number, length in enumerate(lengths):
@@ -38,7 +40,11 @@ def alone(batch: Batch) -> list[Batch]:
             parts = {}
             for name, part in vars(batch).items():
                 if part is not None and name not in ("document_ids", "source_document_ids"):
-                    document_ids = batch.source_document_ids if name.startswith("source") else batch.document_ids
+                    document_ids = (
+                        batch.source_document_ids
+                        if name.startswith("source")
+                        else batch.document_ids
+                    )
                     parts[name] = part[row][document_ids[row] == number][None]
             made.append(Batch(**parts))
     return made

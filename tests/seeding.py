@@ -1,4 +1,5 @@
-"""Seeds of the tests: the same for one test wherever it runs, others where ``GLASSFORMER_TEST_SEED`` says so."""
+"""Seeds of the tests: the same for one test wherever it runs, others where
+``GLASSFORMER_TEST_SEED`` says so."""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ from glassformer.page.events import Trainings
 from glassformer.page.models import Models
 from glassformer.tokenizer import Tokenizer, trainers
 
-TEXT = "the cat sat on the mat and the dog sat on the log; a cat, a dog, a mat and a log. 0123456789 🎵鸟 "
+TEXT = (
+    "the cat sat on the mat and the dog sat on the log; a cat, a dog, a mat and a log. "
+    "0123456789 🎵鸟 "
+)
 
 
 VOCAB = 300
@@ -58,7 +61,11 @@ def page(*names: Any, run: Path | None = None) -> Page:
 
 def client(page: Page) -> TestClient:
     """Asks the page as its own browser would."""
-    return TestClient(application(page, frozenset(LOOPBACK)), "http://127.0.0.1:8642", raise_server_exceptions=False)
+    return TestClient(
+        application(page, frozenset(LOOPBACK)),
+        "http://127.0.0.1:8642",
+        raise_server_exceptions=False,
+    )
 
 
 def tensors(data: bytes) -> dict[str, np.ndarray[Any, Any]]:

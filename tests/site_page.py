@@ -11,9 +11,22 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def built(source: Path, out: Path, processes: int | str = 1) -> subprocess.CompletedProcess[str]:
     """The pages of a folder, as `make docs` builds ours."""
-    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-E", "-j", str(processes), "-c", str(DOCS)]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "-q",
+        "-E",
+        "-j",
+        str(processes),
+        "-c",
+        str(DOCS),
+    ]
     command += ["-d", str(out / "trees")]
-    return subprocess.run([*command, str(source), str(out / "site")], capture_output=True, text=True, timeout=1500)
+    return subprocess.run(
+        [*command, str(source), str(out / "site")], capture_output=True, text=True, timeout=1500
+    )
 
 
 PAGE = """# A page

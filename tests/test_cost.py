@@ -1,4 +1,5 @@
-"""The cost of a config against published figures, against counting by hand, and against torch's own counters."""
+"""The cost of a config against published figures, against counting by hand, and against torch's own
+counters."""
 
 from __future__ import annotations
 
@@ -59,7 +60,10 @@ def test_shapes_without_torch_are_those_of_the_modules(name: str) -> None:
     model = ALL[name] if name in ALL else recipes.find(name)
     small = {f"{body}.depth": len(stack.pattern) for body, stack in config.stacks(model).items()}
     model = serial.change(model, small) if "/" in name else model
-    built = {path: tuple(weight.shape) for path, weight in build_model(model, device="meta").named_parameters()}
+    built = {
+        path: tuple(weight.shape)
+        for path, weight in build_model(model, device="meta").named_parameters()
+    }
     assert shapes(model) == built
 
 
@@ -76,11 +80,16 @@ def test_shapes_without_torch_are_those_of_the_modules(name: str) -> None:
     ids=" ".join,
 )
 def test_costs_recipes_and_masks_import_no_torch(words: list[str]) -> None:
-    code = f"import sys; from glassformer.cli import main; assert main({words}) == 0; assert 'torch' not in sys.modules"
+    code = (
+        f"import sys; from glassformer.cli import main; assert main({words}) == 0; assert "
+        "'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_cost_takes_the_settings_of_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_cost_takes_the_settings_of_train(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "run.toml").write_text('[model]\nrecipe = "glass/1m"\n[data]\ntokenizer = "byte"\n')
     deeper = cost(serial.change(recipes.find("glass/1m"), {"decoder.depth": 8}), 4, 32)
     for words in (
@@ -91,12 +100,28 @@ def test_cost_takes_the_settings_of_train(capsys: pytest.CaptureFixture[str], tm
         assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(deeper.to_dict()))
     found = []
     for depth in ("4", "8"):
-        assert main(["cost", str(tmp_path / "run.toml"), "--json", "--decoder.depth", depth, "--train.batch", "2"]) == 0
+        assert (
+            main(
+                [
+                    "cost",
+                    str(tmp_path / "run.toml"),
+                    "--json",
+                    "--decoder.depth",
+                    depth,
+                    "--train.batch",
+                    "2",
+                ]
+            )
+            == 0
+        )
         found.append(json.loads(capsys.readouterr().out))
     assert found[1]["parts"]["attention"] == 2 * found[0]["parts"]["attention"]
     for words, said in (
         (["glass/1m", "--bach", "4"], '--bach is not understood. Did you mean "batch"?'),
-        (["glass/1m", "--decoder.depht", "4"], 'decoder has no setting "depht". Did you mean "depth"?'),
+        (
+            ["glass/1m", "--decoder.depht", "4"],
+            'decoder has no setting "depht". Did you mean "depth"?',
+        ),
         (["glass/1m", "--decoder.depth"], "--decoder.depth needs a value"),
         ([], "Give a recipe, a folder or a run file"),
     ):
@@ -109,7 +134,8 @@ MODELS: dict[str, config.Model] = {
     "gpt2": serial.change(recipes.find("gpt2/124m"), {"decoder.depth": 2, "dim": 96}),
     "llama": recipes.find("llama/stories260k"),
     "windowed": serial.change(
-        recipes.find("llama/stories260k"), {"decoder.pattern.attention.mask": {"type": "Window", "size": 8}}
+        recipes.find("llama/stories260k"),
+        {"decoder.pattern.attention.mask": {"type": "Window", "size": 8}},
     ),
 }
 
@@ -122,7 +148,9 @@ def tiny(name: str) -> Any:
 def test_parts_add_up_to_the_model(name: str) -> None:
     spent = cost(tiny(name))
     assert spent.total == sum(weight.numel() for weight in build_model(tiny(name)).parameters())
-    assert all(spent.parameters[part] > 0 for part in ("embedding", "attention", "feedforward", "norms"))
+    assert all(
+        spent.parameters[part] > 0 for part in ("embedding", "attention", "feedforward", "norms")
+    )
 
 
 @pytest.mark.parametrize("name", ["glass", "gpt2", "llama"])
@@ -134,7 +162,8 @@ def test_flops_are_those_torch_counts(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, T, dtype=torch.long)).logits.sum().backward()
     spent = cost(tiny(name), batch=2, context=T)
-    everywhere = 3 * spent.attention_flops * (2 * T / (T + 1) - 1)  # what is masked, yet multiplied by eager
+    # what is masked, yet multiplied by eager
+    everywhere = 3 * spent.attention_flops * (2 * T / (T + 1) - 1)
     counted = counter.get_total_flops() / (2 * T)
     assert counted == pytest.approx(spent.training_flops + everywhere, rel=1e-9)
 
@@ -145,7 +174,9 @@ def test_keys_seen_are_counted_with_windows(window: int, causal: bool) -> None:
     T = 16
     spent = cost(tiny("llama"), context=T)
     seen = sum(abs(q - k) < window and (k <= q or not causal) for q in range(T) for k in range(T))
-    assert spent._keys(config.Attention(1, mask=config.Window(window)), causal) == pytest.approx(seen / T)
+    assert spent._keys(config.Attention(1, mask=config.Window(window)), causal) == pytest.approx(
+        seen / T
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -167,7 +198,8 @@ def test_the_cache_is_as_large_as_said(name: str) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["glass", "gpt2", "llama"])
 def test_activations_are_about_what_autograd_keeps(name: str, dropout: float) -> None:
-    """Within 15 % of the bytes that the forward pass saves for the backward pass, counted by hooks."""
+    """Within 15 % of the bytes that the forward pass saves for the backward pass, counted by
+    hooks."""
     B, T = 2, 64
     cfg = serial.change(tiny(name), {"decoder.dropout": dropout})
     model = build_model(cfg).train()
@@ -190,7 +222,9 @@ def test_activations_are_about_what_autograd_keeps(name: str, dropout: float) ->
 def test_experts_are_counted_by_how_many_are_visited() -> None:
     expert = config.GatedMLP(24)
     dense = serial.change(tiny("llama"), {"decoder.pattern.feedforward": serial.to_dict(expert)})
-    mixed = serial.change(tiny("llama"), {"decoder.pattern.feedforward": serial.to_dict(config.MoE(8, 2, expert))})
+    mixed = serial.change(
+        tiny("llama"), {"decoder.pattern.feedforward": serial.to_dict(config.MoE(8, 2, expert))}
+    )
     one = cost(dense).parameters["feedforward"]
     routers = 5 * 64 * 8
     spent = cost(mixed, context=16)
@@ -205,13 +239,20 @@ def test_encoder_decoders_count_both_stacks() -> None:
     base = config.Block(attention, config.MLP(128), config.LayerNorm(), "post")
     crossing = config.Block(attention, config.MLP(128), config.LayerNorm(), "post", cross=attention)
     model = config.EncoderDecoder(
-        32, 16, config.Embed(50), config.Stack(2, (base,), causal=False), config.Stack(2, (crossing,)), config.Head()
+        32,
+        16,
+        config.Embed(50),
+        config.Stack(2, (base,), causal=False),
+        config.Stack(2, (crossing,)),
+        config.Head(),
     )
     spent = cost(model)
     assert spent.parameters["attention"] == (2 + 4) * 4 * 32 * 32
     assert spent.cache_per_token("bf16") == 2 * 2 * 32 * 2
     assert spent.total == sum(weight.numel() for weight in build_model(model).parameters())
-    assert any(name.startswith("training FLOPs per token on each side") for name, _ in spent.table())
+    assert any(
+        name.startswith("training FLOPs per token on each side") for name, _ in spent.table()
+    )
 
 
 def test_memory_by_dtype() -> None:
@@ -220,7 +261,11 @@ def test_memory_by_dtype() -> None:
     assert fp32 == 4 * spent.total and bf16 == 2 * spent.total
     assert 0.5 * bf16 < int8 < 0.6 * bf16 and 0.25 * bf16 < int4 < 0.35 * bf16
     assert spent.run("bf16") == bf16 + 8192 * 128 * 1024
-    assert spent.train("fp32") - 16 * spent.total == spent.activations("fp32") == 2 * spent.activations("bf16")
+    assert (
+        spent.train("fp32") - 16 * spent.total
+        == spent.activations("fp32")
+        == 2 * spent.activations("bf16")
+    )
 
 
 def test_bytes_are_printed_plainly() -> None:
@@ -238,10 +283,14 @@ def test_free_memory_is_below_the_machines() -> None:
     assert free is None or 0 < free < 1 << 50
 
 
-def test_a_run_file_costs_what_a_training_of_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_file_costs_what_a_training_of_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A batch in pieces holds a piece's activations at a time."""
     path = tmp_path / "run.toml"
-    path.write_text('[model]\nrecipe = "glass/200k"\n\n[data]\ntrain = "python-docs"\ntokenizer = "byte"\n')
+    path.write_text(
+        '[model]\nrecipe = "glass/200k"\n\n[data]\ntrain = "python-docs"\ntokenizer = "byte"\n'
+    )
     found = []
     for more in (["--train.batch", "8", "--train.accumulate", "2"], ["--train.batch", "4"]):
         assert main(["cost", str(path), "--json", *more]) == 0

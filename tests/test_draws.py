@@ -1,7 +1,9 @@
-"""Random configs of everything the vocabulary can say, each held to every law; beyond that, only rounding differs.
+"""Random configs of everything the vocabulary can say, each held to every law; beyond that, only
+rounding differs.
 
-The law is checked in float64, where two ways to one result agree to many digits. In float32 each way may be as far
-from the float64 result as the plain forward pass is, times a factor: a bound that the model itself gives.
+The law is checked in float64, where two ways to one result agree to many digits. In float32 each
+way may be as far from the float64 result as the plain forward pass is, times a factor: a bound that
+the model itself gives.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from glassformer.nn import Cache, EncoderDecoder, Model, Tape, build_model
 from glassformer.nn.engines import ENGINES, cpu_blocks
 
 VOCAB, CONTEXT, LENGTH = 30, 32, 17
-ROUNDS = 20  # how much further from float64 than the plain pass another way may be; and at least so many roundings
+# how much further from float64 than the plain pass another way may be; and at least so many
+# roundings
+ROUNDS = 20
 
 
 def drawn(seed: int) -> c.Model:
@@ -49,7 +53,10 @@ def _first(seed: int) -> c.Model:
     dim = heads * choose((4, 8)) if chance(0.7) else choose((12, 24, 30))
 
     def norm() -> c.Norm:
-        layer, root = c.LayerNorm(choose((1e-5, 1e-12)), chance(0.5)), c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8))
+        layer, root = (
+            c.LayerNorm(choose((1e-5, 1e-12)), chance(0.5)),
+            c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8)),
+        )
         return choose((layer, root))
 
     def mask_rule(depth: int = 0) -> c.MaskRule:
@@ -129,7 +136,9 @@ def _first(seed: int) -> c.Model:
         pattern = tuple(block(crosses) for _ in range(choose((1, 1, 2))))
         if turning and chance(0.3):
             pattern = tuple(replace(b, attention=replace(b.attention, head_dim=4)) for b in pattern)
-            pattern = tuple(replace(b, cross=b.cross and replace(b.cross, head_dim=4)) for b in pattern)
+            pattern = tuple(
+                replace(b, cross=b.cross and replace(b.cross, head_dim=4)) for b in pattern
+            )
             scheme = c.Rotary(scaling=scaling())
         ends = (norm() if chance(0.3) else None), (norm() if chance(0.8) else None)
         return c.Stack(len(pattern) * choose((1, 2)), pattern, scheme, causal, *ends)
@@ -138,7 +147,12 @@ def _first(seed: int) -> c.Model:
     act = choose((None, None, "gelu", "tanh"))
     untied = chance(0.5)
     head = c.Head(
-        not untied, chance(0.4), act, norm() if chance(0.3) else None, choose((1.0, 0.3)), choose((None, 10.0))
+        not untied,
+        chance(0.4),
+        act,
+        norm() if chance(0.3) else None,
+        choose((1.0, 0.3)),
+        choose((None, 10.0)),
     )
     init = c.Init(0.3, 0.5, choose(("plain", "depth")), 0.3 if untied and chance(0.5) else None)
     shape = draw.random()
@@ -146,12 +160,16 @@ def _first(seed: int) -> c.Model:
         return c.Decoder(dim, CONTEXT, embed, body(True, False), head, init)
     if shape < 0.8:
         pool = (
-            c.Pool(choose(("first", "last", "mean", "max", "attention")), act, 3, normalize=chance(0.3))
+            c.Pool(
+                choose(("first", "last", "mean", "max", "attention")), act, 3, normalize=chance(0.3)
+            )
             if chance(0.5)
             else None
         )
         return c.Encoder(dim, CONTEXT, embed, body(False, False), head, init, pool)
-    return c.EncoderDecoder(dim, CONTEXT, replace(embed, segments=0), body(False, False), body(True, True), head, init)
+    return c.EncoderDecoder(
+        dim, CONTEXT, replace(embed, segments=0), body(False, False), body(True, True), head, init
+    )
 
 
 def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tuple[str, Tensor]]:
@@ -159,7 +177,8 @@ def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tup
     draw = random.Random(seed)
     across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
     rows = range(len(given))
-    for engine in ENGINES if seed % 20 == 0 else [name for name in ENGINES if name != "flex"]:  # it traces, for seconds
+    # it traces, for seconds
+    for engine in ENGINES if seed % 20 == 0 else [name for name in ENGINES if name != "flex"]:
         # where one cannot compute a layer, another does: test_laws.py tells which ran
         model.engine = engine
         yield f"engine {engine}", model(given, **across).logits
@@ -168,30 +187,50 @@ def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tup
     yield "tape", model(given, tape=tape, **across).logits
     yield (
         "alone",
-        torch.cat([model(given[i : i + 1], **{k: v[i : i + 1] for k, v in across.items()}).logits for i in rows]),
+        torch.cat(
+            [
+                model(given[i : i + 1], **{k: v[i : i + 1] for k, v in across.items()}).logits
+                for i in rows
+            ]
+        ),
     )
     for side in ("left", "right"):
         wide = LENGTH + 4
         place = slice(4, wide) if side == "left" else slice(0, LENGTH)
-        held, pos = torch.zeros(len(given), wide, dtype=torch.long), torch.full((len(given), wide), -1)
+        held, pos = (
+            torch.zeros(len(given), wide, dtype=torch.long),
+            torch.full((len(given), wide), -1),
+        )
         held[:, place], pos[:, place] = given, torch.arange(LENGTH)
         yield f"padded {side}", model(held, pos=pos, **across).logits[:, place]
     if not across:
         pos = torch.arange(LENGTH).repeat(len(given))[None]
         document_ids = torch.arange(len(given)).repeat_interleave(LENGTH)[None]
-        yield "packed", model(given.reshape(1, -1), pos=pos, document_ids=document_ids).logits.view(*given.shape, -1)
+        yield (
+            "packed",
+            model(given.reshape(1, -1), pos=pos, document_ids=document_ids).logits.view(
+                *given.shape, -1
+            ),
+        )
     else:
         held = torch.nn.functional.pad(source, (3, 0))
-        pos = torch.nn.functional.pad(torch.arange(source.shape[1]).expand(source.shape), (3, 0), value=-1)
+        pos = torch.nn.functional.pad(
+            torch.arange(source.shape[1]).expand(source.shape), (3, 0), value=-1
+        )
         yield "padded source", model(given, held, source_pos=pos).logits
     if "decoder" in vars(model)["_modules"]:
         cache = Cache(model.config)
         memory = {"memory": model.encode(source)} if across else {}
         sizes = [max(cache.prefix_length, draw.randint(1, 6))]
         while sum(sizes) < LENGTH:
-            sizes.append(min(choice if (choice := draw.choice((1, 1, 2, 5))) else 1, LENGTH - sum(sizes)))
+            sizes.append(
+                min(choice if (choice := draw.choice((1, 1, 2, 5))) else 1, LENGTH - sum(sizes))
+            )
         parts = given.split(sizes, dim=1)
-        yield f"cached {sizes}", torch.cat([model(part, cache=cache, **memory).logits for part in parts], 1)
+        yield (
+            f"cached {sizes}",
+            torch.cat([model(part, cache=cache, **memory).logits for part in parts], 1),
+        )
 
 
 def hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +239,9 @@ def hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert serial.loads(c.Model, serial.dumps(cfg)) == cfg
     generator = torch.Generator().manual_seed(seed)
     model = build_model(cfg, seed=seed).eval()
-    assert cost(cfg).total == sum(p.numel() for p in model.parameters()) and len(weights.shapes(cfg))
+    assert cost(cfg).total == sum(p.numel() for p in model.parameters()) and len(
+        weights.shapes(cfg)
+    )
     given, source = (torch.randint(0, VOCAB, (2, n), generator=generator) for n in (LENGTH, 9))
     across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
     monkeypatch.setattr(cpu_blocks, "BLOCK", 8)  # so that a row is several blocks
@@ -228,9 +269,15 @@ def _sure(model: Model, given: Tensor, across: dict[str, Any]) -> bool:
     """Whether no mixture's choice hangs on so little that float32 may choose otherwise."""
     tape = Tape("*.router")
     model(given, tape=tape, **across)
-    mixtures = {name: part.cfg.top_k for name, part in model.named_modules() if hasattr(part, "router")}
+    mixtures = {
+        name: part.cfg.top_k for name, part in model.named_modules() if hasattr(part, "router")
+    }
     for name, top in mixtures.items():
-        best = tape[f"{name}.router"].topk(min(top + 1, tape[f"{name}.router"].shape[-1]), dim=-1).values
+        best = (
+            tape[f"{name}.router"]
+            .topk(min(top + 1, tape[f"{name}.router"].shape[-1]), dim=-1)
+            .values
+        )
         if best.shape[-1] > top and (best[..., top - 1] - best[..., top]).min() < 1e-3:
             return False
     return True
@@ -243,7 +290,9 @@ def test_a_drawn_config_obeys_every_law(seed: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8, 508))
-def test_five_hundred_drawn_configs_obey_every_law(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_hundred_drawn_configs_obey_every_law(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hold(seed, monkeypatch)
 
 
@@ -252,10 +301,18 @@ def test_the_draw_reaches_the_whole_vocabulary() -> None:
 
     def walk(node: object) -> None:
         if isinstance(node, dict):
-            seen.update(name for name in (node.get("type"), node.get("place")) if isinstance(name, str))
-        for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            seen.update(
+                name for name in (node.get("type"), node.get("place")) if isinstance(name, str)
+            )
+        for item in (
+            node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        ):
             walk(item)
 
     [walk(serial.to_dict(drawn(seed))) for seed in range(508)]
-    types = {v.__name__ for v in vars(c).values() if isinstance(v, type) and hasattr(v, "__dataclass_fields__")}
+    types = {
+        v.__name__
+        for v in vars(c).values()
+        if isinstance(v, type) and hasattr(v, "__dataclass_fields__")
+    }
     assert types | {"pre", "post", "sandwich", "parallel"} <= seen

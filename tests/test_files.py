@@ -46,7 +46,9 @@ def test_a_folder_is_not_read_as_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002])
-def test_files_and_folders_have_the_rights_that_the_umask_leaves(tmp_path: Path, umask: int) -> None:
+def test_files_and_folders_have_the_rights_that_the_umask_leaves(
+    tmp_path: Path, umask: int
+) -> None:
     before = os.umask(umask)
     try:
         files.write(tmp_path / "file", "x")

@@ -1,4 +1,5 @@
-"""The history page: its numbers stand in one file, its run files train, a small cut of them gives the same again."""
+"""The history page: its numbers stand in one file, its run files train, a small cut of them gives
+the same again."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ SENTENCES = {row["name"]: row for row in TOLD["sentences"]}
 
 def benchmark() -> Any:
     """benchmarks/history.py as a module."""
-    spec = importlib.util.spec_from_file_location("history_benchmark", ROOT / "benchmarks" / "history.py")
+    spec = importlib.util.spec_from_file_location(
+        "history_benchmark", ROOT / "benchmarks" / "history.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -46,9 +49,18 @@ def test_all_eight_met_the_same_sentences_three_times() -> None:
 
 def test_the_rows_are_in_the_order_that_the_page_says() -> None:
     found = {name: row["accuracy"] for name, row in SENTENCES.items()}
-    for lower, higher in (("rnn", "rnn-attention"), ("rnn-attention", "transformer"), ("gpt", "word2vec")):
+    for lower, higher in (
+        ("rnn", "rnn-attention"),
+        ("rnn-attention", "transformer"),
+        ("gpt", "word2vec"),
+    ):
         assert max(found[lower]) < min(found[higher]), (lower, higher)
-    assert fmean(found["bert"]) < fmean(found["transformer"]) < fmean(found["experts"]) < fmean(found["word2vec"])
+    assert (
+        fmean(found["bert"])
+        < fmean(found["transformer"])
+        < fmean(found["experts"])
+        < fmean(found["word2vec"])
+    )
     assert all(fmean(shares) <= found["bag-of-words"][0] for shares in found.values())
     spreads = {name: max(shares) - min(shares) for name, shares in found.items()}
     assert max(spreads, key=lambda name: spreads[name]) == "bert"
@@ -69,19 +81,30 @@ def test_the_file_shows_the_bottleneck_and_its_cure() -> None:
 
 def test_the_page_says_what_the_run_files_say() -> None:
     runs = {
-        name.partition("/")[2]: run_file.read(path) for name, path in run_file.run_files().items() if "history/" in name
+        name.partition("/")[2]: run_file.read(path)
+        for name, path in run_file.run_files().items()
+        if "history/" in name
     }
     people, readers = benchmark().PEOPLE, [f"{name}-reads" for name in benchmark().READERS]
     assert runs.keys() == {*people, *readers, *(row["name"] for row in TOLD["backwards"])}
     backwards = {one.train.steps for name, one in runs.items() if "backwards" in name}
     assert backwards == {800} and "800 steps" in PAGE
     width = re.search(r"one vector of (\d+) numbers", PAGE)
-    assert width is not None and f"dim = {width[1]}\n" in (ROOT / "runs/history/backwards-rnn.toml").read_text()
-    ways = {name: runs[name].train for name in people if name != "word2vec"}  # whose rate is its own
+    assert (
+        width is not None
+        and f"dim = {width[1]}\n" in (ROOT / "runs/history/backwards-rnn.toml").read_text()
+    )
+    # whose rate is its own
+    ways = {name: runs[name].train for name in people if name != "word2vec"}
     assert len(set(map(repr, ways.values()))) == 1, "one way of training for all"
-    assert f"{runs['rnn'].train.steps} steps" in PAGE and f"{runs['bert-reads'].train.steps} steps" in PAGE
+    assert (
+        f"{runs['rnn'].train.steps} steps" in PAGE
+        and f"{runs['bert-reads'].train.steps} steps" in PAGE
+    )
     one, attention = runs["rnn"].model, runs["rnn-attention"].model
-    assert {key for key in one if one[key] != attention[key]} == {"pool"}, "the two differ in how they read out alone"
+    assert {key for key in one if one[key] != attention[key]} == {"pool"}, (
+        "the two differ in how they read out alone"
+    )
     dense, experts = runs["transformer"].model, runs["experts"].model
     assert {key for key in dense if dense[key] != experts[key]} == {"encoder"}
 
@@ -90,7 +113,8 @@ def test_the_page_says_what_the_run_files_say() -> None:
 def test_every_run_file_takes_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole script on a few sentences, in this process: tokenizer, vectors, readings, and all rows with a test."""
+    """The whole script on a few sentences, in this process: tokenizer, vectors, readings, and all
+    rows with a test."""
     history = benchmark()
     texts = [
         f"a {'fine warm' if label else 'dull cold'} film {'.' * (at % 3)}\t{label}"
@@ -112,18 +136,35 @@ def test_every_run_file_takes_a_step(
     rows = {row["name"]: row for row in history.sentences(Here(tmp_path, steps=1, seeds=1))}
     assert rows.keys() == {"bag-of-words", *history.PEOPLE}
     for name, row in rows.items():
-        assert len(row["accuracy"]) == 1 and (row["reading"] is None) == (name not in ("word2vec", "bert", "gpt"))
-    assert rows["experts"]["parameters"] > rows["transformer"]["parameters"] == rows["bert"]["parameters"]
+        assert len(row["accuracy"]) == 1 and (row["reading"] is None) == (
+            name not in ("word2vec", "bert", "gpt")
+        )
+    assert (
+        rows["experts"]["parameters"]
+        > rows["transformer"]["parameters"]
+        == rows["bert"]["parameters"]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "multi30k").is_dir(), reason="needs multi30k in the data folder")
 def test_a_cut_of_the_runs_gives_the_same_losses(tmp_path: Path) -> None:
     steps = str(TOLD["cut"]["steps"])
-    command = [sys.executable, str(ROOT / "benchmarks" / "history.py"), "--out", str(tmp_path), "--steps", steps]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "history.py"),
+        "--out",
+        str(tmp_path),
+        "--steps",
+        steps,
+    ]
     environment = {**os.environ, "GLASSFORMER_DATA": str(DATA), "PYTHONPATH": str(ROOT / "src")}
     ended = subprocess.run(
-        [*command, "--only", "backwards"], capture_output=True, text=True, env=environment, timeout=900
+        [*command, "--only", "backwards"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=900,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     found = json.loads(ended.stdout)["cut"]["losses"]

@@ -16,7 +16,19 @@ from glassformer.config import serial
 from glassformer.config.objective import LoRA
 from glassformer.cost import cost
 from glassformer.errors import UserError
-from glassformer.nn import Cache, Decoder, EncoderDecoder, Mask, Model, Tape, build, build_model, built, engines, lora
+from glassformer.nn import (
+    Cache,
+    Decoder,
+    EncoderDecoder,
+    Mask,
+    Model,
+    Tape,
+    build,
+    build_model,
+    built,
+    engines,
+    lora,
+)
 from glassformer.nn.engines import ENGINES, cpu_blocks
 from glassformer.nn.engines.inputs import AttentionInputs
 from tiny import ALL, DECODERS, tokens
@@ -58,7 +70,9 @@ def test_same_seed_same_weights_and_no_memory_on_meta(name: str) -> None:
     assert all(torch.equal(one[key], two[key]) for key in one)
     assert any(not torch.equal(one[key], other[key]) for key in one)
     meta = build_model(ALL[name], device="meta")
-    assert {key: value.shape for key, value in meta.state_dict().items()} == {key: v.shape for key, v in one.items()}
+    assert {key: value.shape for key, value in meta.state_dict().items()} == {
+        key: v.shape for key, v in one.items()
+    }
 
 
 @every_family
@@ -67,7 +81,9 @@ def test_saved_loaded_counted_and_adapted(name: str, tmp_path: Path) -> None:
     store.save(model, tmp_path / name, layout="glassformer")
     back, _ = store.load(tmp_path / name)
     theirs = dict(back.named_parameters())
-    assert back.config == ALL[name] and all(torch.equal(w, theirs[path]) for path, w in model.named_parameters())
+    assert back.config == ALL[name] and all(
+        torch.equal(w, theirs[path]) for path, w in model.named_parameters()
+    )
     assert cost(ALL[name]).total == sum(weight.numel() for weight in model.parameters())
     lora.tune(back, LoRA(rank=2, target_modules=("*.q", "*.up", "*.state", "*.transform")))
     near(forward(back, given), forward(model, given))
@@ -75,7 +91,12 @@ def test_saved_loaded_counted_and_adapted(name: str, tmp_path: Path) -> None:
 
 ENDS: dict[str, c.Model] = {  # without logits over words
     "tagger": replace(tiny.bert(), head=None, pool=None, token_head=c.TokenHead(3, "gelu", 0.1)),
-    "narrow": replace(tiny.bert(), head=None, embed=c.Embed(tiny.VOCAB, segments=2, dim=20), token_head=c.TokenHead(2)),
+    "narrow": replace(
+        tiny.bert(),
+        head=None,
+        embed=c.Embed(tiny.VOCAB, segments=2, dim=20),
+        token_head=c.TokenHead(2),
+    ),
     "causal tagger": replace(DECODERS["llama"], head=None, token_head=c.TokenHead(2, span=True)),
     "vectors": replace(DECODERS["llama"], head=None, pool=c.Pool("last", normalize=True)),
 }
@@ -123,10 +144,17 @@ def test_every_config_type_is_used_by_a_family() -> None:
             [walk(item) for item in node]
 
     [walk(serial.to_dict(config)) for config in (*ALL.values(), *ENDS.values())]
-    assert {kind.__name__ for kind in built()} - seen == {"LinearScaling"}, "add a family that uses it to tiny.py"
+    assert {kind.__name__ for kind in built()} - seen == {"LinearScaling"}, (
+        "add a family that uses it to tiny.py"
+    )
 
 
-CANNOT = {"block_sparse": {"bias"}, "flex": {"bias"}, "cpu_blocks": {"bias", "softcap"}, "sdpa": {"softcap"}}
+CANNOT = {
+    "block_sparse": {"bias"},
+    "flex": {"bias"},
+    "cpu_blocks": {"bias", "softcap"},
+    "sdpa": {"softcap"},
+}
 
 
 def needs(cfg: c.Model) -> list[set[str]]:
@@ -143,8 +171,11 @@ def needs(cfg: c.Model) -> list[set[str]]:
 
 @every_family
 @pytest.mark.parametrize("engine", CANNOT)
-def test_every_engine_equals_eager(name: str, engine: str, monkeypatch: pytest.MonkeyPatch, chosen: list[str]) -> None:
-    """An engine that cannot compute a layer leaves it to another: such a row tests the other layers alone."""
+def test_every_engine_equals_eager(
+    name: str, engine: str, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
+) -> None:
+    """An engine that cannot compute a layer leaves it to another: such a row tests the other layers
+    alone."""
     monkeypatch.setattr(cpu_blocks, "BLOCK", 8)  # so that 20 tokens are several blocks
     layers = needs(ALL[name])
     if all(layer & CANNOT[engine] for layer in layers):
@@ -152,7 +183,9 @@ def test_every_engine_equals_eager(name: str, engine: str, monkeypatch: pytest.M
     model = tiny.model(ALL[name])
     model.engine = engine
     found = forward(model, tokens())
-    fallback = {"eager" if "softcap" in layer else "sdpa" for layer in layers if layer & CANNOT[engine]}
+    fallback = {
+        "eager" if "softcap" in layer else "sdpa" for layer in layers if layer & CANNOT[engine]
+    }
     assert set(chosen) == {engine} | fallback
     assert found.std() > 0.3, "weights too small for this test to see anything"
     model.engine = "eager"
@@ -168,7 +201,9 @@ def test_cached_equals_uncached(name: str, chunks: list[int]) -> None:
         with pytest.raises(UserError, match="in one go"):
             model(given[:, : chunks[0]], cache=cache)
         chunks = [cache.prefix_length, *[1] * (20 - cache.prefix_length)]
-    seen = torch.cat([model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1)
+    seen = torch.cat(
+        [model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1
+    )
     near(seen, model(given).logits)
     assert cache.length == 20
 
@@ -178,11 +213,16 @@ def test_cached_equals_uncached_across(name: str) -> None:
     model = tiny.model(ALL[name])
     given, source = tokens(), tokens(3, 9, seed=5)
     memory, cache = model.encode(source), Cache(model.config)
-    seen = torch.cat([model(part, memory=memory, cache=cache).logits for part in given.split([7, 1, 12], 1)], dim=1)
+    seen = torch.cat(
+        [model(part, memory=memory, cache=cache).logits for part in given.split([7, 1, 12], 1)],
+        dim=1,
+    )
     near(seen, model(given, source).logits)
 
 
-def padded(rows: list[torch.Tensor], side: str, extra: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(
+    rows: list[torch.Tensor], side: str, extra: int = 3
+) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(map(len, rows)) + extra
     held, pos = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -1)
     for index, row in enumerate(rows):
@@ -219,7 +259,8 @@ def test_padded_source_equals_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_padded_source_equals_alone_beyond_rounding(name: str) -> None:
-    """With weights so large that fp32 rounds past 1e-5, float64 shows that nothing but rounding differs."""
+    """With weights so large that fp32 rounds past 1e-5, float64 shows that nothing but rounding
+    differs."""
     model = tiny.model(replace(ALL[name], init=c.Init(0.2, 0.3, "plain"))).double()
     rows = [row[:length] for row, length in zip(tokens(seed=7), (4, 9, 20), strict=True)]
     for side in ("left", "right"):
@@ -262,15 +303,24 @@ def test_cache_forks_reorders_and_trims(name: str) -> None:
     cache = Cache(model.config)
     model(given[:, :10], cache=cache)
     cache.fork(2)
-    near(model(given[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0], model(given[:, :11]).logits[:, 10])
+    near(
+        model(given[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0],
+        model(given[:, :11]).logits[:, 10],
+    )
     cache.select(torch.tensor([4, 0]))
-    near(model(given[[2, 0], 11:12], cache=cache).logits[:, 0], model(given[[2, 0], :12]).logits[:, 11])
+    near(
+        model(given[[2, 0], 11:12], cache=cache).logits[:, 0],
+        model(given[[2, 0], :12]).logits[:, 11],
+    )
     if cache.evicts:
         with pytest.raises(ValueError, match="trimmed"):
             cache.trim(2)
     else:
         cache.trim(2)
-        near(model(given[[2, 0], 10:14], cache=cache).logits[:, -1], model(given[[2, 0], :14]).logits[:, 13])
+        near(
+            model(given[[2, 0], 10:14], cache=cache).logits[:, -1],
+            model(given[[2, 0], :14]).logits[:, 13],
+        )
 
 
 def test_a_window_keeps_only_the_window() -> None:
@@ -308,13 +358,20 @@ def test_a_tape_changes_nothing(name: str) -> None:
         torch.testing.assert_close(pattern.sum(-1), torch.ones(3, heads, 20))
     assert torch.equal(tape["logits"], plain)
     near(forward(model, tokens(), tape=Tape(edits={"*.pattern": lambda path, x: x})), plain)
-    near(forward(model, tokens(), tape=Tape("*.cross.*", edits={"*.state": lambda path, x: x})), plain)
-    assert torch.equal(forward(model, tokens(), tape=Tape(edits={"*.resid": lambda path, x: x})), plain)
+    near(
+        forward(model, tokens(), tape=Tape("*.cross.*", edits={"*.state": lambda path, x: x})),
+        plain,
+    )
+    assert torch.equal(
+        forward(model, tokens(), tape=Tape(edits={"*.resid": lambda path, x: x})), plain
+    )
 
 
 def test_an_edit_changes_what_flows() -> None:
     model = tiny.model(DECODERS["llama"])
-    silenced = Tape("*.attn.write", edits={"*.blocks.0.attn.write": lambda path, x: torch.zeros_like(x)})
+    silenced = Tape(
+        "*.attn.write", edits={"*.blocks.0.attn.write": lambda path, x: torch.zeros_like(x)}
+    )
     changed = model(tokens(), tape=silenced).logits
     assert not torch.allclose(changed, model(tokens()).logits, atol=1e-2)
     assert silenced["decoder.blocks.0.attn.write"].abs().max() == 0
@@ -345,7 +402,9 @@ def test_overfits_one_batch(name: str) -> None:
     with torch.enable_grad():
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for _ in range(150):
-            loss = torch.nn.functional.cross_entropy(forward(model, given).flatten(0, 1), target.flatten())
+            loss = torch.nn.functional.cross_entropy(
+                forward(model, given).flatten(0, 1), target.flatten()
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -356,9 +415,17 @@ def test_every_parameter_of_every_family_gets_a_gradient() -> None:
     for name, config in ALL.items():
         model = build_model(config, seed=1)
         with torch.enable_grad():
-            out = model(tokens(), tokens(3, 9)) if isinstance(model, EncoderDecoder) else model(tokens())
+            out = (
+                model(tokens(), tokens(3, 9))
+                if isinstance(model, EncoderDecoder)
+                else model(tokens())
+            )
             pooled = torch.zeros(()) if out.pooled is None else out.pooled.float().square().sum()
-            (out.logits.float().logsumexp(-1).sum() + pooled + sum(out.aux.values(), torch.zeros(()))).backward()
+            (
+                out.logits.float().logsumexp(-1).sum()
+                + pooled
+                + sum(out.aux.values(), torch.zeros(()))
+            ).backward()
         lost = [path for path, weight in model.named_parameters() if weight.grad is None]
         assert not lost, (name, lost)
 
@@ -366,7 +433,9 @@ def test_every_parameter_of_every_family_gets_a_gradient() -> None:
 def test_fast_paths_are_taken_only_when_legal() -> None:
     def fast(queries: int, keys: int, **rest: object) -> str | None:
         pos = torch.arange(keys)[None]
-        return Mask(pos[:, keys - queries :], pos, **{"causal": True, "contiguous": True, **rest}).fast_path
+        return Mask(
+            pos[:, keys - queries :], pos, **{"causal": True, "contiguous": True, **rest}
+        ).fast_path
 
     assert fast(8, 8) == "causal"
     assert fast(1, 8) == "full"
@@ -397,7 +466,10 @@ def test_engines_agree_on_gradients(
     shapes = ((2, 4, who.q_pos.shape[1], 16), (2, kv_heads, 8, 16), (2, kv_heads, 8, 16))
     results = []
     for name in ("eager", engine):
-        inputs = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes)]
+        inputs = [
+            torch.randn(shape, generator=torch.Generator().manual_seed(i))
+            for i, shape in enumerate(shapes)
+        ]
         with torch.enable_grad():
             for x in inputs:
                 x.requires_grad_()
@@ -442,7 +514,11 @@ def test_rms_norm_and_its_gradient_equal_torch(offset: float) -> None:
         norm.weight.grad = None
         with torch.enable_grad():
             torch.nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(0))
-            y = norm(x) if own else torch.nn.functional.rms_norm(x, (16,), norm.weight + offset, 1e-5)
+            y = (
+                norm(x)
+                if own
+                else torch.nn.functional.rms_norm(x, (16,), norm.weight + offset, 1e-5)
+            )
             (y * weigh).sum().backward()
         results.append((y.detach(), x.grad, norm.weight.grad.clone()))
     for left, right in zip(*results, strict=True):

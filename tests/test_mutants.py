@@ -61,7 +61,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("x = y - z", {"sign: x = y + z", "operands: x = z - y"}),
         (
             "x = y - z - w",
-            {"sign: x = y + z - w", "operands: x = z - y - w"} | {"sign: x = y - z + w", "operands: x = w - (y - z)"},
+            {"sign: x = y + z - w", "operands: x = z - y - w"}
+            | {"sign: x = y - z + w", "operands: x = w - (y - z)"},
         ),
         ("x = y + 'z'", set()),
         ("x = f(y, scale=z, strict=w)", {"keyword: x = f(y, strict=w)"}),
@@ -75,27 +76,53 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_patterns_of_python(text: str, bugs: set[str]) -> None:
-    assert {f"{change.operator}: {change.apply(text)}" for change in mutate.python_changes(text)} == bugs
+    assert {
+        f"{change.operator}: {change.apply(text)}" for change in mutate.python_changes(text)
+    } == bugs
 
 
 def test_patterns_of_c() -> None:
     text = "#include <a-1.h>\nfor (i = 0; i < n; i++) { // i + 1\n  put(y, a + b[i] * c); }\n"
-    found = {f"{change.operator}: {change.apply(text).splitlines()[-1]}" for change in mutate.c_changes(text)}
-    assert found >= {"sign:   put(y, a - b[i] * c); }", "term:   put(y, a * c); }", "term:   put(y, a + b[i]); }"}
+    found = {
+        f"{change.operator}: {change.apply(text).splitlines()[-1]}"
+        for change in mutate.c_changes(text)
+    }
+    assert found >= {
+        "sign:   put(y, a - b[i] * c); }",
+        "term:   put(y, a * c); }",
+        "term:   put(y, a + b[i]); }",
+    }
     assert "call: ; }" in {one.replace(":   ", ": ") for one in found}
     loops = {change.apply(text).splitlines()[1] for change in mutate.c_changes(text)}
-    assert "for (i = 0; i <= n; i++) { // i + 1" in loops and "for (i = 1; i < n; i++) { // i + 1" in loops
-    assert all(change.apply(text).startswith("#include <a-1.h>") for change in mutate.c_changes(text))
+    assert (
+        "for (i = 0; i <= n; i++) { // i + 1" in loops
+        and "for (i = 1; i < n; i++) { // i + 1" in loops
+    )
+    assert all(
+        change.apply(text).startswith("#include <a-1.h>") for change in mutate.c_changes(text)
+    )
     assert not any(
-        "// i - 1" in change.apply(text) or "// i + 2" in change.apply(text) for change in mutate.c_changes(text)
+        "// i - 1" in change.apply(text) or "// i + 2" in change.apply(text)
+        for change in mutate.c_changes(text)
     )
 
 
 def test_a_seed_draws_the_same_bugs_and_the_operators_take_turns(repository: Path) -> None:
     drawn = mutate.draw([Path("room")], 6, 1, repository)
-    assert drawn == mutate.draw([Path("room")], 6, 1, repository) != mutate.draw([Path("room")], 6, 2, repository)
-    assert {one.change.operator for one in drawn} >= {"comparison", "off by one", "min/max", "guard"}
-    assert {one.file for one in mutate.draw([Path("room/other.py")], 9, 0, repository)} == {Path("room/other.py")}
+    assert (
+        drawn
+        == mutate.draw([Path("room")], 6, 1, repository)
+        != mutate.draw([Path("room")], 6, 2, repository)
+    )
+    assert {one.change.operator for one in drawn} >= {
+        "comparison",
+        "off by one",
+        "min/max",
+        "guard",
+    }
+    assert {one.file for one in mutate.draw([Path("room/other.py")], 9, 0, repository)} == {
+        Path("room/other.py")
+    }
 
 
 def test_the_tests_of_a_file(repository: Path) -> None:
@@ -106,7 +133,9 @@ def test_the_tests_of_a_file(repository: Path) -> None:
     assert mutate.tests_of(Path("cellar/module.py"), repository) == ()
 
 
-def test_a_bug_is_killed_or_lives_and_the_repository_is_as_before(repository: Path, tmp_path: Path) -> None:
+def test_a_bug_is_killed_or_lives_and_the_repository_is_as_before(
+    repository: Path, tmp_path: Path
+) -> None:
     tree = Tree(tmp_path, repository)
     results = {}
     for change in mutate.python_changes(MODULE):
@@ -114,22 +143,38 @@ def test_a_bug_is_killed_or_lives_and_the_repository_is_as_before(repository: Pa
             mutant = Mutant(Path("room/module.py"), change, ("tests/room/test_module.py",))
             results[change.new] = tree.plant(mutant)
     endless = Change("by hand", MODULE.index("value -= 1"), MODULE.index("value -= 1") + 10, "pass")
-    results["endless"] = tree.plant(Mutant(Path("room/module.py"), endless, ("tests/room/test_module.py",)))
-    assert results == {"min(value, low)": "killed", "pass": "lived", "value >= 0": "killed", "endless": "killed"}
-    assert (repository / "src/room/module.py").read_text() == (tree.folder / "src/room/module.py").read_text() == MODULE
+    results["endless"] = tree.plant(
+        Mutant(Path("room/module.py"), endless, ("tests/room/test_module.py",))
+    )
+    assert results == {
+        "min(value, low)": "killed",
+        "pass": "lived",
+        "value >= 0": "killed",
+        "endless": "killed",
+    }
+    assert (
+        (repository / "src/room/module.py").read_text()
+        == (tree.folder / "src/room/module.py").read_text()
+        == MODULE
+    )
 
 
 def test_tests_that_fail_without_a_bug_are_refused(repository: Path, tmp_path: Path) -> None:
     (repository / "tests/room/test_module.py").write_text("def test_red():\n    assert False\n")
     tree = Tree(tmp_path, repository)
-    with pytest.raises(SystemExit, match=r"Without a bug pytest tests/room/test_module\.py ends with 1"):
+    with pytest.raises(
+        SystemExit,
+        match=r"Without a bug pytest tests/room/test_module\.py ends "
+        r"with 1",
+    ):
         tree.plant(mutate.draw([Path("room")], 1, 0, repository)[0])
 
 
 def test_rows_by_hand() -> None:
     (row,) = mutate.rows(
         "| where | bug | change | tests |\n|---|---|---|---|\n"
-        '| `room/module.py: clamp` | wrong | `max(..., low)` => `(... \\| 0)` | `room/test_module.py -k "a b"` |\n'
+        "| `room/module.py: clamp` | wrong | `max(..., low)` => `(... \\| 0)` | "
+        '`room/test_module.py -k "a b"` |\n'
     )
     assert row.tests == ["tests/room/test_module.py", "-k", "a b"]
     change = row.change(MODULE)
@@ -148,4 +193,7 @@ def test_the_page_of_rows_is_read() -> None:
 def test_the_command_refuses_a_file_that_is_not_there() -> None:
     command = [sys.executable, "tests/mutate.py", "room/none.py"]
     done = subprocess.run(command, cwd=mutate.ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "room/none.py is neither here nor below src/glassformer" in done.stderr
+    assert (
+        done.returncode == 2
+        and "room/none.py is neither here nor below src/glassformer" in done.stderr
+    )

@@ -2,8 +2,9 @@
 
     python tests/test_notebooks.py [NAME ...]      runs them and stores what they give
 
-A cell's tag says how its output is held to the stored one: "varies" (clocks, texts drawn after a training) not at all,
-"trained" numbers within 5 %, others word for word, numbers within 0.1 %; pictures by the words and numbers in them.
+A cell's tag says how its output is held to the stored one: "varies" (clocks, texts drawn after a
+training) not at all, "trained" numbers within 5 %, others word for word, numbers within 0.1 %;
+pictures by the words and numbers in them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from typing import Any
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="nbclient is missing: pip install 'glassformer[dev]'")
-nbclient = pytest.importorskip("nbclient", reason="nbclient is missing: pip install 'glassformer[dev]'")
+nbformat = pytest.importorskip(
+    "nbformat", reason="nbclient is missing: pip install 'glassformer[dev]'"
+)
+nbclient = pytest.importorskip(
+    "nbclient", reason="nbclient is missing: pip install 'glassformer[dev]'"
+)
 pytest.importorskip("ipykernel", reason="ipykernel is missing: pip install 'glassformer[dev]'")
 
 ROOT = Path(__file__).parents[1]
@@ -37,13 +42,23 @@ def read(path: Path) -> Any:
 
 
 def executed(path: Path) -> Any:
-    """A notebook run from its first cell to its last in an empty folder, on one thread, with no network's proxy."""
+    """A notebook run from its first cell to its last in an empty folder, on one thread, with no
+    network's proxy."""
     book = read(path)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT / "src"),
+        "HF_HUB_OFFLINE": "1",
+    }
     environment["GLASSFORMER_DATA"] = "/nowhere"  # nothing but what the package holds
     with tempfile.TemporaryDirectory() as folder:
         client = nbclient.NotebookClient(
-            book, timeout=900, kernel_name="python3", coalesce_streams=True, resources={"metadata": {"path": folder}}
+            book,
+            timeout=900,
+            kernel_name="python3",
+            coalesce_streams=True,
+            resources={"metadata": {"path": folder}},
         )
         client.execute(env=environment)
     for cell in book.cells:
@@ -95,7 +110,8 @@ def test_there_are_six() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_is_stored(path: Path) -> None:
-    """Outputs are there, small, without an error or a path of the machine that made them; links lead somewhere."""
+    """Outputs are there, small, without an error or a path of the machine that made them; links
+    lead somewhere."""
     book, text = read(path), path.read_text(encoding="utf-8")
     nbformat.validate(book)
     assert len(text) < MOST
@@ -113,15 +129,25 @@ def test_what_is_stored(path: Path) -> None:
 
 def test_a_changed_number_is_seen() -> None:
     assert alike("loss 1.2345 of 1,000", "loss  1.2346 of 1,000", 1e-3)
-    assert not alike("loss 1.2345", "loss 1.2445", 1e-3) and not alike("a 1", "b 1", 1e-3) and not alike("1 2", "1", 1)
+    assert (
+        not alike("loss 1.2345", "loss 1.2445", 1e-3)
+        and not alike("a 1", "b 1", 1e-3)
+        and not alike("1 2", "1", 1)
+    )
 
 
 @pytest.mark.parametrize(
-    "path", [pytest.param(p, marks=() if p.stem in QUICK else pytest.mark.slow, id=p.stem) for p in NOTEBOOKS]
+    "path",
+    [
+        pytest.param(p, marks=() if p.stem in QUICK else pytest.mark.slow, id=p.stem)
+        for p in NOTEBOOKS
+    ],
 )
 def test_it_runs_and_gives_what_is_stored(path: Path) -> None:
     found = differing(read(path), executed(path))
-    assert not found, "\n\n".join(found) + f"\n\nIf that is right: python tests/test_notebooks.py {path.stem}"
+    assert not found, "\n\n".join(found) + (
+        f"\n\nIf that is right: python tests/test_notebooks.py {path.stem}"
+    )
 
 
 if __name__ == "__main__":

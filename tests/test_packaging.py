@@ -1,4 +1,5 @@
-"""What a user installs: run files as data, types, an sdist that can run its tests; and systems that lack a part."""
+"""What a user installs: run files as data, types, an sdist that can run its tests; and systems that
+lack a part."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def compilers() -> list[list[str]]:
 def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "demo" in run_file.run_files() and "compare/sst2-rnn" in run_file.run_files()
-    assert run_file.read("demo") == run_file.read("runs/demo.toml") == run_file.read(ROOT / "runs" / "demo.toml")
+    assert (
+        run_file.read("demo")
+        == run_file.read("runs/demo.toml")
+        == run_file.read(ROOT / "runs" / "demo.toml")
+    )
     Path("demo").write_text("[train]\nsteps = 7\n")
     assert run_file.read("demo").train.steps == 7, "a file of the user's own goes first"
     with pytest.raises(UserError, match=r'no run file "multi3k".* "multi30k"'):
@@ -54,7 +59,8 @@ def test_every_run_file_can_be_read() -> None:
 
 
 def licences() -> list[str]:
-    """The licence of each package in the page, name and version first, in one line since bundling indents lines."""
+    """The licence of each package in the page, name and version first, in one line since bundling
+    indents lines."""
     packages = json.loads((ROOT / "web/package-lock.json").read_text())["packages"]
     bundled = {
         path.removeprefix("node_modules/"): package["version"]
@@ -62,10 +68,18 @@ def licences() -> list[str]:
         if path and not package.get("dev")
     }
     assert {"preact", "@preact/signals", "@preact/signals-core"} <= set(bundled)
-    _, *notices = re.split(r"\n-+\n\n", (ROOT / "src/glassformer/static/THIRD_PARTY.txt").read_text(encoding="utf-8"))
-    assert [notice.split(" (")[0] for notice in notices] == sorted(f"{name} {bundled[name]}" for name in bundled)
+    _, *notices = re.split(
+        r"\n-+\n\n", (ROOT / "src/glassformer/static/THIRD_PARTY.txt").read_text(encoding="utf-8")
+    )
+    assert [notice.split(" (")[0] for notice in notices] == sorted(
+        f"{name} {bundled[name]}" for name in bundled
+    )
     for notice in notices:
-        assert "Copyright (c)" in notice and "Permission is hereby granted" in notice and "NO EVENT" in notice
+        assert (
+            "Copyright (c)" in notice
+            and "Permission is hereby granted" in notice
+            and "NO EVENT" in notice
+        )
     return [" ".join(notice.split()) for notice in notices]
 
 
@@ -73,7 +87,10 @@ def test_the_page_names_the_packages_in_it() -> None:
     """Each of its bundles, and the file of licences that a wheel carries."""
     static = ROOT / "src/glassformer/static"
     app = "".join(path.read_text(encoding="utf-8") for path in static.glob("*-*.js"))
-    bundles = [app, *((static / name).read_text(encoding="utf-8") for name in ("inline.js", "sandbox.js"))]
+    bundles = [
+        app,
+        *((static / name).read_text(encoding="utf-8") for name in ("inline.js", "sandbox.js")),
+    ]
     for text in licences():
         for bundle in bundles:
             assert text in " ".join(bundle.split())
@@ -82,7 +99,8 @@ def test_the_page_names_the_packages_in_it() -> None:
 
 
 def pins(name: str) -> dict[str, set[str]]:
-    """The versions of each package in a file of requirements/, each with a hash; no index is named there."""
+    """The versions of each package in a file of requirements/, each with a hash; no index is named
+    there."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert "://" not in text and "--index" not in text and "--find-links" not in text
     versions: dict[str, set[str]] = {}
@@ -99,26 +117,37 @@ def requirements(extra: str) -> list[Requirement]:
     asked = [*project["dependencies"], *project["optional-dependencies"][extra]]
     direct = [Requirement(line) for line in asked]
     inner = [name for one in direct if one.name == "glassformer" for name in one.extras]
-    return [one for one in direct if one.name != "glassformer"] + [two for name in inner for two in requirements(name)]
+    return [one for one in direct if one.name != "glassformer"] + [
+        two for name in inner for two in requirements(name)
+    ]
 
 
 @pytest.mark.parametrize("extra", ["dev", "page-test", "plot", "serve"])
 def test_what_is_asked_for_is_pinned_with_hashes(extra: str) -> None:
     """torch alone is pinned by its version: constraints.txt says why."""
     versions, build = pins(extra), pins("build")
-    torch = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    torch = dict(
+        re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    )
     assert list(torch) == ["torch"]
     for requirement in requirements(extra):
         name = canonicalize_name(requirement.name)
         pinned = {torch["torch"]} if name == "torch" else versions.get(name, set())
-        assert pinned and all(requirement.specifier.contains(one) for one in pinned), f"{requirement}: run make lock"
-    assert all(pins("dev").get(name, pinned) == pinned for name, pinned in (versions | build).items())
+        assert pinned and all(requirement.specifier.contains(one) for one in pinned), (
+            f"{requirement}: run make lock"
+        )
+    assert all(
+        pins("dev").get(name, pinned) == pinned for name, pinned in (versions | build).items()
+    )
 
 
 def test_what_builds_the_package_is_pinned_with_hashes() -> None:
     system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
     for requirement in map(Requirement, system["requires"]):
-        assert all(requirement.specifier.contains(one) for one in pins("build")[canonicalize_name(requirement.name)])
+        assert all(
+            requirement.specifier.contains(one)
+            for one in pins("build")[canonicalize_name(requirement.name)]
+        )
 
 
 def test_what_make_test_installed_is_pinned_with_hashes() -> None:
@@ -126,15 +155,24 @@ def test_what_make_test_installed_is_pinned_with_hashes() -> None:
     if not list(Path(sys.prefix).glob(".ready-dev*")):
         pytest.skip("make test did not set up this environment")
     versions, free = pins("dev"), {"torch", "glassformer"}
-    waiting, seen = [(one.name, tuple(one.extras)) for one in requirements("dev")], set[tuple[str, tuple[str, ...]]]()
+    waiting, seen = (
+        [(one.name, tuple(one.extras)) for one in requirements("dev")],
+        set[tuple[str, tuple[str, ...]]](),
+    )
     while waiting:
         name, extras = waiting.pop()
         name = canonicalize_name(name)
-        if (name, extras) in seen or name in free or name.startswith(("nvidia-", "cuda-", "triton")):
+        if (
+            (name, extras) in seen
+            or name in free
+            or name.startswith(("nvidia-", "cuda-", "triton"))
+        ):
             continue
         seen.add((name, extras))
         distribution = importlib.metadata.distribution(name)
-        assert distribution.version in versions.get(name, ()), f"{name} {distribution.version} is not pinned: make lock"
+        assert distribution.version in versions.get(name, ()), (
+            f"{name} {distribution.version} is not pinned: make lock"
+        )
         for requirement in map(Requirement, distribution.requires or ()):
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
@@ -159,14 +197,18 @@ except glassformer.UserError as error:
 
 
 def test_imports_live_without_what_windows_lacks(tmp_path: Path) -> None:
-    told = subprocess.run([sys.executable, "-c", LACKING, str(tmp_path)], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", LACKING, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert told.stdout == "Glassformer runs on Linux and macOS; on Windows use it inside WSL.\n"
 
 
 @pytest.mark.slow
 def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)], cwd=ROOT, check=True
+    )
     wheel, sdist = next(tmp_path.glob("*.whl")), next(tmp_path.glob("*.tar.gz"))
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
@@ -176,13 +218,23 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
             "glassformer/page/model/model.safetensors",
         } <= names
         static = ROOT / "src" / "glassformer" / "static"
-        built = {f"glassformer/static/{path.name}" for path in static.iterdir() if not path.name.startswith(".")}
+        built = {
+            f"glassformer/static/{path.name}"
+            for path in static.iterdir()
+            if not path.name.startswith(".")
+        }
         assert built <= names and "glassformer/static/index.html" in names
         site = [one for one in opened.infolist() if one.filename.startswith("glassformer/site/")]
-        assert bool(site) == (ROOT / "src" / "glassformer" / "site" / "index.html").exists(), "built, it goes along"
+        assert bool(site) == (ROOT / "src" / "glassformer" / "site" / "index.html").exists(), (
+            "built, it goes along"
+        )
         assert sum(one.file_size for one in site) < 10_000_000
         kernels = "glassformer/nn/kernels/libkernels.so"
-        assert (kernels in names) == (bool(compilers()) and "x86_64" in wheel.name) == ("none-any" not in wheel.name)
+        assert (
+            (kernels in names)
+            == (bool(compilers()) and "x86_64" in wheel.name)
+            == ("none-any" not in wheel.name)
+        )
         opened.extractall(tmp_path / "wheel")
     told = subprocess.run(
         [sys.executable, "-m", "glassformer", "cost", "runs/demo.toml"],
@@ -229,7 +281,8 @@ nbformat.write(nbformat.v4.new_notebook(cells=done.cells[2:], metadata=done.meta
 
 @pytest.mark.slow
 def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path: Path) -> None:
-    """An environment without our sources, offline: a notebook's %pip line, its stored outputs, and the site's place."""
+    """An environment without our sources, offline: a notebook's %pip line, its stored outputs, and
+    the site's place."""
     pytest.importorskip("hatchling")
     from test_notebooks import NOTEBOOKS, differing, read
 
@@ -239,9 +292,15 @@ def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env" / "bin"
     (own,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    (own / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")  # torch and the rest, not what is editable
+    # torch and the rest, not what is editable
+    (own / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env |= {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "GLASSFORMER_DATA": "/nowhere", "OMP_NUM_THREADS": "1"}
+    env |= {
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+        "GLASSFORMER_DATA": "/nowhere",
+        "OMP_NUM_THREADS": "1",
+    }
     asked = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
     ran = subprocess.run([binaries / "python", "-c", NOTEBOOK, str(NOTEBOOKS[0])], **asked)  # type: ignore[call-overload]
     assert ran.returncode == 0 and str(own) in ran.stdout, ran.stderr[-2000:]

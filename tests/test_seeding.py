@@ -1,4 +1,5 @@
-"""Every test and every fixture draws from seeds of its own, so that a run can be repeated and varied."""
+"""Every test and every fixture draws from seeds of its own, so that a run can be repeated and
+varied."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def drawn_once() -> Drawn:
 
 @pytest.mark.parametrize("case", ["a", "b@c"])
 def test_a_test_draws_from_the_seed_of_its_name(case: str) -> None:
-    assert draw() == draw_from(seed_from(f"tests/test_seeding.py::test_a_test_draws_from_the_seed_of_its_name[{case}]"))
+    assert draw() == draw_from(
+        seed_from(f"tests/test_seeding.py::test_a_test_draws_from_the_seed_of_its_name[{case}]")
+    )
 
 
 def test_a_fixture_draws_the_same_whichever_test_is_first(drawn_once: Drawn) -> None:

@@ -1,4 +1,5 @@
-"""The site: cells that run, values in sentences, five depths, our own source, live frames; and the whole of it."""
+"""The site: cells that run, values in sentences, five depths, our own source, live frames; and the
+whole of it."""
 
 from __future__ import annotations
 
@@ -25,29 +26,43 @@ MOST = 10_000_000  # bytes of the site
 
 def test_what_a_page_can_do(site_page: Path) -> None:
     text = (site_page / "index.html").read_text()
-    assert "11.107" in text and "<td>0.6652</td>" in text and "torch.Size([3])" in text and "printed" in text
+    assert (
+        "11.107" in text
+        and "<td>0.6652</td>" in text
+        and "torch.Size([3])" in text
+        and "printed" in text
+    )
     assert text.count('type="radio"') == 5 and "<mfrac>" in text and "Why so?" in text
     plain = re.sub("<[^>]+>", "", text)
     assert "def forward(self, x" in plain and "glassformer/nn/norm.py:" in plain
     assert "Every number on this page was computed when it was built, by Glassformer" in text
     assert 'title="A title &amp; more"' in text
     traces = [path for path in (site_page / "live").iterdir() if path.name != "sandbox.html"]
-    assert len(traces) == 1 and text.count(f"live/{traces[0].name}#/") == 4, "one trace shown twice is one file"
+    assert len(traces) == 1 and text.count(f"live/{traces[0].name}#/") == 4, (
+        "one trace shown twice is one file"
+    )
     live = traces[0].read_text()
-    assert '<script src="../_static/glass/inline.js">' in live and "<title>The cat sat</title>" in live
+    assert (
+        '<script src="../_static/glass/inline.js">' in live and "<title>The cat sat</title>" in live
+    )
     around = re.sub(
         r'(id="glassformer-trace">)[^<]*', r"\1", live
     )  # script and style are the site's, one for all frames
-    assert len(around) < 2_000 < len(live) and (site_page / "_static" / "glass" / "app.css").exists()
+    assert (
+        len(around) < 2_000 < len(live) and (site_page / "_static" / "glass" / "app.css").exists()
+    )
 
 
 def test_a_table_and_a_figure_are_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns of words stand left, of numbers right; a figure's box, which scrolls on a phone, takes the focus."""
+    """Columns of words stand left, of numbers right; a figure's box, which scrolls on a phone,
+    takes the focus."""
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
     from computed import shown  # type: ignore[import-not-found,unused-ignore]
     from prelude import glassformer, small, table  # type: ignore[import-not-found,unused-ignore]
 
-    said = table(["of", "loss", "reads"], [["a", 1.5, "all"], ["b", "34 % (31 to 35)", "-"]])._repr_html_()
+    said = table(
+        ["of", "loss", "reads"], [["a", 1.5, "all"], ["b", "34 % (31 to 35)", "-"]]
+    )._repr_html_()
     assert re.findall(r'<(t[hd]) class="words">([^<]*)', said) == [
         *(("th", "of"), ("th", "reads"), ("td", "a"), ("td", "all"), ("td", "b"), ("td", "-"))
     ]
@@ -77,9 +92,17 @@ print(held_out(model_of()), line)
 
 @pytest.mark.slow
 def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path) -> None:
-    """Six pages by two processes: numbers, frames and pointed-to sources of one process; a failing cell is told."""
+    """Six pages by two processes: numbers, frames and pointed-to sources of one process; a failing
+    cell is told."""
     (tmp_path / "source").mkdir()
-    codes = ["norm.RMSNorm", "norm.LayerNorm", "pool.Pool", "norm.RMSNorm", "mask.Mask", "pool.TokenHead"]
+    codes = [
+        "norm.RMSNorm",
+        "norm.LayerNorm",
+        "pool.Pool",
+        "norm.RMSNorm",
+        "mask.Mask",
+        "pool.TokenHead",
+    ]
     names = [f"page{number}" for number in range(6)]
     for name, code in zip(names, codes, strict=True):
         (tmp_path / "source" / f"{name}.md").write_text(DRAWS.format(name=name, code=code))
@@ -91,15 +114,22 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
         assert done.returncode == 0, done.stderr
         site = tmp_path / str(processes) / "site"
         kept = {str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html")}
-        live = {name for name in kept if name.startswith("live/")}  # a trace holds the milliseconds that it took
+        # a trace holds the milliseconds that it took
+        live = {name for name in kept if name.startswith("live/")}
         found.append({name: "" if name in live else text for name, text in kept.items()})
     assert found[0] == found[1]
-    assert {"source/nn/norm.py.html", "source/nn/pool.py.html", "source/nn/mask.py.html"} < found[0].keys()
-    first, second = (re.findall(r"tensor\(.*?\)|-?\d\.\d{6,}", found[0][f"{name}.html"]) for name in names[:2])
+    assert {"source/nn/norm.py.html", "source/nn/pool.py.html", "source/nn/mask.py.html"} < found[
+        0
+    ].keys()
+    first, second = (
+        re.findall(r"tensor\(.*?\)|-?\d\.\d{6,}", found[0][f"{name}.html"]) for name in names[:2]
+    )
     assert first == second and len(first) > 1, "every page draws from the same seed"
     (tmp_path / "source" / "page3.md").write_text("# 3\n\n```{computed}\n1 / 0\n```\n")
     done = built(tmp_path / "source", tmp_path / "failing", 2)
-    assert done.returncode != 0 and "page3, line" in done.stderr and "ZeroDivisionError" in done.stderr
+    assert (
+        done.returncode != 0 and "page3, line" in done.stderr and "ZeroDivisionError" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,12 +163,22 @@ GOLDEN = {
     ],
     "04-attention": ["7.389", "2.718", "11.107", "0.665", "0.245", "0.090"],
     "09-efficient": [
-        *("8,030,261,248", "70,553,706,496", "405,853,388,800", "14,336", "28,672", "53,248", "128,256", "500,000"),
+        *(
+            "8,030,261,248",
+            "70,553,706,496",
+            "405,853,388,800",
+            "14,336",
+            "28,672",
+            "53,248",
+            "128,256",
+            "500,000",
+        ),
         *("4,096", "8,192", "16,384", "3e-4", "1.5e-4", "8e-5"),
         *("  128  512", "  320  2,560", "  504  8,064"),
     ],
 }
-"""Published numbers that a page must come to by computing: of tokenizers, of softmax, of Llama 3."""
+"""Published numbers that a page must come to by computing: of tokenizers, of softmax, of Llama
+3."""
 
 
 @pytest.mark.parametrize("page", GOLDEN)
@@ -154,12 +194,15 @@ def test_golden_numbers(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROSE = {
     "05-block": (
-        'at_start["post-norm"][0] < at_start["post-norm"][-1] and at_start["pre-norm"][-1] < at_start["pre-norm"][0]',
+        'at_start["post-norm"][0] < at_start["post-norm"][-1] and at_start["pre-norm"][-1] < '
+        'at_start["pre-norm"][0]',
         "first_by_last(False, False, 0) < 1e-3 < 0.1 < first_by_last(True, False, 0)",
         "alike(True, 0, 1) < alike(True, 0, 12) < 0.9 and alike(False, 0, 12) > 0.999",
         '[sum(end < 0.5 for end in run["ends"]) for run in told["runs"]] == [5, 5, 5, 5, 0, 5]',
-        "[name(run).split(',')[0] for run in told['runs']] == ['pre-norm', 'post-norm', 'post-norm'] * 2",
-        'when(told["runs"][1]) < when(told["runs"][2]) and when(told["runs"][3]) < when(told["runs"][5])',
+        "[name(run).split(',')[0] for run in told['runs']] == ['pre-norm', 'post-norm', "
+        "'post-norm'] * 2",
+        'when(told["runs"][1]) < when(told["runs"][2]) and when(told["runs"][3]) < '
+        'when(told["runs"][5])',
     ),
     "11-look-inside": ('rows[3][1] < float(plain[f"probs[-1,{best}]"]) < rows[-2][1]',),
 }
@@ -198,20 +241,37 @@ def test_a_page_of_the_road_is_whole(name: str) -> None:
 def test_every_cell_shows_what_it_computed(name: str) -> None:
     text = (DOCS / "learn" / name).read_text(encoding="utf-8")
     cells = re.findall(r"```\{computed\}\n(?::[^\n]*\n)*(.*?)\n```", text, re.DOTALL)
-    silent = [one for one in cells if not isinstance(ast.parse(one).body[-1], ast.Expr) and "print(" not in one]
+    silent = [
+        one
+        for one in cells
+        if not isinstance(ast.parse(one).body[-1], ast.Expr) and "print(" not in one
+    ]
     assert not silent, silent[0]
 
 
 EXAMPLES = {
-    "01-tokens": ("This raw text will be tokenized", "English and CAPITALIZATION", "two tabs:\\t\\t", "12.0*50=600"),
-    "02-before": ("Bank has lot of money", "That river bank is very beautiful", "newborn", "| 2016 |"),
+    "01-tokens": (
+        "This raw text will be tokenized",
+        "English and CAPITALIZATION",
+        "two tabs:\\t\\t",
+        "12.0*50=600",
+    ),
+    "02-before": (
+        "Bank has lot of money",
+        "That river bank is very beautiful",
+        "newborn",
+        "| 2016 |",
+    ),
     "03-positions": (
         *("[0.8, -1.8, 0.6, -0.5]", "[-1.6, 1.3, -1.9, 0.4]", "[-0.3, 0.7, -1.4, -0.9]"),
         "[7, 768]",
         "ALiBi",
     ),
     "04-attention": (
-        *("The animal didn't cross the street because it was too tired", "The keys to the cabinet are on the table"),
+        *(
+            "The animal didn't cross the street because it was too tired",
+            "The keys to the cabinet are on the table",
+        ),
         *(
             "The chicken didn't cross the road because it was too tired",
             "The chicken didn't cross the road because it was too wide",
@@ -222,11 +282,26 @@ EXAMPLES = {
             "The dog chased the ball",
             "I want to visit Rome, the capital city of Italy",
         ),
-        *("LLM #s are cool .", "[-0.8706, 1.2082, -0.3282, -0.1205]", '"Cat": [0.2, 0.9, -0.1, 0.05]'),
+        *(
+            "LLM #s are cool .",
+            "[-0.8706, 1.2082, -0.3282, -0.1205]",
+            '"Cat": [0.2, 0.9, -0.1, 0.05]',
+        ),
     ),
-    "05-block": ("T1 = LN(X)", "T2 = MHA(T1)", "T3 = T2 + X", "T4 = LN(T3)", "T5 = FFN(T4)", "H = T5 + T3", "Geva"),
+    "05-block": (
+        "T1 = LN(X)",
+        "T2 = MHA(T1)",
+        "T3 = T2 + X",
+        "T4 = LN(T3)",
+        "T5 = FFN(T4)",
+        "H = T5 + T3",
+        "Geva",
+    ),
     "06-shapes": ("LLM #s are cool .", "[CLS]", "vaswani/base", "llama/3-8b"),
-    "07-decoding": ("Neural networks are a class of models loosely inspired by biological", "The Shawshank"),
+    "07-decoding": (
+        "Neural networks are a class of models loosely inspired by biological",
+        "The Shawshank",
+    ),
     "08-training": ("CoLA", "translation", "summary"),
     "09-efficient": ("strided(4)", "fixed(4, 1)", "1.5e-4", "8e-5"),
 }
@@ -240,7 +315,9 @@ def test_the_examples_of_the_course(page: str) -> None:
 
 
 EXPLAINED = {
-    **dict.fromkeys(("training", "weights", "loss", "nats", "bits a byte", "seed", "WordPiece", "Unigram"), 1),
+    **dict.fromkeys(
+        ("training", "weights", "loss", "nats", "bits a byte", "seed", "WordPiece", "Unigram"), 1
+    ),
     **dict.fromkeys(
         (
             "dot product",
@@ -259,7 +336,19 @@ EXPLAINED = {
     **dict.fromkeys(("one-hot", "ALiBi"), 3),
     **dict.fromkeys(("stream", "learning rate", "warm-up", "bias"), 5),
     **dict.fromkeys(("padding", "GatedMLP"), 6),
-    **dict.fromkeys(("entropy", "beam search", "prefill", "greedy", "temperature", "top-k", "top-p", "KV cache"), 7),
+    **dict.fromkeys(
+        (
+            "entropy",
+            "beam search",
+            "prefill",
+            "greedy",
+            "temperature",
+            "top-k",
+            "top-p",
+            "KV cache",
+        ),
+        7,
+    ),
     **dict.fromkeys(("document mask", "CoLA"), 8),
     **dict.fromkeys(("FLOPs", "GiB"), 9),
     **dict.fromkeys(("relative error", "codes"), 12),
@@ -275,7 +364,9 @@ def test_no_word_comes_before_it_is_explained() -> None:
         texts = [(DOCS / "learn" / name).read_text(encoding="utf-8") for name in LEARN[:page]]
         assert re.search(rf"(?i)\*{word}\*", texts[-1]), f"page {page} does not explain {word}"
         for number, text in enumerate(texts[:-1], 1):
-            assert not re.search(rf"(?i)(?<![\w-]){word}\b", depth.sub("", text)), f"{word} stands on page {number}"
+            assert not re.search(rf"(?i)(?<![\w-]){word}\b", depth.sub("", text)), (
+                f"{word} stands on page {number}"
+            )
 
 
 def test_an_exercise_stands_on_its_page() -> None:
@@ -358,7 +449,8 @@ def _read(path: Path) -> _Links:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_whole_site(whole_site: Path) -> None:
-    """It builds without a warning; every link leads somewhere; nothing is loaded from elsewhere; it is small."""
+    """It builds without a warning; every link leads somewhere; nothing is loaded from elsewhere; it
+    is small."""
     site = whole_site
     pages = {path: _read(path) for path in site.rglob("*.html")}
     for path, page in pages.items():
@@ -370,8 +462,12 @@ def test_the_whole_site(whole_site: Path) -> None:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             assert target.exists(), f"{path.relative_to(site)} links to {link}"
             if parts.fragment and target in pages and not parts.fragment.startswith("/"):
-                cards = target == site / "live" / "sandbox.html"  # its script shows one card, with numbers after ?v=
-                places, place = (SANDBOXES if cards else pages[target].places), unquote(parts.fragment)
+                # its script shows one card, with numbers after ?v=
+                cards = target == site / "live" / "sandbox.html"
+                places, place = (
+                    (SANDBOXES if cards else pages[target].places),
+                    unquote(parts.fragment),
+                )
                 place = place.partition("?v=")[0] if cards else place
                 assert place in places, f"{path.relative_to(site)} links to {link}"
     styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
@@ -379,7 +475,9 @@ def test_the_whole_site(whole_site: Path) -> None:
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < MOST
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from glassformer.commands import docs
 
     monkeypatch.setattr(docs.resources, "files", lambda name: tmp_path)

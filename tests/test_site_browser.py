@@ -1,4 +1,5 @@
-"""The site in Chromium, opened from disk: numbers of the sandbox against the library, axe, search, nothing foreign."""
+"""The site in Chromium, opened from disk: numbers of the sandbox against the library, axe, search,
+nothing foreign."""
 
 from __future__ import annotations
 
@@ -44,8 +45,16 @@ def tab(chromium: Any) -> Iterator[Any]:
     """A tab that may read files alone and must leave the console empty."""
     context = chromium.new_context(viewport={"width": 1366, "height": 900}, color_scheme="light")
     page, foreign, errors = context.new_page(), [], []
-    page.on("request", lambda one: None if one.url.startswith(("file:", "data:", "blob:")) else foreign.append(one.url))
-    page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+    page.on(
+        "request",
+        lambda one: (
+            None if one.url.startswith(("file:", "data:", "blob:")) else foreign.append(one.url)
+        ),
+    )
+    page.on(
+        "console",
+        lambda said: errors.append(said.text) if said.type in ("error", "warning") else None,
+    )
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.set_default_timeout(60_000)
     yield page
@@ -77,7 +86,9 @@ def test_softmax_and_attention_are_the_librarys(site_page: Path, tab: Any) -> No
     torch.testing.assert_close(numbers(tab, "tbody b .num"), row.softmax(0))
     card(tab, site_page, "av").get_by_label("causal mask").check()
     X = torch.tensor([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]], dtype=torch.float64)
-    true = torch.nn.functional.scaled_dot_product_attention(X[None], X[None], X[None], is_causal=True)[0]
+    true = torch.nn.functional.scaled_dot_product_attention(
+        X[None], X[None], X[None], is_causal=True
+    )[0]
     torch.testing.assert_close(numbers(tab, '[aria-label="what comes out"] .num').view(3, 4), true)
 
 
@@ -94,11 +105,15 @@ def test_masks_are_the_rules(name: str, site_page: Path, tab: Any) -> None:
     if name in rules:
         sees = sees & rules[name].allows(True)(q, k)
     found = cells(tab, 49)
-    assert all(found[f"sandbox.mask[{t},{s}]"] == float(sees[t, s]) for t in range(7) for s in range(7))
+    assert all(
+        found[f"sandbox.mask[{t},{s}]"] == float(sees[t, s]) for t in range(7) for s in range(7)
+    )
     scores = torch.tensor([1, 2, -1, 0.5, 3, 0, 1], dtype=torch.float64)
     tab.get_by_label("scores of the word").fill(" ".join(map(str, scores.tolist())))
     tab.get_by_label("word that asks").fill("4")
-    torch.testing.assert_close(numbers(tab, "td b .num"), scores.masked_fill(~sees[4], -torch.inf).softmax(0))
+    torch.testing.assert_close(
+        numbers(tab, "td b .num"), scores.masked_fill(~sees[4], -torch.inf).softmax(0)
+    )
 
 
 def test_positions_and_rotation_are_the_librarys(site_page: Path, tab: Any) -> None:
@@ -125,15 +140,27 @@ def test_sampling_is_the_librarys(site_page: Path, tab: Any) -> None:
     logits = [2.0, 1.0, 0.5, -1.0, 3.0]
     typed = "\n".join(f"{word} {score}" for word, score in zip("abcde", logits, strict=True))
     card(tab, site_page, "sampling").get_by_label("a token and its logit on each line").fill(typed)
-    for temperature, k, p, luck in ((1.0, 0, 1.0, 0.5), (0.5, 3, 1.0, 0.93), (1.7, 0, 0.8, 0.1), (2.0, 4, 0.6, 0.77)):
-        for name, value in (("temperature (0", temperature), ("top-k", k), ("top-p", p), ("luck", luck)):
+    for temperature, k, p, luck in (
+        (1.0, 0, 1.0, 0.5),
+        (0.5, 3, 1.0, 0.93),
+        (1.7, 0, 0.8, 0.1),
+        (2.0, 4, 0.6, 0.77),
+    ):
+        for name, value in (
+            ("temperature (0", temperature),
+            ("top-k", k),
+            ("top-p", p),
+            ("luck", luck),
+        ):
             tab.locator(f'input[aria-label^="{name}"]').fill(str(value))
         how = sample.Sampling(temperature, k or None, p)
         row = torch.tensor([logits])
         shares = sample.cut(row / temperature, how).softmax(-1)[0]
         drawn = int(sample.choose(row, torch.tensor([luck]), None, how))
         order = row[0].argsort(descending=True)
-        torch.testing.assert_close(numbers(tab, "td b .num").float(), shares[order], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            numbers(tab, "td b .num").float(), shares[order], rtol=1e-5, atol=1e-6
+        )
         assert tab.locator("p[role=status]").inner_text().startswith(f"“{'abcde'[drawn]}”")
 
 
@@ -144,7 +171,8 @@ def test_the_sandbox_is_for_everybody(name: str, site_page: Path, tab: Any) -> N
 
 
 def serious(tab: Any) -> list[Any]:
-    """What axe finds in light and dark, at 1366 and 390 pixels; and whether anything is wider than the window."""
+    """What axe finds in light and dark, at 1366 and 390 pixels; and whether anything is wider than
+    the window."""
     if not AXE.exists():
         pytest.skip("needs axe-core: npm ci in web/")
     tab.evaluate(AXE.read_text(encoding="utf-8"))
@@ -165,7 +193,8 @@ def no_serious_finding(tab: Any) -> None:
 
 
 def test_a_page_from_disk(site_page: Path, tab: Any) -> None:
-    """Frames compute, the depth is remembered, the sandbox has its height, the search finds, axe finds nothing."""
+    """Frames compute, the depth is remembered, the sandbox has its height, the search finds, axe
+    finds nothing."""
     tab.goto((site_page / "index.html").as_uri())
     no_serious_finding(tab)
     tab.get_by_label("A story").check()
@@ -182,7 +211,8 @@ def test_a_page_from_disk(site_page: Path, tab: Any) -> None:
 
 
 def test_frames_follow_the_switch(site_page: Path, tab: Any) -> None:
-    """The site's own switch reaches a live trace and a sandbox, those that are loaded later too, without a reload."""
+    """The site's own switch reaches a live trace and a sandbox, those that are loaded later too,
+    without a reload."""
     tab.goto((site_page / "index.html").as_uri())
     shade = "() => document.documentElement.dataset.theme"
     frames = [tab.locator("figure.live iframe").first, tab.locator("iframe.sandbox").first]
@@ -190,7 +220,8 @@ def test_frames_follow_the_switch(site_page: Path, tab: Any) -> None:
         frame.scroll_into_view_if_needed()
     inside = [frame.element_handle().content_frame() for frame in frames]
     for word in ("dark", "light"):
-        tab.evaluate("word => { document.body.dataset.theme = word; }", word)  # what furo's button does
+        # what furo's button does
+        tab.evaluate("word => { document.body.dataset.theme = word; }", word)
         for one in inside:
             one.wait_for_function(f"({shade})() === '{word}'")
     tab.evaluate("() => { document.body.dataset.theme = 'dark'; }")
@@ -213,17 +244,25 @@ def test_the_whole_site_by_keyboard_and_by_searching(whole_site: Path, tab: Any)
         tab.keyboard.press("Tab")
         reached.add(tab.evaluate("() => window.wanted.indexOf(document.activeElement)"))
     missed = tab.evaluate(
-        "at => at.map(i => window.wanted[i].outerHTML.slice(0, 200))", sorted({*range(wanted)} - reached)
+        "at => at.map(i => window.wanted[i].outerHTML.slice(0, 200))",
+        sorted({*range(wanted)} - reached),
     )
     assert wanted > 40 and not missed, missed
     tab.goto((whole_site / "learn" / "04-attention.html").as_uri())
     tab.locator("fieldset.depths input:checked").first.focus()
     tab.keyboard.press("ArrowRight")
-    assert tab.locator(".depth.vectors").first.is_visible() and not tab.locator(".depth.plain").first.is_visible()
+    assert (
+        tab.locator(".depth.vectors").first.is_visible()
+        and not tab.locator(".depth.plain").first.is_visible()
+    )
     tab.locator("details.question > summary").first.focus()
     tab.keyboard.press("Enter")
     assert tab.locator("details.question").first.get_attribute("open") is not None
-    for word, page in (("rotary", "learn/03-positions"), ("LoRA", "run-file"), ("quantize", "use/quantize")):
+    for word, page in (
+        ("rotary", "learn/03-positions"),
+        ("LoRA", "run-file"),
+        ("quantize", "use/quantize"),
+    ):
         tab.goto(f"{(whole_site / 'search.html').as_uri()}?q={word}")
         tab.locator(f'#search-results li a[href*="{page}"]').first.wait_for()
 
@@ -231,7 +270,8 @@ def test_the_whole_site_by_keyboard_and_by_searching(whole_site: Path, tab: Any)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_whole_site_is_for_everybody(whole_site: Path, tab: Any) -> None:
-    """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon it is painted."""
+    """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon
+    it is painted."""
     painted, found = {}, []
     source = sorted((whole_site / "source").rglob("*.html"))  # all by one template
     for path in sorted({*whole_site.rglob("*.html")} - {*source[2:]}):
@@ -241,6 +281,8 @@ def test_the_whole_site_is_for_everybody(whole_site: Path, tab: Any) -> None:
         tab.goto(path.as_uri())
         painted[path.name] = tab.evaluate(PAINTED)
         found += serious(tab)
-    assert not found, f"{len(found)}: {Counter(one[0] for *_, rules in found for one in rules)}\n{found[:5]}"
+    assert not found, (
+        f"{len(found)}: {Counter(one[0] for *_, rules in found for one in rules)}\n{found[:5]}"
+    )
     late = sorted(painted.items(), key=lambda one: -one[1])[:3]
     assert max(painted.values()) < 5000, late  # milliseconds, on a machine with much else to do

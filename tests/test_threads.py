@@ -1,4 +1,5 @@
-"""Threads that a busy machine does not stop: how they wait, how many there are, what is said of it."""
+"""Threads that a busy machine does not stop: how they wait, how many there are, what is said of
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from glassformer import threads
 from glassformer.nn.kernels import library
 
 VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-SHOW = "import os; print('spin', os.environ.get('GOMP_SPINCOUNT'), 'threads', os.environ.get('OMP_NUM_THREADS'))"
+SHOW = (
+    "import os; print('spin', os.environ.get('GOMP_SPINCOUNT'), 'threads', "
+    "os.environ.get('OMP_NUM_THREADS'))"
+)
 COMMAND = "-m glassformer cost glass/200k --use {file}"
 DOORS = {
     "python -m": f"{{python}} {COMMAND}",
@@ -38,31 +42,49 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_sets_a_short_spin_before_torch_is_loaded(door: str, tmp_path: Path) -> None:
-    file, script, notebook = tmp_path / "show.py", tmp_path / "glassformer", tmp_path / "notebook.py"
+    file, script, notebook = (
+        tmp_path / "show.py",
+        tmp_path / "glassformer",
+        tmp_path / "notebook.py",
+    )
     file.write_text(SHOW)
     script.write_text("import sys\nfrom glassformer.cli import main\nsys.exit(main())")
     notebook.write_text(f"import glassformer\n{SHOW}")
     line = DOORS[door].format(python=sys.executable, file=file, script=script, notebook=notebook)
     done = subprocess.run(line.split(), capture_output=True, text=True, env=environment())
-    assert done.stdout.count(f"spin {threads.SPIN} ") == (2 if door == "torchrun" else 1), (done.stdout, done.stderr)
+    assert done.stdout.count(f"spin {threads.SPIN} ") == (2 if door == "torchrun" else 1), (
+        done.stdout,
+        done.stderr,
+    )
 
 
 @pytest.mark.skipif(library.pool().value is None, reason="torch's OpenMP is not libgomp")
-@pytest.mark.parametrize(("variables", "spin"), [({}, threads.SPIN), ({"GOMP_SPINCOUNT": "77"}, 77)])
+@pytest.mark.parametrize(
+    ("variables", "spin"), [({}, threads.SPIN), ({"GOMP_SPINCOUNT": "77"}, 77)]
+)
 def test_the_openmp_of_torch_reads_it(variables: dict[str, str], spin: int) -> None:
     told = environment(OMP_DISPLAY_ENV="verbose", **variables)
-    done = subprocess.run([sys.executable, "-c", "import glassformer, torch"], capture_output=True, text=True, env=told)
+    done = subprocess.run(
+        [sys.executable, "-c", "import glassformer, torch"],
+        capture_output=True,
+        text=True,
+        env=told,
+    )
     assert f"GOMP_SPINCOUNT = '{spin}'" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"])
-def test_a_variable_of_the_user_stays(no_torch: None, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_variable_of_the_user_stays(
+    no_torch: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv(name, "7")
     threads.prepare()
     assert os.environ[name] == "7" and os.environ.get("GOMP_SPINCOUNT", "7") == "7"
 
 
-def test_nothing_is_set_once_torch_is_loaded(no_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_set_once_torch_is_loaded(
+    no_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", os)
     monkeypatch.setattr(threads, "cores", lambda: 1)
     threads.prepare()
@@ -76,10 +98,18 @@ QUOTAS = {  # the process's groups, their files, the cores of eight
     "a fraction is rounded up": ("0::/\n", {"cpu.max": "250000 100000"}, 3),
     "less than a core": ("0::/\n", {"cpu.max": "10000 100000"}, 1),
     "more than the cores": ("0::/\n", {"cpu.max": "1600000 100000"}, 8),
-    "of a group around it": ("0::/a/b\n", {"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, 3),
+    "of a group around it": (
+        "0::/a/b\n",
+        {"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"},
+        3,
+    ),
     "path from outside": ("0::/docker/abc\n", {"cpu.max": "400000 100000"}, 4),
     "version 1": ("5:memory:/x\n2:cpu,cpuacct:/docker/a\n", V1, 1),
-    "version 1, none": ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    "version 1, none": (
+        "2:cpu:/\n",
+        {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+        8,
+    ),
     "nonsense": ("hello\n::\n0::/\n", {"cpu.max": "many few"}, 8),
 }
 
@@ -103,17 +133,27 @@ def test_a_quota_leaves_fewer_threads(
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_the_users_number_of_threads_stays(no_torch: None, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_users_number_of_threads_stays(
+    no_torch: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(threads, "cores", lambda: 0)
     monkeypatch.setenv(name, "5")
     threads.prepare()
     assert os.environ[name] == "5" and os.environ.get("OMP_NUM_THREADS", "5") == "5"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or (os.cpu_count() or 1) < 2, reason="one core, or not Linux")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or (os.cpu_count() or 1) < 2,
+    reason="one core, or not Linux",
+)
 def test_affinity_leaves_fewer_threads() -> None:
-    code = f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); import glassformer; {SHOW}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    code = (
+        f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); import "
+        f"glassformer; {SHOW}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
+    )
     assert "threads 1" in done.stdout, done.stderr
 
 
@@ -136,7 +176,8 @@ def test_how_threads_wait_changes_no_bit() -> None:
     spins = ({}, {"GOMP_SPINCOUNT": "20000"}, {"OMP_WAIT_POLICY": "passive"})
     commands = [sys.executable, "-c", COMPUTE]
     printed = {
-        subprocess.run(commands, check=True, capture_output=True, env=environment(**spin)).stdout for spin in spins
+        subprocess.run(commands, check=True, capture_output=True, env=environment(**spin)).stdout
+        for spin in spins
     }
     assert len(printed) == 1 and len(printed.pop()) > 1000
 

@@ -11,13 +11,27 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Words of the work, and dates of it. Digits are a class so that this file does not speak of itself.
 WORK = re.compile(
-    r"\b(lab book|stranger's list|architect\b(?!ure)|helpers? beside|issues? \d+|session \d+|2026-\d\d-\d\d)\b", re.I
+    r"\b(lab book|stranger's list|architect\b(?!ure)|helpers? beside|issues? \d+|session "
+    r"\d+|2026-\d\d-\d\d)\b",
+    re.I,
 )
 
 
 def test_no_page_speaks_of_the_work() -> None:
     listed = subprocess.run(
-        ["git", "ls-files", "*.md", "*.py", "*.c", "*.h", "*.toml", "Makefile", "*.ipynb", "*.ts", "*.tsx"],
+        [
+            "git",
+            "ls-files",
+            "*.md",
+            "*.py",
+            "*.c",
+            "*.h",
+            "*.toml",
+            "Makefile",
+            "*.ipynb",
+            "*.ts",
+            "*.tsx",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

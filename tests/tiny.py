@@ -10,22 +10,29 @@ from glassformer import config as c
 from glassformer.nn import Model, build_model
 
 VOCAB, DIM, CONTEXT = 50, 32, 64
-WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")  # large weights: a wrong path shows in the logits
+# large weights: a wrong path shows in the logits
+WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")
 
 
-def block(attention: c.Attention | None = None, feedforward: c.FeedForward | None = None, **rest: object) -> c.Block:
+def block(
+    attention: c.Attention | None = None, feedforward: c.FeedForward | None = None, **rest: object
+) -> c.Block:
     return c.Block(attention or c.Attention(4), feedforward or c.MLP(64), **rest)  # type: ignore[arg-type]
 
 
 def decoder(
-    *pattern: c.Block, position: c.Position = c.Rotary(), head: c.Head | None = None, **stack: object
+    *pattern: c.Block,
+    position: c.Position = c.Rotary(),
+    head: c.Head | None = None,
+    **stack: object,
 ) -> c.Decoder:
     stack = {"depth": 2 * len(pattern), "last_norm": c.RMSNorm(), **stack}
     body = c.Stack(pattern=pattern, position=position, **stack)  # type: ignore[arg-type]
     return c.Decoder(DIM, CONTEXT, c.Embed(VOCAB), body, head or c.Head(), WIDE)
 
 
-LOUD = c.Init(std=0.4, embed_std=1.0, residual="plain", head_std=0.6)  # states stay between -1 and 1
+# states stay between -1 and 1
+LOUD = c.Init(std=0.4, embed_std=1.0, residual="plain", head_std=0.6)
 
 
 def vaswani() -> c.EncoderDecoder:
@@ -33,7 +40,9 @@ def vaswani() -> c.EncoderDecoder:
     relu = c.MLP(64, "relu", bias=True)
     encoder = c.Stack(2, (block(feedforward=relu, **plain),), c.Sinusoidal(), causal=False)
     crossed = c.Stack(2, (block(feedforward=relu, cross=c.Attention(4), **plain),), c.Sinusoidal())
-    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB, scale=DIM**0.5), encoder, crossed, c.Head(), WIDE)
+    return c.EncoderDecoder(
+        DIM, CONTEXT, c.Embed(VOCAB, scale=DIM**0.5), encoder, crossed, c.Head(), WIDE
+    )
 
 
 def t5() -> c.EncoderDecoder:
@@ -42,17 +51,28 @@ def t5() -> c.EncoderDecoder:
     ends = {"position": c.RelativeBias(8, 16), "last_norm": c.RMSNorm()}
     encoder = c.Stack(2, (block(attention, think),), causal=False, **ends)  # type: ignore[arg-type]
     crossed = c.Stack(2, (block(attention, think, cross=attention),), **ends)  # type: ignore[arg-type]
-    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(tied=False), WIDE)
+    return c.EncoderDecoder(
+        DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(tied=False), WIDE
+    )
 
 
 def attention_pair() -> c.EncoderDecoder:
     encoder = c.Stack(2, (c.Block(c.Attention(4), None),), c.Rotary(), causal=False)
-    crossed = c.Stack(2, (c.Block(c.Attention(4), None, c.LayerNorm(), "post", c.Attention(4, 2)),), c.Rotary())
-    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(tied=False), WIDE)
+    crossed = c.Stack(
+        2, (c.Block(c.Attention(4), None, c.LayerNorm(), "post", c.Attention(4, 2)),), c.Rotary()
+    )
+    return c.EncoderDecoder(
+        DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(tied=False), WIDE
+    )
 
 
 def bert() -> c.Encoder:
-    one = block(c.Attention(4, bias=True), c.MLP(64, "gelu", bias=True), norm=c.LayerNorm(1e-12), place="post")
+    one = block(
+        c.Attention(4, bias=True),
+        c.MLP(64, "gelu", bias=True),
+        norm=c.LayerNorm(1e-12),
+        place="post",
+    )
     stack = c.Stack(2, (one,), c.Learned(CONTEXT), causal=False, first_norm=c.LayerNorm(1e-12))
     head = c.Head(bias=True, transform="gelu", norm=c.LayerNorm(1e-12))
     pool = c.Pool("first", "tanh", labels=3)
@@ -64,7 +84,9 @@ def recurrent(body: c.Recurrent) -> c.Decoder:
 
 
 def translator(encoder: c.Body, decoder: c.Body) -> c.EncoderDecoder:
-    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, decoder, c.Head(tied=False), LOUD)
+    return c.EncoderDecoder(
+        DIM, CONTEXT, c.Embed(VOCAB), encoder, decoder, c.Head(tied=False), LOUD
+    )
 
 
 def gpt2() -> c.Decoder:
@@ -76,37 +98,63 @@ YARN = c.Rotary(1e6, scaling=c.YarnScaling(4.0, 16))
 LLAMA = block(c.Attention(4, kv_heads=2), c.GatedMLP(64))
 DECODERS: dict[str, c.Decoder] = {
     "gpt2": gpt2(),
-    "llama": decoder(LLAMA, position=c.Rotary(scaling=c.Llama3Scaling(8.0, 1.0, 4.0, 32)), head=c.Head(tied=False)),
-    "qwen3": decoder(block(c.Attention(4, 2, 16, qk_norm=c.RMSNorm()), c.GatedMLP(64)), position=YARN),
+    "llama": decoder(
+        LLAMA,
+        position=c.Rotary(scaling=c.Llama3Scaling(8.0, 1.0, 4.0, 32)),
+        head=c.Head(tied=False),
+    ),
+    "qwen3": decoder(
+        block(c.Attention(4, 2, 16, qk_norm=c.RMSNorm()), c.GatedMLP(64)), position=YARN
+    ),
     "mixtral": decoder(
-        block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance_loss=0.01, z_loss=0.001)), position=c.Rotary()
+        block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance_loss=0.01, z_loss=0.001)),
+        position=c.Rotary(),
     ),
     "longrope": decoder(
         block(c.Attention(4, 2, 16)),
         position=c.Rotary(
-            scaling=c.LongRopeScaling((1.0,) * 8, tuple(1.0 + wave for wave in range(8)), 8, 4.0, use_long=True)
+            scaling=c.LongRopeScaling(
+                (1.0,) * 8, tuple(1.0 + wave for wave in range(8)), 8, 4.0, use_long=True
+            )
         ),
     ),
     "phi2": decoder(
-        block(c.Attention(4, bias=True), c.MLP(64, bias=True), norm=c.LayerNorm(), place="parallel"),
+        block(
+            c.Attention(4, bias=True), c.MLP(64, bias=True), norm=c.LayerNorm(), place="parallel"
+        ),
         position=c.Rotary(fraction=0.5),
         head=c.Head(tied=False, bias=True),
     ),
     "starcoder2": decoder(
-        block(c.Attention(4, 1, bias=True, mask=c.Window(7)), norm=c.LayerNorm()), position=c.Rotary()
+        block(c.Attention(4, 1, bias=True, mask=c.Window(7)), norm=c.LayerNorm()),
+        position=c.Rotary(),
     ),
     "deepseek": decoder(
-        block(feedforward=c.MoE(6, 3, c.GatedMLP(16), normalize=False, shared=c.GatedMLP(24))), position=c.Rotary()
+        block(feedforward=c.MoE(6, 3, c.GatedMLP(16), normalize=False, shared=c.GatedMLP(24))),
+        position=c.Rotary(),
     ),
     "noisy": decoder(
         block(
-            feedforward=c.MoE(4, 2, c.MLP(32, "gelu", bias=True), balance_loss=0.01, capacity_factor=1.5, noise=True)
+            feedforward=c.MoE(
+                4,
+                2,
+                c.MLP(32, "gelu", bias=True),
+                balance_loss=0.01,
+                capacity_factor=1.5,
+                noise=True,
+            )
         ),
         position=c.Rotary(),
     ),
-    "nanomoe": decoder(block(feedforward=c.MoE(4, 2, c.MLP(32, "gelu"))), block(), position=c.Learned(CONTEXT)),
+    "nanomoe": decoder(
+        block(feedforward=c.MoE(4, 2, c.MLP(32, "gelu"))), block(), position=c.Learned(CONTEXT)
+    ),
     "gemma2": decoder(
-        block(c.Attention(4, 2, softcap=5.0, mask=c.Window(6)), norm=c.RMSNorm(offset=1.0), place="sandwich"),
+        block(
+            c.Attention(4, 2, softcap=5.0, mask=c.Window(6)),
+            norm=c.RMSNorm(offset=1.0),
+            place="sandwich",
+        ),
         block(c.Attention(4, 2, softcap=5.0), norm=c.RMSNorm(offset=1.0), place="sandwich"),
         position=c.Rotary(),
         head=c.Head(softcap=30.0),
@@ -114,7 +162,9 @@ DECODERS: dict[str, c.Decoder] = {
     "alibi": decoder(block(c.Attention(6, head_dim=8)), position=c.Alibi()),
     "relative": decoder(block(), position=c.RelativeBias(8, 16)),
     "glass": replace(
-        decoder(block(c.Attention(4, qk_norm=c.RMSNorm()), c.MLP(64, "relu2")), position=c.Rotary()),
+        decoder(
+            block(c.Attention(4, qk_norm=c.RMSNorm()), c.MLP(64, "relu2")), position=c.Rotary()
+        ),
         embed=c.Embed(VOCAB, previous_token_embeddings=3),
     ),
     "strided": decoder(block(c.Attention(4, 2, mask=c.Strided(4))), position=c.Rotary()),
@@ -127,15 +177,26 @@ DECODERS: dict[str, c.Decoder] = {
     ),
     "gru": recurrent(c.Recurrent(2)),
     "lstm": recurrent(c.Recurrent(2, c.LSTM())),
-    "attention-only": decoder(c.Block(c.Attention(4), None), c.Block(c.Attention(4, 2), None, place="sandwich")),
-    "normless": decoder(
-        block(norm=None), block(norm=None, place="parallel"), c.Block(c.Attention(4), None, None), depth=3
+    "attention-only": decoder(
+        c.Block(c.Attention(4), None), c.Block(c.Attention(4, 2), None, place="sandwich")
     ),
-    "gptj": decoder(block(norm=c.LayerNorm(), place="parallel"), position=c.Rotary(fraction=0.5, interleaved=True)),
+    "normless": decoder(
+        block(norm=None),
+        block(norm=None, place="parallel"),
+        c.Block(c.Attention(4), None, None),
+        depth=3,
+    ),
+    "gptj": decoder(
+        block(norm=c.LayerNorm(), place="parallel"),
+        position=c.Rotary(fraction=0.5, interleaved=True),
+    ),
     "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
-ONWARD = c.Stack(2, (block(c.Attention(4, mask=c.Causal() | c.Window(3))),), c.Rotary(), causal=False)  # a look ahead
+# a look ahead
+ONWARD = c.Stack(
+    2, (block(c.Attention(4, mask=c.Causal() | c.Window(3))),), c.Rotary(), causal=False
+)
 OTHERS: dict[str, c.Model] = {
     "vaswani": vaswani(),
     "t5": t5(),
@@ -145,9 +206,12 @@ OTHERS: dict[str, c.Model] = {
     "cho": translator(c.Recurrent(2), c.Recurrent(2, cross=c.Summary())),
     "bahdanau": translator(c.Recurrent(2, causal=False), c.Recurrent(2, cross=c.Additive(24))),
     "additive-lstm": translator(
-        c.Stack(1, (block(),), c.Sinusoidal(), False, last_norm=c.RMSNorm()), c.Recurrent(1, c.LSTM(), c.Additive(24))
+        c.Stack(1, (block(),), c.Sinusoidal(), False, last_norm=c.RMSNorm()),
+        c.Recurrent(1, c.LSTM(), c.Additive(24)),
     ),
-    "reader": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), c.Recurrent(1, c.LSTM(), causal=False), c.Head(), LOUD),
+    "reader": c.Encoder(
+        DIM, CONTEXT, c.Embed(VOCAB), c.Recurrent(1, c.LSTM(), causal=False), c.Head(), LOUD
+    ),
     "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
 }
 ALL: dict[str, c.Model] = {**DECODERS, **OTHERS}

@@ -1,4 +1,5 @@
-"""Reference pages from the parsers and tables themselves: every verb's help, every recipe, the glossary."""
+"""Reference pages from the parsers and tables themselves: every verb's help, every recipe, the
+glossary."""
 
 from __future__ import annotations
 

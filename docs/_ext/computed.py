@@ -1,12 +1,14 @@
-"""Pages whose numbers are computed when the site is built: cells of Python, values in the text, live traces.
+"""Pages whose numbers are computed when the site is built: cells of Python, values in the text,
+live traces.
 
     ```{computed}            runs, shows the code and what it gives; a page whose code fails does not build
     :code: folded            shown (the default), folded, or hidden
     ```
     {value}`share:.1%`       an expression's value in the middle of a sentence
 
-All cells of a page share one namespace, in which ``glassformer``, ``torch`` and the site's own ``prelude`` stand. Its
-numbers are its own, drawn from the same seed whatever was read before it: several processes may read pages.
+All cells of a page share one namespace, in which ``glassformer``, ``torch`` and the site's own
+``prelude`` stand. Its numbers are its own, drawn from the same seed whatever was read before it:
+several processes may read pages.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class Pages:
             if type(error).__name__ == "Absent":
                 self.absent[page] = str(error)
                 return "", Note(f"Not computed in this build: it needs {error}.")
-            if isinstance(error, NameError) and page in self.absent:  # it comes of a cell that was not computed
+            # it comes of a cell that was not computed
+            if isinstance(error, NameError) and page in self.absent:
                 return "", Note("Not computed in this build.")
             raise ExtensionError(f"{where} fails:\n{code}\n{traceback.format_exc()}") from error
         return printed.getvalue(), value
@@ -82,12 +85,15 @@ class Pages:
 pages = Pages()
 
 CELL = re.compile(
-    r"```\{computed\}\n(?::[^\n]*\n)*(?P<code>.*?)\n```|\{value\}`(?P<value>[^`]+)`|```\{live\} (?P<live>[^\n]*)", re.S
+    r"```\{computed\}\n(?::[^\n]*\n)*(?P<code>.*?)\n```|\{value\}`(?P<value>[^`]+)`|```\{live\} "
+    r"(?P<live>[^\n]*)",
+    re.S,
 )
 
 
 def computed_text(path: Path) -> str:
-    """What the cells and values of a page give, one after another, without traces, trainings and what needs them."""
+    """What the cells and values of a page give, one after another, without traces, trainings and
+    what needs them."""
     page, said = str(path), list[str]()
     for found in CELL.finditer(path.read_text(encoding="utf-8")):
         if found["live"] or "trained(" in (found["code"] or ""):
@@ -98,7 +104,11 @@ def computed_text(path: Path) -> str:
             continue
         printed, value = pages.run(page, found["code"], page)
         rich = getattr(value, "_repr_html_", None)
-        said += [printed, re.sub("<[^>]+>", " ", rich())] if rich else [printed, "" if value is None else str(value)]
+        said += (
+            [printed, re.sub("<[^>]+>", " ", rich())]
+            if rich
+            else [printed, "" if value is None else str(value)]
+        )
     return "\n".join(filter(None, said))
 
 
@@ -114,7 +124,8 @@ def shown(value: Any) -> list[nodes.Node]:
         return []
     rich = getattr(value, "_repr_html_", None)
     if rich is not None:
-        made = re.sub(r"^<div style=", '<div tabindex="0" style=', rich())  # a box that scrolls, by the keyboard too
+        # a box that scrolls, by the keyboard too
+        made = re.sub(r"^<div style=", '<div tabindex="0" style=', rich())
         return [nodes.raw("", f'<div class="shown">{made}</div>', format="html")]
     text = value if isinstance(value, str) else repr(value)
     return [nodes.literal_block(text, text, language="text", classes=["result"])]
@@ -138,16 +149,26 @@ class Computed(Directive):
             made.append(block)
         elif how == "folded":
             made += [
-                nodes.raw("", "<details class='code'><summary>The code that computes this</summary>", format="html"),
+                nodes.raw(
+                    "",
+                    "<details class='code'><summary>The code that computes this</summary>",
+                    format="html",
+                ),
                 block,
                 nodes.raw("", "</details>", format="html"),
             ]
         if printed.strip():
-            made.append(nodes.literal_block(printed, printed.rstrip("\n"), language="text", classes=["result"]))
+            made.append(
+                nodes.literal_block(
+                    printed, printed.rstrip("\n"), language="text", classes=["result"]
+                )
+            )
         return made + shown(value)
 
 
-def _value(name: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tuple[list[nodes.Node], list[Any]]:
+def _value(
+    name: str, raw: str, text: str, line: int, inliner: Any, *_: Any
+) -> tuple[list[nodes.Node], list[Any]]:
     from prelude import spaced
 
     page: str = inliner.document.settings.env.docname
@@ -161,7 +182,8 @@ def steps(path: Path) -> int:
 
 
 def dealt(app: Sphinx, env: Any, names: list[str]) -> None:
-    """Several processes read: torch and what many pages ask for is there once, and pages that compute lie apart."""
+    """Several processes read: torch and what many pages ask for is there once, and pages that
+    compute lie apart."""
     if app.parallel < 2 or len(names) < 2 * app.parallel:
         return
     import prelude

@@ -1,4 +1,5 @@
-"""What moves on a page: a trace in the explainer's own page, and its sandbox, in frames without a server.
+"""What moves on a page: a trace in the explainer's own page, and its sandbox, in frames without a
+server.
 
     ```{live} trace          a trace on the page of ``glassformer page``, alive without a server
     :view: attention         as a link of the page has it after "#/": a screen, then ?name=value&...
@@ -7,7 +8,8 @@
     :start: str("1, 0")      an expression whose value stands in its box at first
     ```
 
-One script and one style serve all frames; a trace that several pages show is one file, named by its numbers.
+One script and one style serve all frames; a trace that several pages show is one file, named by its
+numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ SANDBOX = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>S
 
 
 class Live(Directive):
-    """A trace in a frame: the page of ``glassformer page`` with these numbers, one script for the whole site."""
+    """A trace in a frame: the page of ``glassformer page`` with these numbers, one script for the
+    whole site."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -56,7 +59,8 @@ class Live(Directive):
         "height": directives.positive_int,
         "title": directives.unchanged,
     }
-    written: ClassVar[dict[int, tuple[Any, str]]] = {}  # a trace by its id, held so that the id stays its own
+    # a trace by its id, held so that the id stays its own
+    written: ClassVar[dict[int, tuple[Any, str]]] = {}
 
     def run(self) -> list[nodes.Node]:
         page = page_of(self)
@@ -65,14 +69,23 @@ class Live(Directive):
             return shown(trace)
         title = self.options.get("title", self.arguments[0])
         if id(trace) not in self.written:
-            self.written[id(trace)] = trace, written(trace, Path(self.state.document.settings.env.app.outdir) / "live")
+            self.written[id(trace)] = (
+                trace,
+                written(trace, Path(self.state.document.settings.env.app.outdir) / "live"),
+            )
         up = "../" * page.count("/")
         link = f"{up}live/{self.written[id(trace)][1]}#/{self.options.get('view', 'attention')}"
         size = self.options.get("height", 520)
         title = html.escape(title)
         link = html.escape(link)
-        frame = f'<iframe loading="lazy" title="{title}" src="{link}" style="{FRAME};height:{size}px"></iframe>'
-        made = f'<figure class="live">{frame}<figcaption>{title} <a href="{link}">alone</a></figcaption>'
+        frame = (
+            f'<iframe loading="lazy" title="{title}" src="{link}" '
+            f'style="{FRAME};height:{size}px"></iframe>'
+        )
+        made = (
+            f'<figure class="live">{frame}<figcaption>{title} <a '
+            f'href="{link}">alone</a></figcaption>'
+        )
         return [nodes.raw("", f"{made}</figure>", format="html")]
 
 
@@ -89,26 +102,38 @@ def written(trace: Any, folder: Path) -> str:
 
 
 def document(trace: Any, title: str) -> str:
-    """The page that a trace saves, with its script and style taken from the site instead of written into each."""
+    """The page that a trace saves, with its script and style taken from the site instead of written
+    into each."""
     from glassformer.inspection import export
 
     whole = export.page(trace, title)
-    script, style = export.built("inline.js").replace("</script", "<\\/script"), export.built("app.css")
-    whole = whole.replace(f"<script>{script}</script>", f"<script {INLINE}></script>")
-    whole = whole.replace(f"<style>{style}</style>", '<link rel="stylesheet" href="../_static/glass/app.css">')
-    if INLINE not in whole or "app.css" not in whole:
-        raise ExtensionError("A saved trace is no longer made as the site takes it apart; see export.page.")
-    # the same promise as the file's own: nothing is fetched; only the script and the style beside it are let in
-    return whole.replace("script-src 'unsafe-inline'", "script-src 'self' 'unsafe-inline' file:").replace(
-        "style-src 'unsafe-inline'", "style-src 'self' 'unsafe-inline' file:"
+    script, style = (
+        export.built("inline.js").replace("</script", "<\\/script"),
+        export.built("app.css"),
     )
+    whole = whole.replace(f"<script>{script}</script>", f"<script {INLINE}></script>")
+    whole = whole.replace(
+        f"<style>{style}</style>", '<link rel="stylesheet" href="../_static/glass/app.css">'
+    )
+    if INLINE not in whole or "app.css" not in whole:
+        raise ExtensionError(
+            "A saved trace is no longer made as the site takes it apart; see export.page."
+        )
+    # the same promise as the file's own: nothing is fetched; only the script and the style beside
+    # it are let in
+    return whole.replace(
+        "script-src 'unsafe-inline'", "script-src 'self' 'unsafe-inline' file:"
+    ).replace("style-src 'unsafe-inline'", "style-src 'self' 'unsafe-inline' file:")
 
 
 class Sandbox(Directive):
     """A card of the explainer's sandbox, computed in the reader's browser."""
 
     required_arguments = 1
-    option_spec: ClassVar[dict[str, Any]] = {"start": directives.unchanged, "height": directives.positive_int}
+    option_spec: ClassVar[dict[str, Any]] = {
+        "start": directives.unchanged,
+        "height": directives.positive_int,
+    }
 
     def run(self) -> list[nodes.Node]:
         page, card = page_of(self), directives.choice(self.arguments[0], tuple(CARDS))
@@ -117,7 +142,9 @@ class Sandbox(Directive):
             _, start = pages.run(page, self.options["start"], f"{page}, line {self.lineno}")
             link += f"?v={quote(str(start))}"
         size = self.options.get("height", 300)
-        told = f'loading="lazy" class="sandbox" title="{CARDS[card]}" style="{FRAME};height:{size}px"'
+        told = (
+            f'loading="lazy" class="sandbox" title="{CARDS[card]}" style="{FRAME};height:{size}px"'
+        )
         frame = f'<iframe {told} src="{html.escape(link)}"></iframe>'
         said = f"{CARDS[card]}: type your own numbers; your browser computes, as the library does."
         made = f'<figure class="live">{frame}<figcaption>{said}</figcaption></figure>'

@@ -12,11 +12,20 @@ from sphinx.util.docutils import SphinxDirective
 
 PAGE = "reference/glossary"
 PLAIN = (nodes.paragraph, nodes.list_item, nodes.emphasis, nodes.strong)
-NEVER = (nodes.reference, nodes.literal, nodes.title, nodes.literal_block, nodes.raw, nodes.math, nodes.math_block)
+NEVER = (
+    nodes.reference,
+    nodes.literal,
+    nodes.title,
+    nodes.literal_block,
+    nodes.raw,
+    nodes.math,
+    nodes.math_block,
+)
 
 
 class Glossary(SphinxDirective):
-    """Every term: its sentence, formula, line of code, a number computed now, and where it stands on the road."""
+    """Every term: its sentence, formula, line of code, a number computed now, and where it stands
+    on the road."""
 
     def run(self) -> list[nodes.Node]:
         from glassformer.learn import exercise, glossary
@@ -39,26 +48,34 @@ class Glossary(SphinxDirective):
                 title = exercise.ROAD[term.road - 1]
                 where += [nodes.Text(" · on the road: "), nodes.reference("", title, refuri=uri)]
             if term.exercise:
-                where += [nodes.Text(" · exercise: "), nodes.literal("", f"glassformer learn start {term.exercise}")]
+                where += [
+                    nodes.Text(" · exercise: "),
+                    nodes.literal("", f"glassformer learn start {term.exercise}"),
+                ]
             section += where
             made.append(section)
         return made
 
 
 def link_terms(app: Sphinx, tree: nodes.document, page: str) -> None:
-    """On a page of the course or of a task, the first time a term stands in running text it leads to the glossary."""
+    """On a page of the course or of a task, the first time a term stands in running text it leads
+    to the glossary."""
     if not re.match(r"learn/\d\d-|use/", page) or PAGE not in app.env.found_docs:
         return
     from glassformer.learn import glossary
 
     names = glossary.names()
     longest_first = sorted(names, key=len, reverse=True)
-    pattern = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest_first))})s?(?![\w-])", re.IGNORECASE)
+    pattern = re.compile(
+        rf"(?<![\w-])({'|'.join(map(re.escape, longest_first))})s?(?![\w-])", re.IGNORECASE
+    )
     lower = {name.lower(): term for name, term in names.items()}
     uri, done = app.builder.get_relative_uri(page, PAGE), set[str]()
     for text in list(tree.findall(nodes.Text)):
         above = list(_above(text))
-        if any(isinstance(one, NEVER) for one in above) or not any(isinstance(one, PLAIN) for one in above):
+        if any(isinstance(one, NEVER) for one in above) or not any(
+            isinstance(one, PLAIN) for one in above
+        ):
             continue
         parts, at = list[nodes.Node](), 0
         for found in pattern.finditer(text):
@@ -67,7 +84,9 @@ def link_terms(app: Sphinx, tree: nodes.document, page: str) -> None:
                 continue
             done.add(term.key)
             target = f"{uri}#{term.key.replace('_', '-')}"
-            link = nodes.reference("", found[0], refuri=target, classes=["term"], reftitle=term.sentence)
+            link = nodes.reference(
+                "", found[0], refuri=target, classes=["term"], reftitle=term.sentence
+            )
             parts += [nodes.Text(text[at : found.start()]), link]
             at = found.end()
         if parts:

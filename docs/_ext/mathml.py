@@ -15,7 +15,9 @@ def _inline(writer: Any, node: nodes.Node) -> None:
 
 
 def _block(writer: Any, node: nodes.Node) -> None:
-    writer.body.append(f'<div class="equation" tabindex="0">{convert(node.astext(), display="block")}</div>')
+    writer.body.append(
+        f'<div class="equation" tabindex="0">{convert(node.astext(), display="block")}</div>'
+    )
     raise nodes.SkipNode
 
 

@@ -1,4 +1,5 @@
-"""What every cell of the site finds: the library, torch, a trained model of ours, tables, pictures, small trainings."""
+"""What every cell of the site finds: the library, torch, a trained model of ours, tables, pictures,
+small trainings."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from glassformer.figures.charts import Curves, Heat
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 
-torch.set_num_threads(1)  # two pages are read at once; and the numbers are those of any machine's one thread
+# two pages are read at once; and the numbers are those of any machine's one thread
+torch.set_num_threads(1)
 torch.set_printoptions(precision=4, sci_mode=False, linewidth=110)
 
 
@@ -38,7 +40,8 @@ def seed() -> None:
 
 
 def cache(make: Any) -> Any:
-    """``functools.cache`` of what draws for itself: whoever asks first, the page's own draws stay where they are."""
+    """``functools.cache`` of what draws for itself: whoever asks first, the page's own draws stay
+    where they are."""
 
     @functools.cache
     def made(*given: Any) -> Any:
@@ -51,7 +54,8 @@ def cache(make: Any) -> Any:
 
 @cache
 def small() -> tuple[Any, Any]:
-    """The model that the package ships (four blocks, trained on Shakespeare's plays), and its tokenizer."""
+    """The model that the package ships (four blocks, trained on Shakespeare's plays), and its
+    tokenizer."""
     from glassformer.page.models import shipped
 
     return glassformer.load(shipped(), dtype=torch.float32)
@@ -59,7 +63,8 @@ def small() -> tuple[Any, Any]:
 
 @cache
 def seen(text: str) -> Any:
-    """The shipped model's trace of a text: the same one, and so one file of the site, on every page that asks."""
+    """The shipped model's trace of a text: the same one, and so one file of the site, on every page
+    that asks."""
     return glassformer.trace(*small(), text)
 
 
@@ -108,14 +113,27 @@ class Table:
         return escape(f"{one:,}" if type(one) is int else spaced(str(one)))
 
     def _repr_html_(self) -> str:
-        text = [all(worded(row[at]) for row in self.rows if at < len(row)) for at in range(len(self.heading))]
-        marks = [' class="words"' if one else "" for one in text] + [""] * max(map(len, self.rows), default=0)
+        text = [
+            all(worded(row[at]) for row in self.rows if at < len(row))
+            for at in range(len(self.heading))
+        ]
+        marks = [' class="words"' if one else "" for one in text] + [""] * max(
+            map(len, self.rows), default=0
+        )
 
         def line(tag: str, row: Sequence[Any]) -> str:
-            return "".join(f"<{tag}{mark}>{self._said(one)}</{tag}>" for one, mark in zip(row, marks, strict=False))
+            return "".join(
+                f"<{tag}{mark}>{self._said(one)}</{tag}>"
+                for one, mark in zip(row, marks, strict=False)
+            )
 
-        head, body = line("th", self.heading), "".join(f"<tr>{line('td', row)}</tr>" for row in self.rows)
-        whole = f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        head, body = (
+            line("th", self.heading),
+            "".join(f"<tr>{line('td', row)}</tr>" for row in self.rows),
+        )
+        whole = (
+            f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        )
         return f'<div class="scroll" tabindex="0">{whole}</div>'
 
 
@@ -133,28 +151,39 @@ class Picture:
     def _repr_html_(self) -> str:
         drawn = self.chart.drawing().svg().replace("<svg ", '<svg aria-hidden="true" ', 1)
         figure = (
-            f'<div role="img" tabindex="0" aria-label="{self.told}">{drawn}</div><figcaption>{self.told}</figcaption>'
+            '<div role="img" tabindex="0" '
+            f'aria-label="{self.told}">{drawn}</div><figcaption>{self.told}</figcaption>'
         )
         return f'<figure class="picture">{figure}</figure>'
 
 
 def heat(
-    title: str, values: Any, rows: Sequence[str] = (), columns: Sequence[str] = (), signed: bool = False
+    title: str,
+    values: Any,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    signed: bool = False,
 ) -> Picture:
     """Numbers as colours (darker is more); ``signed`` has zero in the middle."""
-    found = np.asarray(values.detach().float() if isinstance(values, torch.Tensor) else values, dtype=np.float64)
+    found = np.asarray(
+        values.detach().float() if isinstance(values, torch.Tensor) else values, dtype=np.float64
+    )
     return Picture(Heat("", found, list(rows), list(columns), signed=signed), title)
 
 
 def curves(title: str, lines: Mapping[str, Sequence[float]], every: int = 1) -> Picture:
     """Lines over steps: name -> numbers, one for each step (or each ``every`` steps)."""
-    drawn = {name: ([every * (at + 1) for at in range(len(line))], list(line)) for name, line in lines.items()}
+    drawn = {
+        name: ([every * (at + 1) for at in range(len(line))], list(line))
+        for name, line in lines.items()
+    }
     return Picture(Curves("", drawn), title)
 
 
 @cache
 def lesson(vocab: int = 512, kilobytes: int = 400) -> tuple[Any, Any, Any]:
-    """A small text for trainings on these pages, Python's own documentation: its tokenizer, to learn from, held out."""
+    """A small text for trainings on these pages, Python's own documentation: its tokenizer, to
+    learn from, held out."""
     from glassformer import data as corpora
     from glassformer import tokenizer
 
@@ -170,7 +199,9 @@ def lesson(vocab: int = 512, kilobytes: int = 400) -> tuple[Any, Any, Any]:
     return bpe, ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :]
 
 
-def rows_of_text(model: Any, batch: int = 8, seed: int = 0, ids: Any = None) -> Callable[[], tuple[Any, Any]]:
+def rows_of_text(
+    model: Any, batch: int = 8, seed: int = 0, ids: Any = None
+) -> Callable[[], tuple[Any, Any]]:
     """What draws rows of the lesson's text (or of ``ids``) and the tokens that follow each."""
     ids, width = torch.tensor(lesson()[1]) if ids is None else ids, model.config.context
     draws = torch.Generator().manual_seed(seed)
@@ -184,9 +215,15 @@ def rows_of_text(model: Any, batch: int = 8, seed: int = 0, ids: Any = None) -> 
 
 
 def trained(
-    model: Any, draw: Any = None, steps: int = 150, rate: float = 3e-3, warmup: int = 0, balance: bool = False
+    model: Any,
+    draw: Any = None,
+    steps: int = 150,
+    rate: float = 3e-3,
+    warmup: int = 0,
+    balance: bool = False,
 ) -> list[float]:
-    """The loss of each step of AdamW on what ``draw`` gives (None: text); the model is trained in place."""
+    """The loss of each step of AdamW on what ``draw`` gives (None: text); the model is trained in
+    place."""
     draw = draw or rows_of_text(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), fused=True)
     losses = []
@@ -195,8 +232,11 @@ def trained(
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / warmup if warmup else 1.0)
         tokens, targets = draw()
-        output = model(*tokens) if isinstance(tokens, tuple) else model(tokens)  # a target and its source
-        loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        # a target and its source
+        output = model(*tokens) if isinstance(tokens, tuple) else model(tokens)
+        loss = torch.nn.functional.cross_entropy(
+            output.logits.flatten(0, 1), targets.flatten(), ignore_index=-1
+        )
         loss = loss + sum(output.aux.values()) if balance else loss
         optimizer.zero_grad()
         loss.backward()
@@ -216,8 +256,11 @@ def held_out(model: Any) -> float:
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[1:]))
 
 
-def model_of(changes: Mapping[str, Any] | None = None, shape: str = "decoder", seed: int = 0) -> Any:
-    """A decoder or encoder to train on a page: two blocks, 64 wide, 64 tokens; its settings changed by their path."""
+def model_of(
+    changes: Mapping[str, Any] | None = None, shape: str = "decoder", seed: int = 0
+) -> Any:
+    """A decoder or encoder to train on a page: two blocks, 64 wide, 64 tokens; its settings changed
+    by their path."""
     from glassformer.config.serial import change
     from glassformer.nn import build_model
 

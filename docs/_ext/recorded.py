@@ -1,12 +1,14 @@
-"""Commands with what they gave: run once by hand on a real machine, kept beside the pages, told with date and seconds.
+"""Commands with what they gave: run once by hand on a real machine, kept beside the pages, told
+with date and seconds.
 
     ```{recorded}            each line is a command of bash; what it printed when it was recorded stands below
     glassformer generate plays "O Romeo" --max-new 40
     ```
     % prepare: COMMAND       a comment of the page: run before, not shown (data is put in place)
 
-`python docs/_ext/recorded.py use/train ...` runs the pages' commands in order, each page in a folder of its own, and
-writes ``docs/use/recorded.json``; a page whose command is not in it, letter by letter, does not build.
+`python docs/_ext/recorded.py use/train ...` runs the pages' commands in order, each page in a
+folder of its own, and writes ``docs/use/recorded.json``; a page whose command is not in it, letter
+by letter, does not build.
 """
 
 from __future__ import annotations
@@ -25,14 +27,20 @@ from typing import Any
 DOCS = Path(__file__).parents[1]
 KEPT = DOCS / "use" / "recorded.json"
 MOST = 40  # lines of an output that are shown
-STEP = re.compile(r"^```\{recorded\}\n(?P<shown>.*?)\n```|^% prepare: (?P<before>[^\n]*)", re.S | re.M)
+STEP = re.compile(
+    r"^```\{recorded\}\n(?P<shown>.*?)\n```|^% prepare: (?P<before>[^\n]*)", re.S | re.M
+)
 
 
 def commands(page: str) -> list[tuple[str, bool]]:
     """The commands of a page in order, and whether each is shown."""
     text, found = (DOCS / f"{page}.md").read_text(encoding="utf-8"), list[tuple[str, bool]]()
     for step in STEP.finditer(text):
-        found += [(step["before"], False)] if step["before"] else [(one, True) for one in lines(step["shown"])]
+        found += (
+            [(step["before"], False)]
+            if step["before"]
+            else [(one, True) for one in lines(step["shown"])]
+        )
     return found
 
 
@@ -44,14 +52,24 @@ def lines(block: str) -> list[str]:
 def record(page: str) -> list[dict[str, Any]]:
     """Run a page's commands; the first that fails ends it with what it said."""
     made = []
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}
+    env = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "120",
+    }
     env |= {"DATA": str(DOCS.parents[1] / "shared" / "data"), "REPOSITORY": str(DOCS.parent)}
     with tempfile.TemporaryDirectory() as folder:
         for command, told in commands(page):
             began = time.perf_counter()
-            given: dict[str, Any] = {"cwd": folder, "env": env, "stdin": subprocess.DEVNULL, "text": True}
+            given: dict[str, Any] = {
+                "cwd": folder,
+                "env": env,
+                "stdin": subprocess.DEVNULL,
+                "text": True,
+            }
             with tempfile.TemporaryFile("w+") as out:
-                done = subprocess.run(["bash", "-c", command], stdout=out, stderr=subprocess.STDOUT, **given)
+                done = subprocess.run(
+                    ["bash", "-c", command], stdout=out, stderr=subprocess.STDOUT, **given
+                )
                 out.seek(0)
                 said = clean(out.read(), folder)
             seconds = time.perf_counter() - began
@@ -64,9 +82,13 @@ def record(page: str) -> list[dict[str, Any]]:
 
 
 def clean(said: str, folder: str) -> str:
-    """What a reader of a terminal sees in the end: no overwritten lines, no colours, no folder of ours."""
+    """What a reader of a terminal sees in the end: no overwritten lines, no colours, no folder of
+    ours."""
     said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said)
-    kept = [line.split("\r")[-1].rstrip() for line in said.replace("\r\n", "\n").replace(f"{folder}/", "").split("\n")]
+    kept = [
+        line.split("\r")[-1].rstrip()
+        for line in said.replace("\r\n", "\n").replace(f"{folder}/", "").split("\n")
+    ]
     while kept and not kept[-1]:
         kept.pop()
     if len(kept) > MOST:
@@ -85,7 +107,9 @@ def main(pages: list[str]) -> None:
         made = record(page)
         when = {"date": str(datetime.date.today()), "version": glassformer.__version__}
         kept[page] = when | {"steps": made}
-        KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+        KEPT.write_text(
+            json.dumps(kept, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8"
+        )
 
 
 def setup(app: Any) -> dict[str, Any]:
@@ -108,13 +132,20 @@ def setup(app: Any) -> dict[str, Any]:
             for command in lines("\n".join(self.content)):
                 if command not in found:
                     again = f"python docs/_ext/recorded.py {self.env.docname}"
-                    raise ExtensionError(f"{self.env.docname}: not recorded: {command}\nRecord it: {again}")
+                    raise ExtensionError(
+                        f"{self.env.docname}: not recorded: {command}\nRecord it: {again}"
+                    )
                 made.append(nodes.literal_block(command, command, language="bash"))
                 said = found[command]["output"]
                 if said:
-                    made.append(nodes.literal_block(said, said, language="text", classes=["result"]))
+                    made.append(
+                        nodes.literal_block(said, said, language="text", classes=["result"])
+                    )
             took = sum(found[one]["seconds"] for one in lines("\n".join(self.content)))
-            told = f"Recorded {page['date']} with Glassformer {page['version']}, on 2 busy cores: {took:.0f} s."
+            told = (
+                f"Recorded {page['date']} with Glassformer {page['version']}, on 2 busy "
+                f"cores: {took:.0f} s."
+            )
             return [*made, nodes.paragraph("", told, classes=["recorded"])]
 
     app.add_directive("recorded", Recorded)

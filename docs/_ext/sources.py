@@ -1,4 +1,5 @@
-"""Our own source beside the site: each file that a page points to, with an address for each line."""
+"""Our own source beside the site: each file that a page points to, with an address for each
+line."""
 
 from __future__ import annotations
 
@@ -29,11 +30,14 @@ def link(app: Sphinx, page: str, file: str, line: int, text: str = "") -> nodes.
     """A link from a page to a line of ``glassformer/file`` (a path in the package)."""
     pointed_to(app.env).setdefault(page, set()).add(file)
     uri = f"{'../' * page.count('/')}source/{file}.html#L-{line}"
-    return nodes.reference("", "", nodes.literal("", text or f"glassformer/{file}:{line}"), refuri=uri)
+    return nodes.reference(
+        "", "", nodes.literal("", text or f"glassformer/{file}:{line}"), refuri=uri
+    )
 
 
 def pointed_to(env: Any) -> dict[str, set[str]]:
-    """The files that each page points to; several processes read pages, and each has its own environment."""
+    """The files that each page points to; several processes read pages, and each has its own
+    environment."""
     if not hasattr(env, "glassformer_sources"):
         env.glassformer_sources = {}
     found: dict[str, set[str]] = env.glassformer_sources
@@ -42,7 +46,9 @@ def pointed_to(env: Any) -> dict[str, set[str]]:
 
 def merge(app: Sphinx, env: Any, pages: set[str], other: Any) -> None:
     """What another process's pages point to."""
-    pointed_to(env).update({page: files for page, files in pointed_to(other).items() if page in pages})
+    pointed_to(env).update(
+        {page: files for page, files in pointed_to(other).items() if page in pages}
+    )
 
 
 def write(app: Sphinx, error: Exception | None) -> None:
@@ -58,7 +64,8 @@ def write(app: Sphinx, error: Exception | None) -> None:
         target = Path(app.outdir) / "source" / f"{file}.html"
         target.parent.mkdir(parents=True, exist_ok=True)
         whole = PAGE.format(title=html.escape(f"glassformer/{file}"), up=up, code=made)
-        whole = re.sub(r'<a id="(L-\d+)"[^>]*></a>', r'<a id="\1"></a>', whole)  # places, no links without a name
+        # places, no links without a name
+        whole = re.sub(r'<a id="(L-\d+)"[^>]*></a>', r'<a id="\1"></a>', whole)
         target.write_text(whole.replace("<pre>", '<pre tabindex="0">'), encoding="utf-8")
 
 

@@ -1,4 +1,5 @@
-"""What a page of the course has beside text: one idea at five depths, questions with answers, the code that does it.
+"""What a page of the course has beside text: one idea at five depths, questions with answers, the
+code that does it.
 
 ::::{depths}                 the reader chooses one depth, once, for all pages
 :::{depth} story             story, plain, vectors, equations, functions
@@ -49,10 +50,13 @@ class Depths(SphinxDirective):
         inside = self.parse_content_to_nodes()
         told = [one["classes"][-1] for one in inside if isinstance(one, nodes.container)]
         if told != list(DEPTHS):
-            raise ExtensionError(f"{self.env.docname}, line {self.lineno}: depths are {told}, not {list(DEPTHS)}")
+            raise ExtensionError(
+                f"{self.env.docname}, line {self.lineno}: depths are {told}, not {list(DEPTHS)}"
+            )
         name = f"depth-{self.env.new_serialno('depths')}"
         buttons = "".join(
-            f'<label><input type="radio" name="{name}" value="{key}"{" checked" * (key == "plain")}>{title}</label>'
+            f'<label><input type="radio" name="{name}" '
+            f'value="{key}"{" checked" * (key == "plain")}>{title}</label>'
             for key, title in DEPTHS.items()
         )
         head = f'<fieldset class="depths"><legend>How deep?</legend>{buttons}</fieldset>'
@@ -98,8 +102,14 @@ class CodeOf(SphinxDirective):
             code = without_docstring(code, found)
         file = Path(inspect.getsourcefile(found) or "").relative_to(sources.PACKAGE)
         block = nodes.literal_block(code, code, language="python")
-        said = nodes.caption("", "", sources.link(self.env.app, self.env.docname, file.as_posix(), first))
-        return [nodes.container("", said, block, literal_block=True, classes=["literal-block-wrapper", "code-of"])]
+        said = nodes.caption(
+            "", "", sources.link(self.env.app, self.env.docname, file.as_posix(), first)
+        )
+        return [
+            nodes.container(
+                "", said, block, literal_block=True, classes=["literal-block-wrapper", "code-of"]
+            )
+        ]
 
 
 def resolve(path: str) -> Any:
@@ -133,16 +143,24 @@ def without_docstring(code: str, found: Any) -> str:
 
 
 def reachable(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Code and tables that may be wider than the window are scrolled by keyboard too; a heading by role has a level."""
+    """Code and tables that may be wider than the window are scrolled by keyboard too; a heading by
+    role has a level."""
     for part in {"body", "furo_navigation_tree"} & context.keys():
         context[part] = re.sub("<pre(?=[ >])(?! tabindex)", '<pre tabindex="0"', context[part])
-        context[part] = context[part].replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+        context[part] = context[part].replace(
+            '<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'
+        )
         context[part] = context[part].replace('role="heading">', 'role="heading" aria-level="2">')
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx asks for this."""
-    for name, one in {"depths": Depths, "depth": Depth, "question": Question, "code-of": CodeOf}.items():
+    for name, one in {
+        "depths": Depths,
+        "depth": Depth,
+        "question": Question,
+        "code-of": CodeOf,
+    }.items():
         app.add_directive(name, one)
     app.connect("html-page-context", reachable, priority=900)  # after the theme's own
     return {"parallel_read_safe": True}

@@ -1,11 +1,23 @@
-"""Numbers below a thousand in words and digits, parted into learned and not: python numbers.py FOLDER."""
+"""Numbers below a thousand in words and digits, parted into learned and not: python numbers.py
+FOLDER."""
 
 import random
 import sys
 from pathlib import Path
 
 BELOW_TEN = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-TEENS = ["ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+TEENS = [
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
 ONES = BELOW_TEN + TEENS
 TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 RUN = """[model]

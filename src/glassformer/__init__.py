@@ -5,8 +5,9 @@
     for step in glassformer.train(model, batches, objective, config): ...
     glassformer.look(model, tokenizer, "some text", "*.pattern")
 
-Importing the package does not import torch; the first use of a verb does. Import it before torch: it sets how torch's
-threads wait for each other (``threads.py``), which nothing changes once torch is loaded.
+Importing the package does not import torch; the first use of a verb does. Import it before torch:
+it sets how torch's threads wait for each other (``threads.py``), which nothing changes once torch
+is loaded.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ _ROOMS = (
 )  # modules, on first use
 
 
-threads.prepare()  # here, since every door leads through the package: commands, their processes, notebooks
+# here, since every door leads through the package: commands, their processes, notebooks
+threads.prepare()
 sys.meta_path.insert(0, Finder)
 
 
@@ -121,7 +123,8 @@ def __getattr__(name: str) -> Any:
 
 @contextmanager
 def _nothing_to_collect() -> Iterator[None]:
-    """Torch's import makes a great many objects and all of them stay: looking for garbage among them takes 0.1 s."""
+    """Torch's import makes a great many objects and all of them stay: looking for garbage among
+    them takes 0.1 s."""
     if "torch" in sys.modules or not gc.isenabled() or gc.get_freeze_count():
         yield
         return

@@ -1,4 +1,5 @@
-"""Names of modules as they were, found where they are now, with a warning: ``glassformer.text`` and others."""
+"""Names of modules as they were, found where they are now, with a warning: ``glassformer.text`` and
+others."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ ALSO = {
 
 
 class Finder:
-    """Finds old modules at import (``from glassformer.serial import change``), as ``sys.meta_path`` asks."""
+    """Finds old modules at import (``from glassformer.serial import change``), as ``sys.meta_path``
+    asks."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
@@ -64,7 +66,9 @@ class Finder:
                 found = importlib.import_module(f".{home}", __package__)
                 if not name.startswith("__") and hasattr(found, name):
                     return getattr(found, name)
-            raise AttributeError(f"module {spec.name!r} has no attribute {name!r}; it is {told} now.")
+            raise AttributeError(
+                f"module {spec.name!r} has no attribute {name!r}; it is {told} now."
+            )
 
         module.__dict__["__getattr__"] = look_up
         return module

@@ -1,4 +1,5 @@
-"""The command line: results on standard output, notes and progress on standard error, mistakes in one sentence."""
+"""The command line: results on standard output, notes and progress on standard error, mistakes in
+one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from . import __version__
 from .commands import VERBS
 from .errors import OldNameWarning, UserError, note
 
-# Nothing else is imported up here: `glassformer --help` answers without torch, argparse, pathlib and typing.
+# Nothing else is imported up here: `glassformer --help` answers without torch, argparse, pathlib
+# and typing.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -31,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
+            # a terminal that cannot show a character shows another
+            stream.reconfigure(errors="replace")
     warnings.formatwarning = _warning  # type: ignore[assignment]
     _told.clear()
     try:
@@ -49,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             and "out of memory" not in str(error)
         ):
             raise
-        note("glassformer: There is not enough memory for this; take a smaller model, batch or context.")
+        note(
+            "glassformer: There is not enough memory for this; take a smaller model, batch or "
+            "context."
+        )
         return 2
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
@@ -59,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             note(f"glassformer: {explain(error, Path(error.filename or 'the output'))}")
             return 2
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, as with `| head`
+        # the reader has seen enough, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt as stopped:  # what it says is how to go on
         note(f"\nglassformer: stopped.{stopped}")
@@ -88,7 +95,8 @@ def _run(words: list[str]) -> int:
 
 
 def overview() -> str:
-    """The text of ``glassformer --help``, as wide as the terminal; without argparse, which takes most of its time."""
+    """The text of ``glassformer --help``, as wide as the terminal; without argparse, which takes
+    most of its time."""
     try:
         width = os.get_terminal_size().columns
     except OSError:  # no terminal
@@ -107,7 +115,8 @@ def overview() -> str:
 
 
 def _warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
-    """A warning as Python writes it; of an old name the sentence alone, since no line of code said it."""
+    """A warning as Python writes it; of an old name the sentence alone, since no line of code said
+    it."""
     if issubclass(category, OldNameWarning):  # once a command, however often its settings are read
         again = str(message) in _told
         _told.add(str(message))
@@ -120,7 +129,8 @@ _told = set[str]()
 
 
 def parser(full: Collection[str]) -> Parser:
-    """The parser of the verbs in ``full``; where it names none, every verb's name without what it takes."""
+    """The parser of the verbs in ``full``; where it names none, every verb's name without what it
+    takes."""
     from .commands.parsing import Parser
 
     top = Parser(prog="glassformer", description=DESCRIPTION, epilog=EPILOG)

@@ -1,4 +1,5 @@
-"""What a model costs, from its config alone: parameters by part, FLOPs, memory, key-value cache. No weights are made.
+"""What a model costs, from its config alone: parameters by part, FLOPs, memory, key-value cache. No
+weights are made.
 
 B batch, T tokens of context, H heads, K key-value heads, D head dim, C model dim.
 """
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 GROUP = 64  # quantised weights that share one two-byte scale
 FP32 = 4  # bytes a number
-TRAIN = 4 * FP32  # bytes a parameter while training: weight, gradient and AdamW's two moments, fp32 each
+# bytes a parameter while training: weight, gradient and AdamW's two moments, fp32 each
+TRAIN = 4 * FP32
 PARTS = ("embedding", "attention", "feedforward", "norms", "head")
 SLOTS = {  # a model's slots by their names in a path -> the part that they belong to
     "attn": "attention",
@@ -31,7 +33,10 @@ SLOTS = {  # a model's slots by their names in a path -> the part that they belo
     **dict.fromkeys(("cells", "back", "merge"), "recurrence"),
     **dict.fromkeys(("head", "token_head", "pool"), "head"),
     **dict.fromkeys(("norm", "first_norm", "last_norm", "q_norm", "k_norm"), "norms"),
-    **dict.fromkeys((f"{name}{place}_norm" for name in ("attn", "cross", "ffn") for place in ("", "_post")), "norms"),
+    **dict.fromkeys(
+        (f"{name}{place}_norm" for name in ("attn", "cross", "ffn") for place in ("", "_post")),
+        "norms",
+    ),
 }
 
 
@@ -52,8 +57,12 @@ class Cost:
 
     @cached_property
     def sizes(self) -> dict[str, tuple[bool, int]]:
-        """Every parameter of the model: whether tokens are multiplied with it, and how many numbers it has."""
-        return {name: (_is_matrix(name, shape), math.prod(shape)) for name, shape in shapes(self.model).items()}
+        """Every parameter of the model: whether tokens are multiplied with it, and how many numbers
+        it has."""
+        return {
+            name: (_is_matrix(name, shape), math.prod(shape))
+            for name, shape in shapes(self.model).items()
+        }
 
     @cached_property
     def parameters(self) -> dict[str, int]:
@@ -90,7 +99,8 @@ class Cost:
 
     @cached_property
     def multiplied(self) -> int:
-        """Parameters that a token is multiplied with: matrices, not the tables it is looked up in."""
+        """Parameters that a token is multiplied with: matrices, not the tables it is looked up
+        in."""
         matrices = sum(size for multiplied, size in self.sizes.values() if multiplied)
         head = self.model.head
         tied = self.model.embed.vocab * self.model.dim if head is not None and head.tied else 0
@@ -98,17 +108,22 @@ class Cost:
 
     @cached_property
     def attention_flops(self) -> float:
-        """Forward FLOPs a token for scores and weighted sums, each key counted that may be looked at."""
+        """Forward FLOPs a token for scores and weighted sums, each key counted that may be looked
+        at."""
         flops = 0.0
         for stack, attention, crosses in _attentions(self.model):
             width = attention.heads * config.head_dim(attention, self.model.dim)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
-        return flops + sum(part.flops(self.model.dim, self.context) for part in config.recurrent(self.model).values())
+        return flops + sum(
+            part.flops(self.model.dim, self.context)
+            for part in config.recurrent(self.model).values()
+        )
 
     def _keys(self, attention: config.Attention, causal: bool) -> float:
         """How many keys a query sees, the mean over the context's positions."""
         T, mask_rule = self.context, attention.mask
-        if not isinstance(mask_rule, config.Full | config.Window):  # counted, in long rows by a thousand of its queries
+        # counted, in long rows by a thousand of its queries
+        if not isinstance(mask_rule, config.Full | config.Window):
             import numpy as np
 
             from .config.mask_arrays import count_pairs
@@ -120,7 +135,8 @@ class Cost:
             return (lookback * (lookback + 1) / 2 + (T - lookback) * lookback) / T
         if lookback == T:
             return T
-        return (T * (2 * lookback - 1) - lookback * (lookback - 1)) / T  # both ways, cut at the two ends
+        # both ways, cut at the two ends
+        return (T * (2 * lookback - 1) - lookback * (lookback - 1)) / T
 
     @property
     def forward_flops(self) -> float:
@@ -140,7 +156,8 @@ class Cost:
     # ------------------------------------------------------------------------------ memory
 
     def weights(self, dtype: str) -> int:
-        """Bytes of the weights in fp32, bf16, or with the matrices in int8 or int4 and the rest in bf16."""
+        """Bytes of the weights in fp32, bf16, or with the matrices in int8 or int4 and the rest in
+        bf16."""
         if dtype in ("fp32", "bf16"):
             return int(self.total * BYTES[dtype])
         matrices = sum(size for multiplied, size in self.sizes.values() if multiplied)
@@ -148,7 +165,10 @@ class Cost:
 
     def cache_per_token(self, dtype: str = "bf16") -> int:
         """Bytes of keys and values that one more token adds, before any window is full."""
-        return int(sum(self._kv_width(a) for _, a, crosses in _attentions(self.model, cached=True)) * BYTES[dtype])
+        return int(
+            sum(self._kv_width(a) for _, a, crosses in _attentions(self.model, cached=True))
+            * BYTES[dtype]
+        )
 
     @property
     def kv_per_token(self) -> int:
@@ -156,7 +176,8 @@ class Cost:
         return sum(self._kv_width(attention) for _, attention, _ in _attentions(self.model))
 
     def cache(self, dtype: str = "bf16") -> int:
-        """Bytes of keys and values of the whole batch at the full context; a window holds no more than its size."""
+        """Bytes of keys and values of the whole batch at the full context; a window holds no more
+        than its size."""
         held = 0
         for _, attention, _ in _attentions(self.model, cached=True):
             kept = min(attention.mask.lookback or self.context, self.context)
@@ -164,13 +185,21 @@ class Cost:
         return int(self.batch * held * BYTES[dtype])
 
     def _kv_width(self, attention: config.Attention) -> int:
-        return 2 * (attention.kv_heads or attention.heads) * config.head_dim(attention, self.model.dim)
+        return (
+            2 * (attention.kv_heads or attention.heads) * config.head_dim(attention, self.model.dim)
+        )
 
     def activations(self, dtype: str = "fp32") -> int:
-        """An estimate of what the forward pass keeps for the backward pass, logits aside, in bytes."""
+        """An estimate of what the forward pass keeps for the backward pass, logits aside, in
+        bytes."""
         stacks = config.stacks(self.model).values()
-        numbers = sum(self._kept(stack, stack.block(i)) for stack in stacks for i in range(stack.depth))
-        numbers += sum(part.kept(self.model.dim, self.context) for part in config.recurrent(self.model).values())
+        numbers = sum(
+            self._kept(stack, stack.block(i)) for stack in stacks for i in range(stack.depth)
+        )
+        numbers += sum(
+            part.kept(self.model.dim, self.context)
+            for part in config.recurrent(self.model).values()
+        )
         return int(self.batch * self.context * (numbers + 2 * self.model.dim) * BYTES[dtype])
 
     def _kept(self, stack: config.Stack, block: config.Block) -> int:
@@ -182,8 +211,11 @@ class Cost:
         attended = q + kv + q  # queries, keys, values, and what came of them
         if attention.qk_norm is not None:
             attended += q + kv // 2
-        if stack.dropout:  # the patterns too, and what survived, a byte each; beyond 1,024 keys as autograd keeps it
-            attended += C // 4 + attention.heads * self.context * (5 if self.context <= 1024 else 12) // 4
+        # the patterns too, and what survived, a byte each; beyond 1,024 keys as autograd keeps it
+        if stack.dropout:
+            attended += (
+                C // 4 + attention.heads * self.context * (5 if self.context <= 1024 else 12) // 4
+            )
         looks = 2 if block.cross else 1
         thought = 0
         if block.feedforward is not None:
@@ -191,11 +223,13 @@ class Cost:
         return looks * (normed + attended) + thought
 
     def train(self, dtype: str = "fp32") -> int:
-        """Bytes to train at this batch and context: fp32 weights, gradients and AdamW, activations in ``dtype``."""
+        """Bytes to train at this batch and context: fp32 weights, gradients and AdamW, activations
+        in ``dtype``."""
         return self.total * TRAIN + self.activations(dtype)
 
     def run(self, dtype: str = "bf16") -> int:
-        """Bytes to generate at this batch and context: weights in ``dtype``, the cache in fp32 or bf16."""
+        """Bytes to generate at this batch and context: weights in ``dtype``, the cache in fp32 or
+        bf16."""
         return self.weights(dtype) + self.cache("fp32" if dtype == "fp32" else "bf16")
 
     # ------------------------------------------------------------------------------- words
@@ -211,7 +245,9 @@ class Cost:
             "training_flops_per_token": self.training_flops,
             "train_bytes": {dtype: self.train(dtype) for dtype in ("fp32", "bf16")},
             "weights_bytes": {dtype: self.weights(dtype) for dtype in BYTES},
-            "cache_bytes_per_token": {dtype: self.cache_per_token(dtype) for dtype in ("fp32", "bf16")},
+            "cache_bytes_per_token": {
+                dtype: self.cache_per_token(dtype) for dtype in ("fp32", "bf16")
+            },
             "cache_bytes": {dtype: self.cache(dtype) for dtype in ("fp32", "bf16")},
         }
 
@@ -221,9 +257,17 @@ class Cost:
         rows.append(("parameters", f"{self.total:,}"))
         if self.active != self.total:
             rows.append(("active per token", f"{self.active:,}"))
-        rows.append((f"training FLOPs per {self.each} (context {self.context:,})", f"{self.training_flops:,.0f}"))
+        rows.append(
+            (
+                f"training FLOPs per {self.each} (context {self.context:,})",
+                f"{self.training_flops:,.0f}",
+            )
+        )
         at = f"(batch {self.batch:,} x context {self.context:,})"
-        rows += [(f"memory to train, {dtype} {at}", gibibytes(self.train(dtype))) for dtype in ("fp32", "bf16")]
+        rows += [
+            (f"memory to train, {dtype} {at}", gibibytes(self.train(dtype)))
+            for dtype in ("fp32", "bf16")
+        ]
         rows += [(f"weights to run, {dtype}", gibibytes(self.weights(dtype))) for dtype in BYTES]
         per_token = self.cache_per_token()
         if per_token:
@@ -247,24 +291,31 @@ def _is_matrix(name: str, shape: Shape) -> bool:
     return len(shape) >= 2 and not isinstance(shape, Unmultiplied) and not name.startswith("pool.")
 
 
-def _attentions(model: config.Model, cached: bool = False) -> list[tuple[config.Stack, config.Attention, bool]]:
-    """Every attention of the model: its stack, itself, whether it looks across; ``cached``: those that keep a cache."""
+def _attentions(
+    model: config.Model, cached: bool = False
+) -> list[tuple[config.Stack, config.Attention, bool]]:
+    """Every attention of the model: its stack, itself, whether it looks across; ``cached``: those
+    that keep a cache."""
     found = []
     for stack in config.stacks(model).values():
         if cached and not stack.causal:
             continue
         for block in map(stack.block, range(stack.depth)):
             found.append((stack, block.attention, False))
-            if block.cross is not None and not cached:  # its keys are the source's: they do not grow
+            # its keys are the source's: they do not grow
+            if block.cross is not None and not cached:
                 found.append((stack, block.cross, True))
     return found
 
 
 def _kept(feedforward: Any, dim: int) -> int:
-    """Numbers a token that a feed-forward keeps for the backward pass; if not told, twice its matrices' outputs."""
+    """Numbers a token that a feed-forward keeps for the backward pass; if not told, twice its
+    matrices' outputs."""
     if hasattr(feedforward, "kept"):
         return int(feedforward.kept(dim))
-    return 2 * sum(shape[-2] for name, shape in of(feedforward, dim).items() if _is_matrix(name, shape))
+    return 2 * sum(
+        shape[-2] for name, shape in of(feedforward, dim).items() if _is_matrix(name, shape)
+    )
 
 
 def gibibytes(count: float) -> str:
@@ -292,7 +343,9 @@ def available_memory(device: torch.device | str = "cpu") -> int | None:
 def _free_on_machine() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        return next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
     except (OSError, StopIteration):
         pass
     try:

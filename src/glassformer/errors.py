@@ -1,4 +1,5 @@
-"""What the user is told on standard error: the one kind of error that is theirs to fix, warnings, notes."""
+"""What the user is told on standard error: the one kind of error that is theirs to fix, warnings,
+notes."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ LONGEST = 1500  # characters of a message
 class UserError(ValueError):
     """A mistake the user can fix; its text is one sentence that says what to do.
 
-    The command line prints it without a traceback and exits with 2. What a file put into it cannot steer a terminal:
-    line ends, escapes and other characters without a shape are written as such, and a long text loses its middle.
+    The command line prints it without a traceback and exits with 2. What a file put into it cannot
+    steer a terminal: line ends, escapes and other characters without a shape are written as such,
+    and a long text loses its middle.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -49,11 +51,16 @@ def mute(silent: bool = True) -> None:
 
 
 def note(text: str) -> None:
-    """A line for the reader, on standard error; where that is closed, full or gone, the work goes on without."""
+    """A line for the reader, on standard error; where that is closed, full or gone, the work goes
+    on without."""
     if sys.stderr is not None and not _MUTED:  # None where it was closed before we began
         try:
             print(text, file=sys.stderr, flush=True)
-        except (OSError, ValueError, RuntimeError):  # RuntimeError: a signal came in the middle of another line
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ):  # RuntimeError: a signal came in the middle of another line
             with contextlib.suppress(OSError):
                 sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
@@ -63,22 +70,29 @@ class OldNameWarning(FutureWarning):
 
 
 def old_name(old: str, new: str, hint: str = "", depth: int = 1) -> None:
-    """Warn that ``old`` is ``new`` now; ``depth``: how many calls above the caller's own it was said."""
+    """Warn that ``old`` is ``new`` now; ``depth``: how many calls above the caller's own it was
+    said."""
     warnings.warn(f"{old} is {new} now{hint}.", OldNameWarning, stacklevel=depth + 2)
 
 
 def install_extra(extra: str) -> str:
-    """How to add an extra. The name is nobody's on a package index yet: it comes from the wheel, or from a checkout."""
-    return f"install the wheel with it, pip install 'WHEEL[{extra}]', or in a checkout pip install -e '.[{extra}]'."
+    """How to add an extra. The name is nobody's on a package index yet: it comes from the wheel, or
+    from a checkout."""
+    return (
+        f"install the wheel with it, pip install 'WHEEL[{extra}]', or in a checkout pip "
+        f"install -e '.[{extra}]'."
+    )
 
 
 WORDS = {
     "accumulate": "accumulation_steps grad_accum gradient_accumulation gradient_accumulation_steps",
     "act": "activation activation_function hidden_act",
-    "batch": "batch_size bs micro_batch_size mini_batch per_device_train_batch_size train_batch_size",
+    "batch": "batch_size bs micro_batch_size mini_batch per_device_train_batch_size "
+    "train_batch_size",
     "beams": "beam_size beam_width num_beams",
     "clip": "clip_grad clip_grad_norm grad_clip gradient_clip max_grad_norm",
-    "context": "block_size context_length ctx max_length max_position_embeddings max_seq_len n_ctx seq_len",
+    "context": "block_size context_length ctx max_length max_position_embeddings max_seq_len "
+    "n_ctx seq_len",
     "data": "corpus dataset file input test",
     "data.tokenizer": "tokenizer",
     "data.train": "data corpus data_path dataset file input text train_file training",
@@ -115,7 +129,8 @@ WORDS = {
     "schedule.warmup": "warmup warmup_iters warmup_ratio warmup_steps",
     "mask": "attention_window sliding_window window",
     "seed": "manual_seed random_seed",
-    "steps": "epochs iterations iters max_epochs max_iters max_steps num_epochs num_steps num_train_epochs",
+    "steps": "epochs iterations iters max_epochs max_iters max_steps num_epochs num_steps "
+    "num_train_epochs",
     "temperature": "t temp",
     "theta": "rope_base rope_theta",
     "top": "k limit most n num",
@@ -123,15 +138,19 @@ WORDS = {
     "use": "import module plugin",
     "vocab": "n_vocab vocab_size vocabulary",
 }
-"""The field's other words for what a setting or an option is called here, for the hint in an error."""
-ELSEWHERE = dict.fromkeys(("threads", "num_threads", "n_threads", "cpus"), "Set OMP_NUM_THREADS before the command.")
+"""The field's other words for what a setting or an option is called here, for the hint in an
+error."""
+ELSEWHERE = dict.fromkeys(
+    ("threads", "num_threads", "n_threads", "cpus"), "Set OMP_NUM_THREADS before the command."
+)
 """What is wished for and no setting here: what to do instead."""
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """A closing hint for an unknown word: ' Did you mean "depth"?', or the whole short list.
 
-    ``words`` may be options (--max-new) and dotted paths (decoder.depth); a word of the field's finds ours among them.
+    ``words`` may be options (--max-new) and dotted paths (decoder.depth); a word of the field's
+    finds ours among them.
     """
     import difflib  # neither is needed where nothing went wrong
     import re
@@ -140,37 +159,56 @@ def nearest(word: str, words: Iterable[str]) -> str:
     asked = word.lstrip("-").replace("-", "_").lower()
     if asked in ELSEWHERE:
         return f" {ELSEWHERE[asked]}"
-    if f"{asked}s" in plain:  # one setting above all the deep ones of its kind: steps before see.step
+    # one setting above all the deep ones of its kind: steps before see.step
+    if f"{asked}s" in plain:
         return f' Did you mean "{plain[f"{asked}s"]}"?'
     for name in (asked, *(ours for ours, theirs in WORDS.items() if asked in theirs.split())):
         last = name.rpartition(".")[2]  # inside of its table a setting stands without its path
-        if found := [other for other in plain if other in (name, last) or other.endswith(f".{name}")]:
-            depths = {other: re.sub(r"^(de|en)coder\.pattern\.", "", other).count(".") for other in found}  # in a block
-            meant = [f'"{plain[other]}"' for other in found if depths[other] == min(depths.values())]
+        if found := [
+            other for other in plain if other in (name, last) or other.endswith(f".{name}")
+        ]:
+            # in a block
+            depths = {
+                other: re.sub(r"^(de|en)coder\.pattern\.", "", other).count(".") for other in found
+            }
+            meant = [
+                f'"{plain[other]}"' for other in found if depths[other] == min(depths.values())
+            ]
             return f" Did you mean {' or '.join(meant[:2])}?"
     close = difflib.get_close_matches(asked, plain, n=3, cutoff=0.6)
     if close:
-        same = [other for other in close if sorted(other) == sorted(asked)]  # two letters that changed places
+        # two letters that changed places
+        same = [other for other in close if sorted(other) == sorted(asked)]
         return f' Did you mean "{plain[(same or close)[0]]}"?'
     return f" Known: {', '.join(plain.values())}." if 0 < len(plain) <= 30 else ""
 
 
 def choices(name: object, classes: Iterable[str], table: bool = False) -> str:
-    """The names of types to choose from, with a hint for one that is none of them: other capitals, or a file of the
-    user's own; of a ``table``, which may be a checkpoint's, always.
+    """The names of types to choose from, with a hint for one that is none of them: other capitals,
+    or a file of the user's own; of a ``table``, which may be a checkpoint's, always.
     """
     import difflib
 
     known, word = ", ".join(classes), str(name).lower()
     if meant := [one for one in classes if one.lower() == word]:
         return f'{known}. Did you mean "{meant[0]}"?'
-    slip = not isinstance(name, str) or (difflib.get_close_matches(name, classes, cutoff=0.8) and not table)
+    slip = not isinstance(name, str) or (
+        difflib.get_close_matches(name, classes, cutoff=0.8) and not table
+    )
     strange = not slip and word.isidentifier()
-    return f"{known}, or name the file that defines it (--use FILE, glassformer.use)." if strange else f"{known}."
+    return (
+        f"{known}, or name the file that defines it (--use FILE, glassformer.use)."
+        if strange
+        else f"{known}."
+    )
 
 
 def above_zero(part: object, *names: str) -> None:
-    """Refuse a config whose numbers under these names are not above 0; None stands for a default."""
+    """Refuse a config whose numbers under these names are not above 0; None stands for a
+    default."""
     for name in names:
         value = getattr(part, name)
-        need(value is None or value > 0, f"{type(part).__name__}.{name} is {value}; give a number above 0.")
+        need(
+            value is None or value > 0,
+            f"{type(part).__name__}.{name} is {value}; give a number above 0.",
+        )

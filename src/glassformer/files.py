@@ -1,4 +1,5 @@
-"""Files that are whole or absent: write beside, fsync, rename; hashes, locks and the cache folder; lazy modules."""
+"""Files that are whole or absent: write beside, fsync, rename; hashes, locks and the cache folder;
+lazy modules."""
 
 from __future__ import annotations
 
@@ -23,50 +24,66 @@ from .errors import UserError, need
 
 
 def cache_home() -> Path:
-    """Where downloads and tokenised corpora are kept: ``$GLASSFORMER_CACHE`` or ``~/.cache/glassformer``."""
+    """Where downloads and tokenised corpora are kept: ``$GLASSFORMER_CACHE`` or
+    ``~/.cache/glassformer``."""
     named = os.environ.get("GLASSFORMER_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
 
 
 def data_home() -> Path | None:
-    """The user's folder of data that would otherwise be downloaded (``$GLASSFORMER_DATA``), if set."""
+    """The user's folder of data that would otherwise be downloaded (``$GLASSFORMER_DATA``), if
+    set."""
     named = os.environ.get("GLASSFORMER_DATA")
     return Path(named).expanduser() if named else None
 
 
 def standing(path: Path) -> Literal["file", "folder", "other"] | None:
-    """What is at a path, None for nothing; UserError for what is not a path, a lost link, and a locked folder."""
+    """What is at a path, None for nothing; UserError for what is not a path, a lost link, and a
+    locked folder."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
-            raise UserError(f"{path} is a link to something that is not there; restore that or give a path.") from None
+            raise UserError(
+                f"{path} is a link to something that is not there; restore that or give a path."
+            ) from None
         return None
     except PermissionError:
-        raise UserError(f"{path} cannot be reached: a folder on the way to it is locked; change its rights.") from None
+        raise UserError(
+            f"{path} cannot be reached: a folder on the way to it is locked; change its rights."
+        ) from None
     except (OSError, ValueError) as error:
         shown = ascii(str(path))[1:-1]
         shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
-        raise UserError(f"{shown} is not a path ({getattr(error, 'strerror', None) or error}); give another.") from None
+        raise UserError(
+            f"{shown} is not a path ({getattr(error, 'strerror', None) or error}); give another."
+        ) from None
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 
 def nearest_path(path: Path) -> str:
-    """A closing hint for a path where nothing is: the name in its folder that is most like it; "" without any."""
+    """A closing hint for a path where nothing is: the name in its folder that is most like it; ""
+    without any."""
     try:
-        close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+        close = difflib.get_close_matches(
+            path.name, [entry.name for entry in path.parent.iterdir()], n=1
+        )
     except (OSError, ValueError):
         return ""
     return f' Did you mean "{path.parent / close[0]}"?' if close else ""
 
 
 def read_json(path: Path, fix: str = "restore the file") -> dict[str, Any]:
-    """The JSON object in a file; UserError, which ends with ``fix``, where it cannot be read or holds none."""
+    """The JSON object in a file; UserError, which ends with ``fix``, where it cannot be read or
+    holds none."""
     return json_object(path, str(path), fix)
 
 
-def json_object(text: Path | bytes | str, source: str, fix: str = "restore the file") -> dict[str, Any]:
-    """The JSON object in a text, UTF-8 where it is bytes; UserError as ``read_json`` says, about ``source``."""
+def json_object(
+    text: Path | bytes | str, source: str, fix: str = "restore the file"
+) -> dict[str, Any]:
+    """The JSON object in a text, UTF-8 where it is bytes; UserError as ``read_json`` says, about
+    ``source``."""
     found = json_value(text, source, fix)
     if not isinstance(found, dict):
         raise UserError(f"{source} is not a JSON object; {fix}.")
@@ -90,7 +107,8 @@ def sha256(path: Path) -> str:
 
 
 def altered(sums: Path, *prefixes: str) -> list[str]:
-    """The files in a list of ``sha256sum`` that are not what was written, of those whose names begin so (none: of all).
+    """The files in a list of ``sha256sum`` that are not what was written, of those whose names
+    begin so (none: of all).
 
     Raises OSError where one is missing, ValueError where the list is no text.
     """
@@ -100,7 +118,8 @@ def altered(sums: Path, *prefixes: str) -> list[str]:
 
 
 def inside(folder: Path, *names: str) -> Path | None:
-    """The path of what a file of ``folder`` names there; None where that leads out of it, by ".." or by a link.
+    """The path of what a file of ``folder`` names there; None where that leads out of it, by ".."
+    or by a link.
 
     In the hub's cache a folder's files are links to its neighbour "blobs".
     """
@@ -110,7 +129,9 @@ def inside(folder: Path, *names: str) -> Path | None:
     try:
         path.is_file()  # a name that no file can have is an error here, not where it is opened
         plain = all(Path(name).name == name for name in names)
-        return path if plain and any(path.resolve().is_relative_to(home) for home in homes) else None
+        return (
+            path if plain and any(path.resolve().is_relative_to(home) for home in homes) else None
+        )
     except (OSError, ValueError, RuntimeError):  # a name too long, with a NUL, a circle of links
         return None
 
@@ -127,11 +148,18 @@ def sync(path: Path) -> None:
 def explain(error: OSError, path: Path) -> UserError:
     """An operating system error as one sentence that says what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"The disk that holds {path} is full; free some space, nothing there was changed.")
+        return UserError(
+            f"The disk that holds {path} is full; free some space, nothing there was changed."
+        )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return UserError(f"{path} cannot be written ({error.strerror}); choose another folder or change its rights.")
+        return UserError(
+            f"{path} cannot be written ({error.strerror}); choose another folder or "
+            "change its rights."
+        )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return UserError(f"{path} cannot be made because a file stands in its way; choose another folder.")
+        return UserError(
+            f"{path} cannot be made because a file stands in its way; choose another folder."
+        )
     return UserError(f"{path} cannot be written or read ({error.strerror}); check the path.")
 
 
@@ -154,12 +182,13 @@ def make_folder(path: Path) -> Path:
 def write(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
     """Put ``content`` at ``path`` so that a reader sees the old file or the new one, never a part.
 
-    ``content`` may be a function that writes a file at the path it is given. Raises UserError when the
-    disk is full or the folder cannot be written; the old file then still stands.
+    ``content`` may be a function that writes a file at the path it is given. Raises UserError when
+    the disk is full or the folder cannot be written; the old file then still stands.
     """
     make_folder(path.parent)
     beside = path.with_name(_part_name(f".{path.name}."))
-    with explaining(path.parent):  # not mkstemp, whose files nobody else may read whatever the umask says
+    # not mkstemp, whose files nobody else may read whatever the umask says
+    with explaining(path.parent):
         os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     with contextlib.ExitStack() as after, explaining(path):
         after.callback(beside.unlink, missing_ok=True)
@@ -178,7 +207,8 @@ def _part_name(prefix: str) -> str:
 
 @contextlib.contextmanager
 def temporary(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder in ``parent``, gone afterwards unless it was renamed; UserError where it cannot be made."""
+    """A new folder in ``parent``, gone afterwards unless it was renamed; UserError where it cannot
+    be made."""
     beside = parent / _part_name(prefix)
     with explaining(parent):
         beside.mkdir()
@@ -190,10 +220,11 @@ def temporary(parent: Path, prefix: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
-    """Fill a folder beside ``path``, then rename it into place: all of its files appear at once or none do.
+    """Fill a folder beside ``path``, then rename it into place: all of its files appear at once or
+    none do.
 
-    A folder that stood at ``path`` is replaced. ``lasting`` waits until the disk has it; a cache whose reader checks
-    hashes need not. Raises UserError as ``write`` does.
+    A folder that stood at ``path`` is replaced. ``lasting`` waits until the disk has it; a cache
+    whose reader checks hashes need not. Raises UserError as ``write`` does.
     """
     make_folder(path.parent)
     with temporary(path.parent, f".{path.name}.") as beside, explaining(path):
@@ -212,16 +243,20 @@ def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
 
 
 def exclusive(file: IO[Any], wait: bool = True) -> None:
-    """Lock an open file until it is closed; OSError where another process has it and ``wait`` is false."""
+    """Lock an open file until it is closed; OSError where another process has it and ``wait`` is
+    false."""
     try:
         import fcntl
     except ImportError:
-        raise UserError("Glassformer runs on Linux and macOS; on Windows use it inside WSL.") from None
+        raise UserError(
+            "Glassformer runs on Linux and macOS; on Windows use it inside WSL."
+        ) from None
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def hold(file: IO[Any], path: Path) -> bool:
-    """Lock an open file until it is closed; False where another process holds it, or has just removed it."""
+    """Lock an open file until it is closed; False where another process holds it, or has just
+    removed it."""
     try:
         exclusive(file, wait=False)
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
@@ -233,8 +268,8 @@ def hold(file: IO[Any], path: Path) -> bool:
 def lock(folder: Path, purpose: str) -> Iterator[None]:
     """Hold ``folder`` for one process; UserError when another process holds it.
 
-    The operating system drops the lock when the process ends, however it ends. A folder that was made for it and
-    in which nothing came to be is removed again.
+    The operating system drops the lock when the process ends, however it ends. A folder that was
+    made for it and in which nothing came to be is removed again.
     """
     made, path = not folder.exists(), folder / ".lock"
     make_folder(folder)
@@ -242,7 +277,9 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
         file = path.open("a+")
     with file:
         need(
-            hold(file, path), f"Another process is {purpose} in {folder}; wait for it to end or choose another folder."
+            hold(file, path),
+            f"Another process is {purpose} in {folder}; wait for it to end or "
+            "choose another folder.",
         )
         try:
             yield
@@ -255,14 +292,18 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
 
 
 def json_number(value: float) -> float | str:
-    """A number as JSON holds it; one that is not finite by its name (NaN, Infinity, -Infinity), which float() reads."""
+    """A number as JSON holds it; one that is not finite by its name (NaN, Infinity, -Infinity),
+    which float() reads."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def lazily(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package whose names come from these modules, each imported on first use."""
+def lazily(
+    package: str, home: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package whose names come from these modules, each
+    imported on first use."""
 
     def load(name: str) -> Any:
         if name not in home:

@@ -1,4 +1,5 @@
-"""How many cores a process may use, whether others want them too, and how OpenMP's threads wait for each other."""
+"""How many cores a process may use, whether others want them too, and how OpenMP's threads wait for
+each other."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import sys
 
 # No pathlib up here: `glassformer --help` imports this file.
 
-SPIN = 1000  # looks at a variable before an OpenMP thread sleeps; libgomp's own 300,000 take milliseconds of a core
+# looks at a variable before an OpenMP thread sleeps; libgomp's own 300,000 take milliseconds of a
+# core
+SPIN = 1000
 GROUPS = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
 TASKS = "/proc/self/task"
@@ -15,26 +18,34 @@ NOTICEABLE = 0.2  # of the time: threads of one process, too, sometimes wait for
 
 
 def prepare() -> None:
-    """Set what OpenMP reads once, when torch is loaded. A variable of the user's stays; later nothing can be changed.
+    """Set what OpenMP reads once, when torch is loaded. A variable of the user's stays; later
+    nothing can be changed.
 
     On a busy machine threads that spin at every barrier take the cores from those they wait for.
     """
     if "torch" in sys.modules:
         return
-    if not any(name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") or name.startswith("KMP_") for name in os.environ):
+    if not any(
+        name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") or name.startswith("KMP_")
+        for name in os.environ
+    ):
         os.environ["GOMP_SPINCOUNT"] = str(SPIN)
-    if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys() and cores() < (os.cpu_count() or 1):
+    if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys() and cores() < (
+        os.cpu_count() or 1
+    ):
         os.environ["OMP_NUM_THREADS"] = str(cores())
 
 
 def cores() -> int:
-    """The cores that this process may use: by its affinity, and by its container's quota, rounded up."""
+    """The cores that this process may use: by its affinity, and by its container's quota, rounded
+    up."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, -int(-min(_quota(), allowed) // 1))
 
 
 def _quota() -> float:
-    """Cores that the control groups around this process grant, of version 1 or 2; infinity where none sets a limit."""
+    """Cores that the control groups around this process grant, of version 1 or 2; infinity where
+    none sets a limit."""
     quota = float("inf")
     for line in _read(MEMBERSHIP).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -42,13 +53,20 @@ def _quota() -> float:
             continue
         home = f"{GROUPS}/cpu" if controllers else GROUPS
         names = [name for name in path.split("/") if name]
-        for depth in range(len(names) + 1):  # each group around it; a container may see its path from outside
+        # each group around it; a container may see its path from outside
+        for depth in range(len(names) + 1):
             folder = "/".join([home, *names[:depth]])
             if controllers:
-                words = [_read(f"{folder}/{name}") for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+                words = [
+                    _read(f"{folder}/{name}") for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                ]
             else:
                 words = _read(f"{folder}/cpu.max").split()
-            if len(words) == 2 and all(word.strip().isdecimal() for word in words) and int(words[1]):
+            if (
+                len(words) == 2
+                and all(word.strip().isdecimal() for word in words)
+                and int(words[1])
+            ):
                 quota = min(quota, int(words[0]) / int(words[1]))
     return quota
 
@@ -70,7 +88,8 @@ class Contention:
     def describe(self) -> str:
         """A few words, such as "shared, waits 60% of the time"; "" where the cores were free.
 
-        Linux counts how long each thread was ready and had no core. Elsewhere the load of the last minute tells.
+        Linux counts how long each thread was ready and had no core. Elsewhere the load of the last
+        minute tells.
         """
         before, (self.computed, self.waited) = (self.computed, self.waited), _schedule()
         computed, waited = self.computed - before[0], self.waited - before[1]
@@ -82,7 +101,8 @@ class Contention:
 
 
 def _schedule() -> tuple[int, int]:
-    """Nanoseconds that this process's threads computed, and that they waited for a core; zeros but on Linux."""
+    """Nanoseconds that this process's threads computed, and that they waited for a core; zeros but
+    on Linux."""
     from pathlib import Path
 
     times = [_read(str(task)).split() for task in Path(TASKS).glob("*/schedstat")]

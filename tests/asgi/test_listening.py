@@ -12,7 +12,8 @@ from glassformer.asgi import listening
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_a_connection_sends_small_pieces_at_once(host: str) -> None:
-    """Nagle's algorithm and delayed acknowledgements together hold each small answer back by some 40 ms."""
+    """Nagle's algorithm and delayed acknowledgements together hold each small answer back by some
+    40 ms."""
     try:
         bound = listening.bound(host, 0, 8000)
     except ValueError:

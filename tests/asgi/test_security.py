@@ -21,10 +21,18 @@ def page() -> Page:
     return served.page()
 
 
-def ask(page: Page, method: str = "GET", path: str = "/api/models", token: str | None = None, **headers: str) -> int:
+def ask(
+    page: Page,
+    method: str = "GET",
+    path: str = "/api/models",
+    token: str | None = None,
+    **headers: str,
+) -> int:
     """The status of a request with these headers."""
     hosts = None if token else frozenset(LOOPBACK)
-    one = TestClient(application(page, hosts, token), "http://127.0.0.1:8642", raise_server_exceptions=False)
+    one = TestClient(
+        application(page, hosts, token), "http://127.0.0.1:8642", raise_server_exceptions=False
+    )
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     answer = one.request(method, path, headers=named, content=b"{}" if method == "POST" else None)
     if answer.status_code >= 400:
@@ -47,14 +55,27 @@ def test_no_other_page_may_ask(page: Page) -> None:
     for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8642"):
         assert ask(page, "POST", "/api/runs", content_type=json, origin=origin) == 403, origin
     own = "http://127.0.0.1:8642"
-    for origin in (f"{own}.evil.example", f"{own}0", f"{own}@evil.example", own[:-1], "http://127.0.0.1", "http://127"):
+    for origin in (
+        f"{own}.evil.example",
+        f"{own}0",
+        f"{own}@evil.example",
+        own[:-1],
+        "http://127.0.0.1",
+        "http://127",
+    ):
         assert ask(page, "POST", "/api/runs", content_type=json, origin=origin) == 403, origin
     assert ask(page, sec_fetch_site="cross-site") == 403
     assert ask(page, sec_fetch_site="same-origin") == 200
 
 
 def test_a_form_cannot_post(page: Page) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "application/jsonp"):
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+        "",
+        "application/jsonp",
+    ):
         assert ask(page, "POST", "/api/runs", content_type=kind) == 415, kind
     assert ask(page, "PUT", "/api/runs", content_type="application/json") == 405
     assert ask(page, "DELETE", "/api/models") == 405
@@ -63,11 +84,16 @@ def test_a_form_cannot_post(page: Page) -> None:
 def test_elsewhere_the_link_holds_a_secret(page: Page) -> None:
     assert ask(page, token="secret") == 403
     assert ask(page, path="/api/models?token=wrong", token="secret") == 403
-    assert ask(page, path="/api/models?token=secret", token="secret", host="laptop.local:8642") == 200
+    assert (
+        ask(page, path="/api/models?token=secret", token="secret", host="laptop.local:8642") == 200
+    )
     one = TestClient(application(page, None, "secret"), "http://laptop.local:8642")
     assert one.get("/api/models").status_code == 403
     first = one.get("/?token=secret")
-    assert "HttpOnly" in first.headers["set-cookie"] and "SameSite=Strict" in first.headers["set-cookie"]
+    assert (
+        "HttpOnly" in first.headers["set-cookie"]
+        and "SameSite=Strict" in first.headers["set-cookie"]
+    )
     assert one.get("/api/models").status_code == 200, "the cookie is enough from now on"
 
 
@@ -76,7 +102,11 @@ def test_every_answer_says_what_the_page_may_load(page: Page) -> None:
     for path in ("/", "/api/models", "/nothing", "/api/runs/r_0/t"):
         headers = one.get(path).headers
         policy = headers["content-security-policy"]
-        assert policy.startswith("default-src 'self'") and "unsafe" not in policy and "http" not in policy
+        assert (
+            policy.startswith("default-src 'self'")
+            and "unsafe" not in policy
+            and "http" not in policy
+        )
         assert headers["cross-origin-resource-policy"] == "same-origin"
         assert "access-control-allow-origin" not in headers
 
@@ -97,7 +127,8 @@ def test_types_of_what_is_sent(page: Page) -> None:
 
 
 def test_only_listed_files_are_opened(tmp_path: Path) -> None:
-    """Of the build's folder what stands there by name; nothing above it, nothing of another kind."""
+    """Of the build's folder what stands there by name; nothing above it, nothing of another
+    kind."""
     static = tmp_path / "static"
     static.mkdir()
     (static / "index.html").write_text("<p>here")
@@ -108,10 +139,21 @@ def test_only_listed_files_are_opened(tmp_path: Path) -> None:
 
     one = served.client(Page(Models([]), static=static))
     assert one.get("/").text == "<p>here" and one.get("/app.js").text == "1"
-    for path in ("/secret.key", "/../above.txt", "/..%2fabove.txt", "/%2e%2e/above.txt", "/static/app.js", "/.gitkeep"):
+    for path in (
+        "/secret.key",
+        "/../above.txt",
+        "/..%2fabove.txt",
+        "/%2e%2e/above.txt",
+        "/static/app.js",
+        "/.gitkeep",
+    ):
         assert one.get(path).status_code == 404, path
 
 
 def test_hosts() -> None:
-    assert host_name("LocalHost:80") == "localhost" and host_name("[::1]:80") == "[::1]" and host_name("a") == "a"
+    assert (
+        host_name("LocalHost:80") == "localhost"
+        and host_name("[::1]:80") == "[::1]"
+        and host_name("a") == "a"
+    )
     assert is_loopback("127.0.0.1") and is_loopback("::1") and not is_loopback("0.0.0.0")

@@ -31,22 +31,34 @@ def test_an_adapter_goes_out_and_comes_back(name, tmp_path):
     mine, theirs = dict(model.named_parameters()), dict(again.named_parameters())
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
     (tmp_path / "adapter" / "config.json").unlink()  # as PEFT itself leaves it
-    torch.testing.assert_close(logits(store.load(tmp_path / "adapter")[0]), logits(model), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        logits(store.load(tmp_path / "adapter")[0]), logits(model), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_names_and_numbers_are_pefts(tmp_path):
     store.save(moved(tiny.DECODERS["llama"]), tmp_path / "a", base="org/base")
     page = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-    wanted = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 6, "bias": "none"}
+    wanted = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 3,
+        "lora_alpha": 6,
+        "bias": "none",
+    }
     assert wanted.items() <= page.items() and page["target_modules"] == ["q_proj", "v_proj"]
     assert page["base_model_name_or_path"] == "org/base" and page["fan_in_fan_out"] is False
     tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
     one = "base_model.model.model.layers.1.self_attn.v_proj"
-    assert tensors[f"{one}.lora_A.weight"].shape == (3, 32) and tensors[f"{one}.lora_B.weight"].shape == (16, 3)
+    assert tensors[f"{one}.lora_A.weight"].shape == (3, 32) and tensors[
+        f"{one}.lora_B.weight"
+    ].shape == (16, 3)
     store.save(moved(tiny.DECODERS["gpt2"]), tmp_path / "b", base="org/base")
     page = json.loads((tmp_path / "b" / "adapter_config.json").read_text())
     assert (
-        page["target_modules"] == ["c_attn"] and page["fan_in_fan_out"] and (page["r"], page["lora_alpha"]) == (6, 12)
+        page["target_modules"] == ["c_attn"]
+        and page["fan_in_fan_out"]
+        and (page["r"], page["lora_alpha"]) == (6, 12)
     )
 
 
@@ -61,9 +73,13 @@ def test_peft_gives_the_same_logits(name, tmp_path):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(theirs, str(tmp_path / "adapter")).eval()
     with torch.no_grad():
-        torch.testing.assert_close(theirs(tiny.tokens()).logits, logits(model), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            theirs(tiny.tokens()).logits, logits(model), rtol=1e-4, atol=1e-4
+        )
     theirs.save_pretrained(tmp_path / "back")
-    torch.testing.assert_close(logits(store.load(tmp_path / "back")[0]), logits(model), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        logits(store.load(tmp_path / "back")[0]), logits(model), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_adapters_that_cannot_be_read(tmp_path):
@@ -77,17 +93,23 @@ def test_adapters_that_cannot_be_read(tmp_path):
             store.load(tmp_path / "a")
     page.write_text(right)
     tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
-    save_file({**tensors, "base_model.model.nose.weight": torch.ones(1)}, tmp_path / "a" / "adapter_model.safetensors")
+    save_file(
+        {**tensors, "base_model.model.nose.weight": torch.ones(1)},
+        tmp_path / "a" / "adapter_model.safetensors",
+    )
     with pytest.raises(UserError, match=r"changes nose.weight, which its base does not have"):
         store.load(tmp_path / "a")
     (tmp_path / "base").rename(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"holds only what was changed in .*base.*There is no folder"):
+    with pytest.raises(
+        UserError, match=r"holds only what was changed in .*base.*There is no folder"
+    ):
         store.load(tmp_path / "a")
 
 
 @pytest.fixture
 def peft(tmp_path):
-    """A base and an adapter of rank 3 for it; changed(page, tensors) gives the logits with those changes."""
+    """A base and an adapter of rank 3 for it; changed(page, tensors) gives the logits with those
+    changes."""
     store.save(build_model(tiny.DECODERS["llama"], seed=1), tmp_path / "base")
     store.save(moved(tiny.DECODERS["llama"]), tmp_path / "a", base=str(tmp_path / "base"))
     (tmp_path / "a" / "config.json").unlink()
@@ -129,7 +151,9 @@ def test_settings_that_are_not_done_are_refused_by_name(key, peft):
 
 
 Q = "model.layers.{}.self_attn.q_proj"
-PATTERNS = [  # alpha_pattern, and the alpha of q in the first and in the second layer, as PEFT's get_pattern_key has it
+# alpha_pattern, and the alpha of q in the first and in the second layer, as PEFT's get_pattern_key
+# has it
+PATTERNS = [
     ({}, 6, 6),
     ({"q_proj": 12}, 12, 12),
     ({"model.layers.1.self_attn.q_proj": 12, "q_proj": 3}, 3, 12),
@@ -152,7 +176,9 @@ def test_patterns_of_alpha_match_as_in_peft(pattern, first, second, peft):
 
 def test_rank_stabilised_and_what_targets_the_layers(peft):
     plain = peft({})
-    torch.testing.assert_close(peft({"use_rslora": True, "lora_alpha": 6 / 3**0.5}), plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        peft({"use_rslora": True, "lora_alpha": 6 / 3**0.5}), plain, rtol=1e-5, atol=1e-5
+    )
     for settings in (
         {"layers_to_transform": [0, 1]},
         {"layers_to_transform": [1, 0], "layers_pattern": "layers"},
@@ -173,7 +199,11 @@ def test_rank_stabilised_and_what_targets_the_layers(peft):
             peft(settings)
     with pytest.raises(UserError, match=r"has rank 3 and adapter_config\.json says 8"):
         peft({"r": 8})
-    for pattern, said in (("(a+)+b", "too involved"), (".*.*.*.*", "too involved"), ("(", "not a pattern")):
+    for pattern, said in (
+        ("(a+)+b", "too involved"),
+        (".*.*.*.*", "too involved"),
+        ("(", "not a pattern"),
+    ):
         with pytest.raises(UserError, match=said):
             peft({"alpha_pattern": {pattern: 1}})
 

@@ -1,6 +1,8 @@
-"""Mutated model folders, seeded: each loads and answers in numbers, or is refused in one sentence, soon and in bounds.
+"""Mutated model folders, seeded: each loads and answers in numbers, or is refused in one sentence,
+soon and in bounds.
 
-Each is tried in a forked process with a limit on its memory, so that what hangs or dies is one finding. By hand:
+Each is tried in a forked process with a limit on its memory, so that what hangs or dies is one
+finding. By hand:
 
     python tests/test_fuzz_models.py 2000 --seed 7        prints each finding with its seed, and keeps its folder
 """
@@ -32,15 +34,72 @@ from glassformer.nn import build_model, lora
 from glassformer.tokenizer import train as train_tokenizer
 
 SECONDS, MEMORY, LONGEST = 10, 6 << 30, 1500
-NUMBERS: list[Any] = [0, 1, -1, 2, 3, 7, 2**31, 2**63, 2**64, 10**400, -(10**400), 1e308, 1e-308, 0.5, 1 << 20, 10**6]
-STRANGE: list[Any] = [None, True, False, "", "x", "none", [], {}, [1], {"a": 1}, [[]], float("nan"), float("inf")]
-TEXTS = ["\x1b[2J", "\n\n", "x" * 5000, "../..", "/etc", ".", "\0", "é" * 300, "llama", "LlamaForCausalLM", "type"]
+NUMBERS: list[Any] = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    2**31,
+    2**63,
+    2**64,
+    10**400,
+    -(10**400),
+    1e308,
+    1e-308,
+    0.5,
+    1 << 20,
+    10**6,
+]
+STRANGE: list[Any] = [
+    None,
+    True,
+    False,
+    "",
+    "x",
+    "none",
+    [],
+    {},
+    [1],
+    {"a": 1},
+    [[]],
+    float("nan"),
+    float("inf"),
+]
+TEXTS = [
+    "\x1b[2J",
+    "\n\n",
+    "x" * 5000,
+    "../..",
+    "/etc",
+    ".",
+    "\0",
+    "é" * 300,
+    "llama",
+    "LlamaForCausalLM",
+    "type",
+]
 JSON = (".json",)
-SHAPES = ["gpt2", "llama", "qwen3", "mixtral", "longrope", "phi2", "gemma2", "bert", "t5", "alibi", "glass", "gru"]
+SHAPES = [
+    "gpt2",
+    "llama",
+    "qwen3",
+    "mixtral",
+    "longrope",
+    "phi2",
+    "gemma2",
+    "bert",
+    "t5",
+    "alibi",
+    "glass",
+    "gru",
+]
 
 
 def folders(home: Path) -> list[Path]:
-    """Small models in both layouts, with tokenizers, in shards, as sentence encoder and as adapters."""
+    """Small models in both layouts, with tokenizers, in shards, as sentence encoder and as
+    adapters."""
     tokenizer = train_tokenizer("char", ["the cat sat on the mat. 0123456789"], None)
     made = []
     for name in SHAPES:
@@ -48,7 +107,9 @@ def folders(home: Path) -> list[Path]:
         for layout in ("hf", "glassformer"):
             folder = home / f"{name}-{layout}"
             try:
-                store.save(model, folder, tokenizer if name in ("gpt2", "bert") else None, layout=layout)  # type: ignore[arg-type]
+                store.save(
+                    model, folder, tokenizer if name in ("gpt2", "bert") else None, layout=layout
+                )  # type: ignore[arg-type]
             except UserError:
                 continue
             made.append(folder)
@@ -71,8 +132,14 @@ def shard(whole: Path, target: Path) -> None:
     tensors = load_file(whole / "model.safetensors")
     placed = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(tensors)}
     for file in set(placed.values()):
-        save_file({name: tensor for name, tensor in tensors.items() if placed[name] == file}, target / file)
-    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": placed}
+        save_file(
+            {name: tensor for name, tensor in tensors.items() if placed[name] == file},
+            target / file,
+        )
+    index = {
+        "metadata": {"total_size": sum(t.nbytes for t in tensors.values())},
+        "weight_map": placed,
+    }
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
     shutil.copy(whole / "config.json", target)
 
@@ -111,7 +178,9 @@ def _value(draw: random.Random, old: Any, folder: Path) -> Any:
     if kind < 0.7:
         return draw.choice([*TEXTS, str(folder)])
     if isinstance(old, int | float) and not isinstance(old, bool):
-        return draw.choice((old + 1, old - 1, old * 2, old * 1000, -old, str(old), [old], float(old)))
+        return draw.choice(
+            (old + 1, old - 1, old * 2, old * 1000, -old, str(old), [old], float(old))
+        )
     if isinstance(old, str):
         return draw.choice((old[:-1], old.upper(), [old], {"type": old}, old + "\x1b[31m"))
     return draw.choice((str(old), [old], {"type": old}))
@@ -125,7 +194,9 @@ def _json(path: Path, draw: random.Random, folder: Path) -> str:
     places: list[tuple[Any, Any]] = []
 
     def visit(node: Any) -> None:
-        for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        for key in (
+            node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        ):
             places.append((node, key))
             visit(node[key])
 
@@ -138,7 +209,9 @@ def _json(path: Path, draw: random.Random, folder: Path) -> str:
         del node[key]
         said = f"{key} away"
     elif act < 0.25 and isinstance(node, dict):
-        new = draw.choice(["type", "base", "model", "rope_scaling", "lora_alpha", "eos_token_id", "x\n"])
+        new = draw.choice(
+            ["type", "base", "model", "rope_scaling", "lora_alpha", "eos_token_id", "x\n"]
+        )
         node[new] = _value(draw, old, folder)
         said = f"{new} added"
     else:
@@ -161,11 +234,15 @@ def _header(path: Path, draw: random.Random, folder: Path) -> str:
     if act == 0:
         header.pop(name, None)
     elif act == 1:
-        header[draw.choice([name + "x", name[:-1], "\x1b[2J", name.replace("0", "9"), name.replace("A", "B")])] = (
-            header.pop(name, {})
-        )
+        header[
+            draw.choice(
+                [name + "x", name[:-1], "\x1b[2J", name.replace("0", "9"), name.replace("A", "B")]
+            )
+        ] = header.pop(name, {})
     elif act == 2 and isinstance(entry.get("shape"), list):
-        entry["shape"] = draw.choice([entry["shape"][::-1], [*entry["shape"], 1], [_value(draw, 4, folder)], []])
+        entry["shape"] = draw.choice(
+            [entry["shape"][::-1], [*entry["shape"], 1], [_value(draw, 4, folder)], []]
+        )
     elif act == 3:
         entry["dtype"] = draw.choice(["F16", "BF16", "I8", "F64", "F8_E4M3", 3, None, "\x1b"])
     elif act == 4 and isinstance(entry.get("data_offsets"), list):
@@ -188,7 +265,9 @@ def _bytes(path: Path, draw: random.Random, folder: Path) -> str:
     else:
         for _ in range(draw.choice((1, 3, 20))):
             if whole:
-                whole[draw.randrange(min(len(whole), draw.choice((16, 300, 1 << 30))))] = draw.randrange(256)
+                whole[draw.randrange(min(len(whole), draw.choice((16, 300, 1 << 30))))] = (
+                    draw.randrange(256)
+                )
     path.write_bytes(whole)
     return f"bytes, {act}"
 
@@ -242,8 +321,12 @@ def attempt(folder: Path) -> str:
             said = "refused" if good else f"WORDS {words[:200]!a}"
         except BaseException as error:
             frames = traceback.extract_tb(error.__traceback__)
-            ours = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if "glassformer" in f.filename]
-            said = f"TRACEBACK {type(error).__name__}: {str(error)[:120]!a} at {' '.join(ours[-3:])}"
+            ours = [
+                f"{Path(f.filename).name}:{f.lineno}" for f in frames if "glassformer" in f.filename
+            ]
+            said = (
+                f"TRACEBACK {type(error).__name__}: {str(error)[:120]!a} at {' '.join(ours[-3:])}"
+            )
         finally:
             os.write(write, said.encode()[:2000])
             os._exit(0)
@@ -293,6 +376,8 @@ def test_mutated_folders_answer_or_are_refused(tmp_path: Path) -> None:
 if __name__ == "__main__":
     where = Path(tempfile.mkdtemp(prefix="fuzz-"))
     tried = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    counts, found = fuzz(where, tried, int(sys.argv[sys.argv.index("--seed") + 1]) if "--seed" in sys.argv else 0)
+    counts, found = fuzz(
+        where, tried, int(sys.argv[sys.argv.index("--seed") + 1]) if "--seed" in sys.argv else 0
+    )
     print(*found, sep="\n")
     print(dict(counts), "kept in", where)

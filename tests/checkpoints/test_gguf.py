@@ -1,4 +1,5 @@
-"""GGUF files, against llama.cpp's own Python reader (the package gguf), and against files that lie."""
+"""GGUF files, against llama.cpp's own Python reader (the package gguf), and against files that
+lie."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def model_of(name: str = "llama/stories260k", seed: int = 1) -> Model:
     if name.startswith("qwen3"):
         heads["decoder.pattern.attention.head_dim"] = 16
     cfg = serial.change(recipes.find(name), {**SMALL, **heads})
-    cfg = serial.change(cfg, {"init": {"type": "Init", "std": 0.15, "embed_std": 0.3, "residual": "plain"}})
+    cfg = serial.change(
+        cfg, {"init": {"type": "Init", "std": 0.15, "embed_std": 0.3, "residual": "plain"}}
+    )
     return build_model(cfg, seed=seed).eval()
 
 
@@ -63,7 +66,9 @@ def test_blocks_are_the_numbers_that_llama_cpp_reads(kind: str) -> None:
         raw[..., -1] &= 0x3F  # no NaN
     mine = gguf_blocks.decode(kind, raw)
     expected = theirs.quants.dequantize(raw.reshape(7, -1), theirs.GGMLQuantizationType[kind])
-    assert mine.shape == (7, 3, numbers) and np.array_equal(mine.reshape(7, -1), expected.reshape(7, -1))
+    assert mine.shape == (7, 3, numbers) and np.array_equal(
+        mine.reshape(7, -1), expected.reshape(7, -1)
+    )
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
@@ -80,7 +85,9 @@ def test_a_model_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
     assert tokenizer.encode(TEXT) == train("bpe", [TEXT], 300).encode(TEXT)
 
 
-@pytest.mark.parametrize(("kind", "most"), [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)])
+@pytest.mark.parametrize(
+    ("kind", "most"), [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
+)
 def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float) -> None:
     theirs = pytest.importorskip("gguf")
     model, path = model_of(), written(tmp_path, kind)
@@ -89,9 +96,15 @@ def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float)
     tensors = {tensor.name: tensor for tensor in theirs.GGUFReader(path).tensors}
     assert tensors["blk.1.ffn_up.weight"].tensor_type.name == kind
     assert tensors["output_norm.weight"].tensor_type.name == "F32"
-    own = theirs.quants.dequantize(tensors["blk.1.ffn_up.weight"].data, theirs.GGMLQuantizationType[kind])
+    own = theirs.quants.dequantize(
+        tensors["blk.1.ffn_up.weight"].data, theirs.GGMLQuantizationType[kind]
+    )
     weight = back.get_parameter("decoder.blocks.1.ffn.up.weight")
-    weight = quantized(back)["decoder.blocks.1.ffn.up.weight"].decoded() if kind[0] == "Q" else weight.detach()
+    weight = (
+        quantized(back)["decoder.blocks.1.ffn.up.weight"].decoded()
+        if kind[0] == "Q"
+        else weight.detach()
+    )
     assert np.array_equal(own.reshape(weight.shape), weight.numpy())
 
 
@@ -103,7 +116,9 @@ def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path: Path) -> None:
     for part, heads in (("q", 4), ("k", 2)):
         own = model.get_parameter(f"decoder.blocks.1.attn.{part}.weight").detach().numpy()
         turned = own.reshape(heads, 2, 8, 64).swapaxes(1, 2).reshape(own.shape)
-        assert np.array_equal(tensors[f"blk.1.attn_{part}.weight"], turned) and not np.array_equal(own, turned)
+        assert np.array_equal(tensors[f"blk.1.attn_{part}.weight"], turned) and not np.array_equal(
+            own, turned
+        )
     values = model.get_parameter("decoder.blocks.1.attn.v.weight").detach().numpy()
     assert np.array_equal(tensors["blk.1.attn_v.weight"], values)
 
@@ -117,7 +132,9 @@ def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
     back, tokenizer = glassformer.load(tmp_path / "a.gguf")
     mine, theirs = quantized(model), quantized(back)
     assert tokenizer is None and mine.keys() == theirs.keys()
-    assert all(torch.equal(weight.held.codes, theirs[path].held.codes) for path, weight in mine.items())
+    assert all(
+        torch.equal(weight.held.codes, theirs[path].held.codes) for path, weight in mine.items()
+    )
     assert torch.equal(said(back), said(model))
     store.save(back, tmp_path / "folder")
     assert torch.equal(said(glassformer.load(tmp_path / "folder")[0]), said(model))
@@ -133,7 +150,9 @@ def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
     back, _ = glassformer.load(tmp_path / "a.gguf")
     assert held["Q4_0"] == 14 and held["Q8_0"] == 1 and held.total() == 20
     mine, theirs = quantized(model), quantized(back)
-    assert all(torch.equal(weight.decoded(), theirs[path].decoded()) for path, weight in mine.items())
+    assert all(
+        torch.equal(weight.decoded(), theirs[path].decoded()) for path, weight in mine.items()
+    )
     assert read(tmp_path / "a.gguf")[0]["general.file_type"] == gguf.FILE_TYPES["Q4_0"]
 
 
@@ -141,7 +160,9 @@ def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
 def test_codes_are_not_rounded_again(tmp_path: Path, bits: int, kind: str) -> None:
     model = model_of()
     quantize_weights(model, Layout(bits))
-    with pytest.raises(UserError, match=f"codes of {bits} bits, and {kind} would round them a second time"):
+    with pytest.raises(
+        UserError, match=f"codes of {bits} bits, and {kind} would round them a second time"
+    ):
         gguf.save(model, tmp_path / "a.gguf", kind, None)
     assert not list(tmp_path.iterdir())
 
@@ -150,7 +171,11 @@ def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path: Path) -> None:
     model = model_of()
     quantize_weights(model, Layout(8))
     lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
-    with pytest.raises(UserError, match=r"blocks\.0\.attn\.q has an adapter beside quantised weights"):
+    with pytest.raises(
+        UserError,
+        match=r"blocks\.0\.attn\.q has an adapter beside quantised "
+        r"weights",
+    ):
         gguf.save(model, tmp_path / "a.gguf", "F16", None)
     assert not list(tmp_path.iterdir())
 
@@ -182,7 +207,8 @@ def test_a_file_is_a_model_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sentence"), [("Q5_K", "are written in F32, F16, Q4_0, Q8_0, BF16, not in Q5_K"), ("", "not in")]
+    ("kind", "sentence"),
+    [("Q5_K", "are written in F32, F16, Q4_0, Q8_0, BF16, not in Q5_K"), ("", "not in")],
 )
 def test_kinds_that_are_not_written(tmp_path: Path, kind: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -206,7 +232,8 @@ def _kind(path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "sentence"), [(11, "kind Q3_K"), (39, "kind MXFP4"), (31, "kind 31"), (1 << 31, "kind 2147483648")]
+    ("number", "sentence"),
+    [(11, "kind Q3_K"), (39, "kind MXFP4"), (31, "kind 31"), (1 << 31, "kind 2147483648")],
 )
 def test_kinds_that_are_not_read_are_named(tmp_path: Path, number: int, sentence: str) -> None:
     path = written(tmp_path)
@@ -218,7 +245,13 @@ def test_kinds_that_are_not_read_are_named(tmp_path: Path, number: int, sentence
 def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path)
     raw = path.read_bytes()
-    for part in (raw[:3], raw[:100], raw[:-1000], b"PK" + raw[2:], raw[:4] + b"\x09\0\0\0" + raw[8:]):
+    for part in (
+        raw[:3],
+        raw[:100],
+        raw[:-1000],
+        b"PK" + raw[2:],
+        raw[:4] + b"\x09\0\0\0" + raw[8:],
+    ):
         path.write_bytes(part)
         with pytest.raises(UserError, match=r"whole GGUF|architecture"):
             glassformer.load(path)
@@ -229,8 +262,16 @@ def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        (b"general.name", b"general.n\xffme", "the name of field 14 of 24: a text is not UTF-8 at its byte 9"),
-        (b"\x04\0\0\0\0\0\0\0tiny", b"\x04\0\0\0\0\0\0\0t\xffny", "the field 'general.name': a text is not UTF-8"),
+        (
+            b"general.name",
+            b"general.n\xffme",
+            "the name of field 14 of 24: a text is not UTF-8 at its byte 9",
+        ),
+        (
+            b"\x04\0\0\0\0\0\0\0tiny",
+            b"\x04\0\0\0\0\0\0\0t\xffny",
+            "the field 'general.name': a text is not UTF-8",
+        ),
         (
             b"token_embd.weight\x02",
             b"token_embd.weight\x07",
@@ -238,7 +279,11 @@ def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
         ),
         (b"general.architecture", b"general.architectuRe", "lacks general.architecture"),
         (b"tokenizer.ggml.model", b"tokenizer.ggml.Model", "it lacks tokenizer.ggml.model"),
-        (b"blk.1.attn_q.weight", b"blk.1.attn_Q.weight", "no place for blk.1.attn_Q.weight; copy or convert it again"),
+        (
+            b"blk.1.attn_q.weight",
+            b"blk.1.attn_Q.weight",
+            "no place for blk.1.attn_Q.weight; copy or convert it again",
+        ),
     ],
 )
 def test_what_is_broken_is_named(tmp_path: Path, old: bytes, new: bytes, sentence: str) -> None:
@@ -249,7 +294,8 @@ def test_what_is_broken_is_named(tmp_path: Path, old: bytes, new: bytes, sentenc
 
 
 def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path: Path) -> None:
-    """300 files with some of the first 6,000 bytes changed: fields, names, shapes, kinds, offsets and scales."""
+    """300 files with some of the first 6,000 bytes changed: fields, names, shapes, kinds, offsets
+    and scales."""
     path, draw = written(tmp_path, "Q8_0"), random.Random(0)
     raw, loaded = path.read_bytes(), 0
     for _ in range(300):
@@ -284,9 +330,13 @@ def _text(text: str) -> bytes:
 @pytest.mark.parametrize("kind", ["tensors", "fields", "texts"])
 def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     many = 300_000 if kind != "texts" else 4_000_000
-    head = b"GGUF" + struct.pack("<IQQ", 3, *{"tensors": (many, 0), "fields": (0, many), "texts": (0, 1)}[kind])
+    head = b"GGUF" + struct.pack(
+        "<IQQ", 3, *{"tensors": (many, 0), "fields": (0, many), "texts": (0, 1)}[kind]
+    )
     if kind == "tensors":
-        head += b"".join(_text(f"t{i}") + struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(many))
+        head += b"".join(
+            _text(f"t{i}") + struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(many)
+        )
         head += bytes(-len(head) % 32 + 32 * many)
     elif kind == "fields":
         head += b"".join(_text(f"f{i}") + struct.pack("<II", 4, i) for i in range(many))

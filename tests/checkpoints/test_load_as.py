@@ -1,4 +1,5 @@
-"""A model that starts from another's checkpoint with other ends: what fits is taken, what is new is drawn and named."""
+"""A model that starts from another's checkpoint with other ends: what fits is taken, what is new is
+drawn and named."""
 
 from __future__ import annotations
 
@@ -42,17 +43,29 @@ def test_nothing_new_and_everything_new(folder: Path) -> None:
     assert set(recipe.new) == set(dict(recipe.model.named_parameters())) and recipe.unused == ()
     assert all(map(torch.equal, recipe.model.parameters(), build_model(BERT, seed=1).parameters()))
     store.save(build_model(BERT, seed=1).half(), folder)
-    assert {weight.dtype for weight in store.load_as(BERT, folder).model.parameters()} == {torch.float16}
+    assert {weight.dtype for weight in store.load_as(BERT, folder).model.parameters()} == {
+        torch.float16
+    }
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"dim": 48}, r"has \(50, 32\) for embed.token.weight and the config wants \(50, 48\)"),
-        ({"embed": config.Embed(51, segments=2)}, r"embed.token.weight and the config wants \(51, 32\)"),
-        ({"encoder": replace(BERT.encoder, depth=3)}, r"has nothing for encoder.blocks.2.attn_norm.weight"),
+        (
+            {"embed": config.Embed(51, segments=2)},
+            r"embed.token.weight and the config wants "
+            r"\(51, 32\)",
+        ),
+        (
+            {"encoder": replace(BERT.encoder, depth=3)},
+            r"has nothing for "
+            r"encoder.blocks.2.attn_norm.weight",
+        ),
     ],
 )
-def test_a_trunk_that_differs_is_one_sentence(folder: Path, change: dict[str, Any], told: str) -> None:
+def test_a_trunk_that_differs_is_one_sentence(
+    folder: Path, change: dict[str, Any], told: str
+) -> None:
     with pytest.raises(UserError, match=told):
         store.load_as(replace(BERT, **change), folder)

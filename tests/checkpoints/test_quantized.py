@@ -1,4 +1,5 @@
-"""Models of few bits in files: saved, loaded and made on the fly are the same bits; what does not fit is refused."""
+"""Models of few bits in files: saved, loaded and made on the fly are the same bits; what does not
+fit is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def saved(folder: Path, name: str = "llama", bits: int = 4) -> Path:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", sorted(tiny.ALL.keys() - RECURRENT))
-def test_saved_loaded_and_on_the_fly_are_the_same_bits(tmp_path: Path, name: str, bits: int) -> None:
+def test_saved_loaded_and_on_the_fly_are_the_same_bits(
+    tmp_path: Path, name: str, bits: int
+) -> None:
     plain = tiny.model(tiny.ALL[name])
     glassformer.save(plain, tmp_path / "plain", layout="glassformer")
     flying, _ = glassformer.load(tmp_path / "plain", bits=bits)
@@ -56,7 +59,9 @@ def test_a_published_folder_is_quantised_on_the_fly(tmp_path: Path) -> None:
     glassformer.save(model, tmp_path / "hf", layout="hf")
     flying, _ = glassformer.load(tmp_path / "hf", bits=4, group=64, head=16, dtype="bfloat16")
     held = quantized(flying)
-    assert {weight.held.group for weight in held.values()} == {64} and "head.proj.weight" not in held
+    assert {weight.held.group for weight in held.values()} == {
+        64
+    } and "head.proj.weight" not in held
     assert next(flying.parameters()).dtype == torch.bfloat16
 
 
@@ -103,7 +108,9 @@ def test_an_adapter_on_a_quantised_model_comes_back(tmp_path: Path) -> None:
             layer.up.normal_(std=0.2)
     glassformer.save(model, tmp_path / "adapter", base=str(folder))
     back, _ = glassformer.load(tmp_path / "adapter")
-    assert quantized(back).keys() == quantized(model).keys() and not torch.equal(said(model), before)
+    assert quantized(back).keys() == quantized(model).keys() and not torch.equal(
+        said(model), before
+    )
     assert torch.equal(said(back), said(model))
 
 
@@ -125,7 +132,9 @@ def _page(folder: Path, **changes: object) -> None:
         ({"more": 1}, "more"),
     ],
 )
-def test_a_page_that_lies_is_refused(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
+def test_a_page_that_lies_is_refused(
+    tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
     folder = saved(tmp_path / "few")
     _page(folder, **changes)
     with pytest.raises(UserError, match=sentence):
@@ -134,7 +143,15 @@ def test_a_page_that_lies_is_refused(tmp_path: Path, changes: dict[str, object],
 
 @pytest.mark.parametrize(
     "spoil",
-    ["no scales", "no codes", "cut codes", "scales of fp32", "codes of fp16", "infinite scale", "one more"],
+    [
+        "no scales",
+        "no codes",
+        "cut codes",
+        "scales of fp32",
+        "codes of fp16",
+        "infinite scale",
+        "one more",
+    ],
 )
 def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, spoil: str) -> None:
     folder = saved(tmp_path / "few")
@@ -168,8 +185,11 @@ def test_a_training_begins_from_the_same_bits(tmp_path: Path) -> None:
     assert not fitted.new and torch.equal(said(fitted.model), said(found.model()))
 
 
-def test_the_memory_that_is_asked_for_is_that_of_few_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model fits in 8 bits where it does not fit whole; one that is drawn stands there whole first, and says so."""
+def test_the_memory_that_is_asked_for_is_that_of_few_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model fits in 8 bits where it does not fit whole; one that is drawn stands there whole
+    first, and says so."""
     from glassformer import cost
 
     model = tiny.model(tiny.DECODERS["llama"])
@@ -184,10 +204,18 @@ def test_the_memory_that_is_asked_for_is_that_of_few_bits(tmp_path: Path, monkey
             Checkpoint.open(tmp_path / "plain").model()
         if have == few:
             again = Checkpoint.open(tmp_path / "plain").model(bits=8)
-            assert torch.equal(said(again), said(model)) and len(quantized(again)) == len(quantized(model))
+            assert torch.equal(said(again), said(model)) and len(quantized(again)) == len(
+                quantized(model)
+            )
         else:
-            with pytest.raises(UserError, match=f"take {re.escape(cost.gibibytes(few))} in 8 bits and cpu has"):
+            with pytest.raises(
+                UserError, match=f"take {re.escape(cost.gibibytes(few))} in 8 bits and cpu has"
+            ):
                 Checkpoint.open(tmp_path / "plain").model(bits=8)
     monkeypatch.setattr(cost, "available_memory", lambda *_: 40 << 30)
-    with pytest.raises(UserError, match=r"take 69\.\d+ GiB in 8 bits \(262\.\d+ GiB in float32 while"):
+    with pytest.raises(
+        UserError,
+        match=r"take 69\.\d+ GiB in 8 bits \(262\.\d+ GiB in float32 "
+        r"while",
+    ):
         Checkpoint.open("llama/3-70b").model(bits=8)

@@ -46,20 +46,27 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-# ------------------------------------------------------------------------------------ there and back
+# ------------------------------------------------------------------------------------ there and
+# back
 
 
 def test_glassformer_layout_holds_every_model(tmp_path: Path, tiny: Model) -> None:
     models: list[config.Model] = [
         TINY,
         serial.change(TINY, {"decoder.pattern.place": "sandwich"}),
-        serial.change(TINY, {"decoder.pattern.feedforward": serial.to_dict(config.MoE(3, 2, config.GatedMLP(8)))}),
+        serial.change(
+            TINY,
+            {"decoder.pattern.feedforward": serial.to_dict(config.MoE(3, 2, config.GatedMLP(8)))},
+        ),
         config.Encoder(
             16,
             8,
             config.Embed(9, segments=2),
             config.Stack(
-                2, (config.Block(config.Attention(2, bias=True), config.MLP(8)),), config.Learned(8), causal=False
+                2,
+                (config.Block(config.Attention(2, bias=True), config.MLP(8)),),
+                config.Learned(8),
+                causal=False,
             ),
             config.Head(transform="gelu", norm=config.LayerNorm(), bias=True),
         ),
@@ -73,40 +80,94 @@ def test_glassformer_layout_holds_every_model(tmp_path: Path, tiny: Model) -> No
     assert raw["glassformer"] == 1 and raw["model"]["type"] == "Decoder"
 
 
-def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path: Path, capsys: Any) -> None:
+def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
+    tmp_path: Path, capsys: Any
+) -> None:
     reads, writes = (
-        train_tokenizer("words", texts) for texts in (["eine katze sitzt da", "ein hund"], ["a cat", "dogs"])
+        train_tokenizer("words", texts)
+        for texts in (["eine katze sitzt da", "ein hund"], ["a cat", "dogs"])
     )
     pair: Any = recipes.find("glass/pair-3m")
     sizes = {"dim": 32, "encoder.depth": 1, "decoder.depth": 1, "embed.vocab": writes.size}
-    cfg = dataclasses.replace(serial.change(pair, sizes), source_embed=config.Embed(reads.size, dim=16))
-    model = build_model(dataclasses.replace(cfg, init=config.Init(0.3, 1.0, "plain")), seed=1).eval()
+    cfg = dataclasses.replace(
+        serial.change(pair, sizes), source_embed=config.Embed(reads.size, dim=16)
+    )
+    model = build_model(
+        dataclasses.replace(cfg, init=config.Init(0.3, 1.0, "plain")), seed=1
+    ).eval()
     assert reads.size != writes.size
     store.save(model, tmp_path / "pair", writes, source_tokenizer=reads)
     back, tokenizer = store.load(tmp_path / "pair")
     source = Checkpoint.open(tmp_path / "pair").source_tokenizer()
-    assert back.config == model.config and same(model, back) and tokenizer is not None and source is not None
+    assert (
+        back.config == model.config
+        and same(model, back)
+        and tokenizer is not None
+        and source is not None
+    )
     ids = [*reads.encode("ein hund sitzt da"), reads.eos]
     wanted = generation.beam(model, writes, [ids], beams=2, max_new=5)[0][0]
     for way in (
-        generation.beam(back, tokenizer, "ein hund sitzt da", beams=2, max_new=5, source_tokenizer=source)[0],
-        generation.search(back, tokenizer, ["ein hund sitzt da"], beams=2, max_new=5, source_tokenizer=source)[0],
+        generation.beam(
+            back, tokenizer, "ein hund sitzt da", beams=2, max_new=5, source_tokenizer=source
+        )[0],
+        generation.search(
+            back, tokenizer, ["ein hund sitzt da"], beams=2, max_new=5, source_tokenizer=source
+        )[0],
     ):
         assert way[0] == wanted
-    assert main(["translate", str(tmp_path / "pair"), "ein hund sitzt da", "--beams", "2", "--max-new", "5"]) == 0
+    assert (
+        main(
+            [
+                "translate",
+                str(tmp_path / "pair"),
+                "ein hund sitzt da",
+                "--beams",
+                "2",
+                "--max-new",
+                "5",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.strip() == wanted.text.strip()
     (tmp_path / "source").write_text("ein hund sitzt da\n")
     (tmp_path / "target").write_text("dogs\n")
-    files_ = ["--data", str(tmp_path / "source"), "--target", str(tmp_path / "target"), "--figures", "exact"]
-    assert main(["eval", str(tmp_path / "pair"), *files_, "--beams", "2", "--max-new", "5", "--out", "-"]) == 0
+    files_ = [
+        "--data",
+        str(tmp_path / "source"),
+        "--target",
+        str(tmp_path / "target"),
+        "--figures",
+        "exact",
+    ]
+    assert (
+        main(
+            [
+                "eval",
+                str(tmp_path / "pair"),
+                *files_,
+                "--beams",
+                "2",
+                "--max-new",
+                "5",
+                "--out",
+                "-",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.strip() == wanted.text.strip()
     with pytest.raises(UserError, match="layout"):
         store.save(model, tmp_path / "no", layout="hf")
     store.save(model, tmp_path / "pair", writes)
-    assert Checkpoint.open(tmp_path / "pair").source_tokenizer() is None  # nothing of an older model stays beside
+    # nothing of an older model stays beside
+    assert Checkpoint.open(tmp_path / "pair").source_tokenizer() is None
 
 
-@pytest.mark.parametrize("layout", ["llama/stories260k", "gpt2/124m", "bert/tiny", "t5/small", "vaswani/base"])
+@pytest.mark.parametrize(
+    "layout", ["llama/stories260k", "gpt2/124m", "bert/tiny", "t5/small", "vaswani/base"]
+)
 @pytest.mark.parametrize("part", ["feedforward", "norm"])
 def test_published_layouts_refuse_blocks_without_a_part(layout: str, part: str) -> None:
     model = recipes.find(layout)
@@ -116,7 +177,9 @@ def test_published_layouts_refuse_blocks_without_a_part(layout: str, part: str) 
         recipes.write_config(missing)
 
 
-def test_the_default_layout_is_the_published_one_where_there_is_one(tmp_path: Path, llama: Model, tiny: Model) -> None:
+def test_the_default_layout_is_the_published_one_where_there_is_one(
+    tmp_path: Path, llama: Model, tiny: Model
+) -> None:
     store.save(llama, tmp_path / "llama")
     store.save(tiny, tmp_path / "glass")
     assert json.loads((tmp_path / "llama/config.json").read_text())["model_type"] == "llama"
@@ -146,7 +209,9 @@ def test_a_loaded_model_does_not_depend_on_its_file(tmp_path: Path, tiny: Model)
     back(torch.zeros(1, 2, dtype=torch.long)).logits.sum().backward()
 
 
-def test_a_mapped_model_outlives_its_file(tmp_path: Path, llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapped_model_outlives_its_file(
+    tmp_path: Path, llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Saved over, converted into its own folder, removed: what is mapped is the old file."""
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     folder = tmp_path / "m"
@@ -163,7 +228,9 @@ def test_a_mapped_model_outlives_its_file(tmp_path: Path, llama: Model, monkeypa
 
 
 @pytest.mark.parametrize("name", ["gpt2/124m", "llama/stories260k"])
-def test_a_mapped_model_can_be_trained(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapped_model_can_be_trained(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same steps as a model that was read, bit for bit, and the file stays as it is."""
     small = {"dim": 48, "embed.vocab": 100, "decoder.depth": 2}
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
@@ -184,8 +251,13 @@ def test_a_mapped_model_can_be_trained(name: str, tmp_path: Path, monkeypatch: p
 def test_the_first_use_leaves_the_collector_as_it_was() -> None:
     """Garbage is looked for again once torch is there; who had turned that off finds it off."""
     for before in ("enable", "disable"):
-        code = f"import gc, glassformer; gc.{before}(); glassformer.load; print(gc.isenabled(), gc.get_freeze_count())"
-        told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+        code = (
+            f"import gc, glassformer; gc.{before}(); glassformer.load; print(gc.isenabled(), "
+            "gc.get_freeze_count())"
+        )
+        told = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout.split()
         assert told == [str(before == "enable"), "0"]
 
 
@@ -235,14 +307,27 @@ def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path: Path) -> Non
         model.decoder.blocks[0].attn.out.bias[3] = 1e-3
     store.save(model, tmp_path, layout="hf")
     (tmp_path / "config.json").write_text(json.dumps({**raw, "bias": False}))
-    with pytest.raises(UserError, match=r'c_proj\.bias is not zero, but config\.json says "bias": false'):
+    with pytest.raises(
+        UserError,
+        match=r"c_proj\.bias is not zero, but config\.json says "
+        r'"bias": false',
+    ):
         store.load(tmp_path)
 
 
 def test_a_translator_begins_with_bos_where_there_is_one(tmp_path: Path) -> None:
-    small = {"dim": 32, "head.scale": 32**-0.5, "embed.vocab": 9, "encoder.depth": 1, "decoder.depth": 1}
+    small = {
+        "dim": 32,
+        "head.scale": 32**-0.5,
+        "embed.vocab": 9,
+        "encoder.depth": 1,
+        "decoder.depth": 1,
+    }
     model = build_model(serial.change(recipes.find("t5/small"), small), seed=2)
-    for specials, begins in ((("<pad>", "<s>", "</s>", "<unk>"), "<s>"), (("<pad>", "</s>", "<unk>"), "<pad>")):
+    for specials, begins in (
+        (("<pad>", "<s>", "</s>", "<unk>"), "<s>"),
+        (("<pad>", "</s>", "<unk>"), "<pad>"),
+    ):
         tokenizer = train_tokenizer("words", ["a b c"], None, specials)
         store.save(model, tmp_path, tokenizer, "hf")
         raw = json.loads((tmp_path / "config.json").read_text())
@@ -308,7 +393,9 @@ def test_names_that_lead_nowhere(tmp_path: Path) -> None:
             store.load(name)
 
 
-def test_a_hub_name_is_found_in_the_cache(tmp_path: Path, llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_is_found_in_the_cache(
+    tmp_path: Path, llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hub's cache as huggingface_hub lays it out, read offline, its files links to blobs."""
     constants = pytest.importorskip("huggingface_hub").constants
     home = tmp_path / "models--someone--tiny"
@@ -329,19 +416,29 @@ def test_a_hub_name_is_found_in_the_cache(tmp_path: Path, llama: Model, monkeypa
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated() -> None:
-    with pytest.raises(UserError, match=r"The weights take 1\.48 TiB in float32 and cpu has .* free"):
+    with pytest.raises(
+        UserError, match=r"The weights take 1\.48 TiB in float32 and cpu has .* free"
+    ):
         store.load("llama/3-405b")
 
 
 def test_absurd_sizes_in_config_never_allocate(tmp_path: Path, llama: Model) -> None:
     store.save(llama, tmp_path, layout="hf")
     raw = json.loads((tmp_path / "config.json").read_text())
-    for key, value in {"hidden_size": 1 << 20, "vocab_size": 1 << 24, "intermediate_size": 1 << 22}.items():
+    for key, value in {
+        "hidden_size": 1 << 20,
+        "vocab_size": 1 << 24,
+        "intermediate_size": 1 << 22,
+    }.items():
         (tmp_path / "config.json").write_text(json.dumps({**raw, key: value}))
         with pytest.raises(UserError, match="has shape"):
             store.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**raw, "num_hidden_layers": 300}))
-    with pytest.raises(UserError, match=r"the files lack model\.layers\.2\..* \(for decoder\.blocks\.2"):
+    with pytest.raises(
+        UserError,
+        match=r"the files lack model\.layers\.2\..* \(for "
+        r"decoder\.blocks\.2",
+    ):
         store.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**raw, "num_hidden_layers": 1}))
     with pytest.raises(UserError, match=r"no place for model\.layers\.1\."):
@@ -364,9 +461,15 @@ def test_glassformer_configs_that_are_wrong(tmp_path: Path, tiny: Model) -> None
         ({"glassformer": 1}, r"config\.json: "),
         ({"glassformer": 1, "model": {"type": "Decodr"}}, r"config\.json: "),
         ({**good, "model": {**good["model"], "dimm": 3}}, 'no setting "dimm". Did you mean "dim"'),
-        ({**good, "model": {**good["model"], "dim": 1 << 40}}, "larger than any machine could hold"),
+        (
+            {**good, "model": {**good["model"], "dim": 1 << 40}},
+            "larger than any machine could hold",
+        ),
         ({**good, "model": {**good["model"], "dim": 1 << 20}}, "has shape"),
-        ({**good, "model": {**good["model"], "decoder": {**decoder, "depth": 10**9}}}, "1,000,000,000 blocks"),
+        (
+            {**good, "model": {**good["model"], "decoder": {**decoder, "depth": 10**9}}},
+            "1,000,000,000 blocks",
+        ),
     ]
     for raw, told in wrong:
         (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -412,7 +515,13 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(
     (tmp_path / "sub/model.safetensors").write_text("mine as well")
     assert len(list(tmp_path.glob("model-*"))) > 1
     store.save(tiny, tmp_path)
-    kept = {"config.json", "model.safetensors", "notes.txt", "other.safetensors", "sub/model.safetensors"}
+    kept = {
+        "config.json",
+        "model.safetensors",
+        "notes.txt",
+        "other.safetensors",
+        "sub/model.safetensors",
+    }
     assert set(snapshot(tmp_path)) == kept
     assert same(store.load(tmp_path)[0], tiny)
     with monkeypatch.context() as patch:
@@ -420,15 +529,23 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(
         store.save(llama, tmp_path)
     assert not (tmp_path / "model.safetensors").exists() and same(store.load(tmp_path)[0], llama)
     placed, replace = [], Path.replace
-    monkeypatch.setattr(Path, "replace", lambda one, to: (placed.append(Path(to).name), replace(one, to))[1])
+    monkeypatch.setattr(
+        Path, "replace", lambda one, to: (placed.append(Path(to).name), replace(one, to))[1]
+    )
     store.save(tiny, tmp_path, train_tokenizer("byte"))
-    assert len(placed) > 2 and placed[-1] == "config.json"  # what says how to read the weights comes last
+    # what says how to read the weights comes last
+    assert len(placed) > 2 and placed[-1] == "config.json"
 
 
 @pytest.mark.parametrize("fails", [1, 2])
 @pytest.mark.parametrize("existing", [True, False])
 def test_a_full_disk_changes_nothing(
-    existing: bool, fails: int, tmp_path: Path, llama: Model, tiny: Model, monkeypatch: pytest.MonkeyPatch
+    existing: bool,
+    fails: int,
+    tmp_path: Path,
+    llama: Model,
+    tiny: Model,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The disk is full at any of the writes: one sentence, and the folder as it was."""
     folder = tmp_path / "m"
@@ -471,7 +588,9 @@ except UserError as error:
     assert snapshot(tmp_path) == {}
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that even root cannot write")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs a folder that even root cannot write"
+)
 def test_a_folder_that_cannot_be_written(tiny: Model) -> None:
     for folder in ("/proc/self/none/m", "/proc/self/task"):
         with pytest.raises(UserError, match="cannot be written"):
@@ -513,8 +632,11 @@ print((loaded - before) / weights, (peak() - before) / weights)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
-def test_loading_and_saving_take_little_more_than_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 1.1 times the weights to load, 1.15 to save too: the peak of a process of its own, GPT-2's layout."""
+def test_loading_and_saving_take_little_more_than_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 1.1 times the weights to load, 1.15 to save too: the peak of a process of its own,
+    GPT-2's layout."""
     cfg = serial.change(recipes.find("gpt2/124m"), {"embed.vocab": 5000, "decoder.depth": 9})
     with monkeypatch.context() as patch:
         patch.setattr(store.files, "sync", lambda path: None)

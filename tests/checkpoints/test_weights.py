@@ -62,14 +62,22 @@ def test_a_letter_on_both_sides_repeats(tmp_path: Path) -> None:
 def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path: Path) -> None:
     """Phi-3's fused queries, keys and values with fewer key-value heads."""
     ours = {"blocks.0.q": numbers(8, 4), "blocks.0.k": numbers(2, 4), "blocks.0.v": numbers(2, 4)}
-    theirs = there_and_back(Table((Rule("h.{i}.qkv", (f"{B}.q", f"{B}.k", f"{B}.v")),)), ours, tmp_path)
+    theirs = there_and_back(
+        Table((Rule("h.{i}.qkv", (f"{B}.q", f"{B}.k", f"{B}.v")),)), ours, tmp_path
+    )
     assert torch.equal(theirs["h.0.qkv"], torch.cat([*ours.values()]))
 
 
 def test_transpose(tmp_path: Path) -> None:
     """GPT-2's Conv1D: (in, out), its three parts side by side."""
-    ours = {"blocks.0.q": numbers(4, 5), "blocks.0.k": numbers(4, 5) + 1, "blocks.0.v": numbers(4, 5) + 2}
-    theirs = there_and_back(Table((Rule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True),)), ours, tmp_path)
+    ours = {
+        "blocks.0.q": numbers(4, 5),
+        "blocks.0.k": numbers(4, 5) + 1,
+        "blocks.0.v": numbers(4, 5) + 2,
+    }
+    theirs = there_and_back(
+        Table((Rule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True),)), ours, tmp_path
+    )
     assert torch.equal(theirs["h.0.c"], torch.cat([t.T for t in ours.values()], dim=1))
 
 
@@ -83,12 +91,21 @@ def test_a_letter_of_theirs_alone_stacks(tmp_path: Path) -> None:
 
 def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
     """One tensor of all experts there, an expert each here, however many there are."""
-    ours = {f"blocks.{i}.experts.{e}.up": numbers(3, 2) + 10 * i + e for i in range(2) for e in range(11)}
+    ours = {
+        f"blocks.{i}.experts.{e}.up": numbers(3, 2) + 10 * i + e
+        for i in range(2)
+        for e in range(11)
+    }
     theirs = there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), ours, tmp_path)
-    assert {name: tuple(t.shape) for name, t in theirs.items()} == {"h.0.up": (11, 3, 2), "h.1.up": (11, 3, 2)}
+    assert {name: tuple(t.shape) for name, t in theirs.items()} == {
+        "h.0.up": (11, 3, 2),
+        "h.1.up": (11, 3, 2),
+    }
     assert torch.equal(theirs["h.1.up"][10], ours["blocks.1.experts.10.up"])
     alone = {"blocks.0.experts.0.up": numbers(3, 2)}
-    assert there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), alone, tmp_path)["h.0.up"].shape == (
+    assert there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), alone, tmp_path)[
+        "h.0.up"
+    ].shape == (
         1,
         3,
         2,
@@ -97,7 +114,9 @@ def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
 
 def test_a_split_along_another_axis(tmp_path: Path) -> None:
     ours = {"blocks.0.gate": numbers(4, 3, 2), "blocks.0.up": numbers(4, 3, 2) + 1}
-    theirs = there_and_back(Table((Rule("h.{i}.gate_up", (f"{B}.gate", f"{B}.up"), axis=1),)), ours, tmp_path)
+    theirs = there_and_back(
+        Table((Rule("h.{i}.gate_up", (f"{B}.gate", f"{B}.up"), axis=1),)), ours, tmp_path
+    )
     assert torch.equal(theirs["h.0.gate_up"], torch.cat([*ours.values()], dim=1))
 
 
@@ -108,16 +127,22 @@ def test_several_of_theirs_join_in_equal_parts(tmp_path: Path) -> None:
 
 
 def test_several_of_theirs_join_in_unequal_parts(tmp_path: Path) -> None:
-    """Queries apart, keys and values of fewer heads in one tensor there; three of unequal width, or one, here."""
+    """Queries apart, keys and values of fewer heads in one tensor there; three of unequal width, or
+    one, here."""
     heads, shared, size, dim = 4, 2, 3, 5
     theirs = ("h.{i}.q", "h.{i}.kv")
-    ours = {f"blocks.0.{name}": numbers(n * size, dim) + n for name, n in (("q", heads), ("k", shared), ("v", shared))}
+    ours = {
+        f"blocks.0.{name}": numbers(n * size, dim) + n
+        for name, n in (("q", heads), ("k", shared), ("v", shared))
+    }
     rule = Rule(theirs, (f"{B}.q", f"{B}.k", f"{B}.v"), parts=(heads, 2 * shared))
     written = there_and_back(Table((rule,)), ours, tmp_path)
     assert torch.equal(written["h.0.q"], ours["blocks.0.q"])
     assert torch.equal(written["h.0.kv"], torch.cat([ours["blocks.0.k"], ours["blocks.0.v"]]))
     fused = {"blocks.0.qkv": numbers(dim, 8 * size)}
-    written = there_and_back(Table((Rule(theirs, f"{B}.qkv", axis=1, parts=(1, 3)),)), fused, tmp_path)
+    written = there_and_back(
+        Table((Rule(theirs, f"{B}.qkv", axis=1, parts=(1, 3)),)), fused, tmp_path
+    )
     assert torch.equal(written["h.0.q"], fused["blocks.0.qkv"][:, :6])
 
 
@@ -127,44 +152,65 @@ H, D, C = 3, 4, 5  # heads, their width, the model's
 @pytest.mark.parametrize(
     ("axes", "ours", "theirs", "place"),
     [  # their number at h, d, c is ours at row h * D + d, column c
-        ("h c d -> (h d) c", (H * D, C), (H, C, D), lambda t, h, d, c: t[h, c, d]),  # TransformerLens W_Q
+        # TransformerLens W_Q
+        ("h c d -> (h d) c", (H * D, C), (H, C, D), lambda t, h, d, c: t[h, c, d]),
         ("h d c -> c (h d)", (C, H * D), (H, D, C), lambda t, h, d, c: t[h, d, c]),  # W_O
         ("h d -> (h d)", (H * D,), (H, D), lambda t, h, d, c: t[h, d]),  # b_Q
         ("c h d -> (h d) c", (H * D, C), (C, H, D), lambda t, h, d, c: t[c, h, d]),  # Flax
     ],
     ids=["W_Q", "W_O", "b_Q", "Flax"],
 )
-def test_a_heads_axis_is_folded(axes: str, ours: Any, theirs: Any, place: Any, tmp_path: Path) -> None:
+def test_a_heads_axis_is_folded(
+    axes: str, ours: Any, theirs: Any, place: Any, tmp_path: Path
+) -> None:
     mine = numbers(*ours)
-    written = there_and_back(Table((Rule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": mine}, tmp_path)
+    written = there_and_back(
+        Table((Rule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": mine}, tmp_path
+    )
     assert tuple(written["h.0.W"].shape) == theirs
     for h, d, column in itertools.product(range(H), range(D), range(C)):
         row = h * D + d
-        here = mine[row] if mine.ndim == 1 else mine[column, row] if axes.startswith("h d c") else mine[row, column]
+        here = (
+            mine[row]
+            if mine.ndim == 1
+            else mine[column, row]
+            if axes.startswith("h d c")
+            else mine[row, column]
+        )
         assert place(written["h.0.W"], h, d, column) == here
 
 
 def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
-    """Their dimension 2 i and 2 i + 1 of a head are ours i and i + D/2; what they say about angles is the same."""
+    """Their dimension 2 i and 2 i + 1 of a head are ours i and i + D/2; what they say about angles
+    is the same."""
     mine = numbers(H * D, C)
     rule = Rule("h.{i}.wq", f"{B}.q", axes="(h d 2) c -> (h 2 d) c", heads=H)
     theirs = there_and_back(Table((rule,)), {"blocks.0.q": mine}, tmp_path)["h.0.wq"]
     for h, i, p in itertools.product(range(H), range(D // 2), range(2)):
         assert torch.equal(theirs[h * D + 2 * i + p], mine[h * D + p * (D // 2) + i])
     x, pos = numbers(C), 7.0
-    pairs = torch.view_as_complex((theirs @ x).view(H, D // 2, 2))  # as the original files' code turns them
+    # as the original files' code turns them
+    pairs = torch.view_as_complex((theirs @ x).view(H, D // 2, 2))
     speed = 10_000.0 ** -(torch.arange(0, D, 2) / D)
     turned = torch.view_as_real(pairs * torch.polar(torch.ones(D // 2), pos * speed)).flatten(1)
     rotary = build(c.Rotary(), C, H, True)
     cos, sin = rotary.table(torch.tensor([[pos]]), D, torch.float32)
     ours = rotary.turn((mine @ x).view(1, H, 1, D), cos, sin).view(H, D)
-    torch.testing.assert_close(ours.view(H, 2, D // 2).transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        ours.view(H, 2, D // 2).transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_transpose_and_fold_and_split_at_once(tmp_path: Path) -> None:
     """Queries, keys and values of each head side by side, transposed (GPT-NeoX, as Conv1D)."""
     ours = {f"blocks.0.{name}": numbers(H * D, C) + at for at, name in enumerate("qkv")}
-    rule = Rule("h.{i}.W", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True, axes="(h 3 d) c -> (3 h d) c", heads=H)
+    rule = Rule(
+        "h.{i}.W",
+        (f"{B}.q", f"{B}.k", f"{B}.v"),
+        transpose=True,
+        axes="(h 3 d) c -> (3 h d) c",
+        heads=H,
+    )
     theirs = there_and_back(Table((rule,)), ours, tmp_path)["h.0.W"]
     assert theirs.shape == (C, 3 * H * D)
     assert torch.equal(theirs.T.view(H, 3, D, C)[:, 1], ours["blocks.0.k"].view(H, D, C))
@@ -175,19 +221,36 @@ def test_a_parameter_without_a_rule_is_an_error() -> None:
         weights.links(Table((Rule("h.{i}.up", f"{B}.up"),)), {"blocks.0.extra": (1,)})
 
 
-TABLE = Table((Rule("h.{i}.up", f"{B}.up"), Rule("h.{i}.down", f"{B}.down")), ignore=("h.{i}.mask",), prefix="model.")
+TABLE = Table(
+    (Rule("h.{i}.up", f"{B}.up"), Rule("h.{i}.down", f"{B}.down")),
+    ignore=("h.{i}.mask",),
+    prefix="model.",
+)
 
 
-def check(folder: Path, theirs: Mapping[str, Tensor], ours: Mapping[str, tuple[int, ...]], table: Table = TABLE) -> Any:
+def check(
+    folder: Path,
+    theirs: Mapping[str, Tensor],
+    ours: Mapping[str, tuple[int, ...]],
+    table: Table = TABLE,
+) -> Any:
     save_file(dict(theirs), folder / "model.safetensors")
     return weights.check(table, ours, tensorfiles.open_files(folder))
 
 
 def test_missing_and_left_over_are_named_on_both_sides(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        check(tmp_path, {"h.0.up": numbers(2), "h.0.left": numbers(2)}, {"blocks.0.up": (2,), "blocks.0.down": (2,)})
+        check(
+            tmp_path,
+            {"h.0.up": numbers(2), "h.0.left": numbers(2)},
+            {"blocks.0.up": (2,), "blocks.0.down": (2,)},
+        )
     text = str(caught.value)
-    assert "lack h.0.down (for blocks.0.down)" in text and "no place for h.0.left" in text and "\n" not in text
+    assert (
+        "lack h.0.down (for blocks.0.down)" in text
+        and "no place for h.0.left" in text
+        and "\n" not in text
+    )
 
 
 def test_what_is_left_over_alone_is_told(tmp_path: Path) -> None:
@@ -203,18 +266,27 @@ def test_long_lists_are_cut_short(tmp_path: Path) -> None:
 
 
 def test_a_shape_that_differs_is_told_on_both_sides(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"h\.0\.up has shape \(3, 2\), but blocks\.0\.up of the model needs \(2, 3\)"):
+    with pytest.raises(
+        UserError,
+        match=r"h\.0\.up has shape \(3, 2\), but blocks\.0\.up of the "
+        r"model needs \(2, 3\)",
+    ):
         check(tmp_path, {"h.0.up": numbers(3, 2)}, {"blocks.0.up": (2, 3)})
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str
+)
 def test_quantised_numbers_are_not_weights(dtype: torch.dtype, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not quantised"):
         check(tmp_path, {"h.0.up": torch.ones(2).to(dtype)}, {"blocks.0.up": (2,)})
 
 
 def test_declared_constants_may_remain(tmp_path: Path) -> None:
-    assert len(check(tmp_path, {"h.0.up": numbers(2), "h.0.mask": numbers(5)}, {"blocks.0.up": (2,)})) == 1
+    assert (
+        len(check(tmp_path, {"h.0.up": numbers(2), "h.0.mask": numbers(5)}, {"blocks.0.up": (2,)}))
+        == 1
+    )
 
 
 def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
@@ -225,7 +297,9 @@ def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
             check(tmp_path, {"embed": numbers(3), "head": other}, {"embed": (3,)}, table)
 
 
-def test_a_tied_copy_is_compared_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tied_copy_is_compared_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(headers, "CHUNK", 8)
     for changed in (0, 4):
         other = numbers(5)
@@ -236,7 +310,10 @@ def test_a_tied_copy_is_compared_to_its_end(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_format_of_most_numbers_is_the_files_own(tmp_path: Path) -> None:
-    save_file({"a": numbers(100), **{f"b{i}": numbers(2).bfloat16() for i in range(3)}}, tmp_path / "model.safetensors")
+    save_file(
+        {"a": numbers(100), **{f"b{i}": numbers(2).bfloat16() for i in range(3)}},
+        tmp_path / "model.safetensors",
+    )
     assert tensorfiles.open_files(tmp_path).dtype == torch.float32
 
 
@@ -267,7 +344,10 @@ def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None
     content = tensorfiles.contents(tensorfiles.plain(state))["model.safetensors"]
     assert callable(content)
     content(tmp_path / "model.safetensors")
-    assert all(torch.equal(tensor, state[name]) for name, tensor in load_file(tmp_path / "model.safetensors").items())
+    assert all(
+        torch.equal(tensor, state[name])
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    )
 
 
 # ------------------------------------------------------------------------------- files that are not
@@ -297,15 +377,31 @@ LIES: dict[str, tuple[Any, bytes, str]] = {
     "overflowing shape": ({"a": entry(shape=(1 << 33, 1 << 31, 4))}, bytes(8), "overflow"),
     "one offset": ({"a": entry(offsets=(0,))}, bytes(8), "invalid length 1"),
     "negative offset": ({"a": entry(offsets=(-8, 0))}, bytes(8), "integer `-8`"),
-    "offsets turned round": ({"a": entry(offsets=(8, 0))}, bytes(8), "invalid offset for tensor `a`"),
-    "too few bytes": ({"a": entry(offsets=(0, 4))}, bytes(4), "invalid shape, data type, or offset"),
+    "offsets turned round": (
+        {"a": entry(offsets=(8, 0))},
+        bytes(8),
+        "invalid offset for tensor `a`",
+    ),
+    "too few bytes": (
+        {"a": entry(offsets=(0, 4))},
+        bytes(4),
+        "invalid shape, data type, or offset",
+    ),
     "past the end": ({"a": entry(offsets=(8, 16))}, bytes(8), "invalid offset for tensor `a`"),
     "cut short": ({"a": entry()}, bytes(7), "not fully covered"),
     "too long": ({"a": entry()}, bytes(9), "not fully covered"),
-    "overlap": ({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12), "invalid offset for tensor"),
+    "overlap": (
+        {"a": entry(), "b": entry(offsets=(4, 12))},
+        bytes(12),
+        "invalid offset for tensor",
+    ),
     "hole": ({"a": entry(), "b": entry(offsets=(12, 20))}, bytes(20), "invalid offset for tensor"),
     "same bytes twice": ({"a": entry(), "b": entry()}, bytes(8), "invalid offset for tensor"),
-    "named twice": (b'{"a": {"dtype": "F32"}, "a": {"dtype": "F32"}}', b"", "missing field `shape`"),
+    "named twice": (
+        b'{"a": {"dtype": "F32"}, "a": {"dtype": "F32"}}',
+        b"",
+        "missing field `shape`",
+    ),
     "unknown dtype": ({"a": entry("F7")}, bytes(8), "unknown variant `F7`"),
     "dtype no text": ({"a": entry(["F32"])}, bytes(8), "expected string"),
     "not ours": ({"a": entry("F8_E8M0", offsets=(0, 2))}, bytes(2), "has the dtype F8_E8M0"),
@@ -323,7 +419,11 @@ def test_a_header_that_lies(lie: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("length", "told"),
-    [(1 << 63, "header too large"), (100_000_001, "header too large"), (50, "invalid header length")],
+    [
+        (1 << 63, "header too large"),
+        (100_000_001, "header too large"),
+        (50, "invalid header length"),
+    ],
 )
 def test_a_header_longer_than_the_file(length: int, told: str, tmp_path: Path) -> None:
     raw_file(tmp_path / "model.safetensors", b"{}", length=length)
@@ -356,7 +456,8 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 
 def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> None:
-    """Bytes of a header changed, one or two: an error of ours, or a file that the library reads the same."""
+    """Bytes of a header changed, one or two: an error of ours, or a file that the library reads the
+    same."""
     path = tmp_path / "model.safetensors"
     save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
     whole = path.read_bytes()
@@ -379,7 +480,10 @@ def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> No
         with safetensors.safe_open(path, "pt") as theirs:
             assert set(theirs.keys()) == set(published.entries)
             for name in published.entries:
-                assert torch.equal(published.read(name).view(torch.uint8), theirs.get_tensor(name).view(torch.uint8))
+                assert torch.equal(
+                    published.read(name).view(torch.uint8),
+                    theirs.get_tensor(name).view(torch.uint8),
+                )
     assert 0 < accepted < len(trials)  # a letter of a name changed is still a good file
 
 
@@ -412,7 +516,9 @@ def address(tensor: Tensor, path: Path) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the system as Linux answers")
-def test_a_large_file_is_mapped_and_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_mapped_and_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model.safetensors"
     theirs = {"a": numbers(40, 30), "none": torch.empty(0, 4), "b": numbers(50).bfloat16()}
     save_file(theirs, path)
@@ -421,8 +527,15 @@ def test_a_large_file_is_mapped_and_stays_as_it_is(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     published = mapped(tmp_path)
     ours = {name: published.take(name) for name in theirs}
-    assert all(torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in theirs)
-    assert address(ours["a"], path) and address(ours["b"], path) and not address(published.read("a"), path)
+    assert all(
+        torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype
+        for name in theirs
+    )
+    assert (
+        address(ours["a"], path)
+        and address(ours["b"], path)
+        and not address(published.read("a"), path)
+    )
     published.release(theirs)
     assert torch.equal(ours["a"], theirs["a"])
     ours["a"] += 1
@@ -455,10 +568,16 @@ def refuse(*given: Any, **named: Any) -> Any:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a disk is")
 @pytest.mark.parametrize(
-    ("kind", "stays"), [("ext4", True), ("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False), ("9p", False)]
+    ("kind", "stays"),
+    [("ext4", True), ("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False), ("9p", False)],
 )
-def test_files_that_others_serve_are_not_mapped(kind: str, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n36 22 0:44 / /far rw,noatime shared:7 - {kind} host:/models rw\n"
+def test_files_that_others_serve_are_not_mapped(
+    kind: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = (
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n36 22 0:44 / /far rw,noatime shared:7 - "
+        f"{kind} host:/models rw\n"
+    )
     monkeypatch.setattr(Path, "read_text", lambda *given, **named: mounts)
     assert tensorfiles._stays(os.makedev(0, 44)) is stays
     assert tensorfiles._stays(os.makedev(8, 1))
@@ -478,7 +597,9 @@ def test_a_mapped_file_that_shrank_before(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_our_files_begin_where_a_cache_line_begins(tmp_path: Path) -> None:
-    for name, content in tensorfiles.contents(tensorfiles.plain({"a": numbers(5), "b" * 7: numbers(3)})).items():
+    for name, content in tensorfiles.contents(
+        tensorfiles.plain({"a": numbers(5), "b" * 7: numbers(3)})
+    ).items():
         assert callable(content)
         content(tmp_path / name)
     entries = headers.read_header(tmp_path / "model.safetensors")
@@ -502,8 +623,12 @@ def sharded(tmp_path: Path) -> Path:
     return folder
 
 
-def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(tmp_path: Path) -> None:
-    ours = {name: numbers(size) for name, size in (("a", 3), ("b", 2), ("c", 4), ("d", 20), ("e", 1))}
+def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(
+    tmp_path: Path,
+) -> None:
+    ours = {
+        name: numbers(size) for name, size in (("a", 3), ("b", 2), ("c", 4), ("d", 20), ("e", 1))
+    }
     made = tensorfiles.contents(tensorfiles.plain(ours), limit=24)
     for name, content in made.items():
         content(tmp_path / name) if callable(content) else (tmp_path / name).write_text(content)
@@ -511,16 +636,30 @@ def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(t
     assert placed["metadata"]["total_size"] == 4 * sum(map(len, ours.values()))
     files = [f"model-{number:05}-of-00004.safetensors" for number in (1, 1, 2, 3, 4)]
     assert placed["weight_map"] == dict(zip(ours, files, strict=True))
-    assert all(torch.equal(tensorfiles.open_files(tmp_path).read(name), tensor) for name, tensor in ours.items())
+    assert all(
+        torch.equal(tensorfiles.open_files(tmp_path).read(name), tensor)
+        for name, tensor in ours.items()
+    )
 
 
 def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
     published = tensorfiles.open_files(sharded)
-    assert torch.equal(published.read("a"), numbers(2)) and torch.equal(published.read("b"), numbers(3))
+    assert torch.equal(published.read("a"), numbers(2)) and torch.equal(
+        published.read("b"), numbers(3)
+    )
 
 
 @pytest.mark.parametrize(
-    "way", ["../secret.safetensors", "/absolute", "link.safetensors", "..", "sub/../../x", "a\0b", "x" * 5000]
+    "way",
+    [
+        "../secret.safetensors",
+        "/absolute",
+        "link.safetensors",
+        "..",
+        "sub/../../x",
+        "a\0b",
+        "x" * 5000,
+    ],
 )
 def test_a_shard_outside_the_folder(way: str, sharded: Path) -> None:
     outside = sharded.parent / "secret.safetensors"
@@ -532,7 +671,10 @@ def test_a_shard_outside_the_folder(way: str, sharded: Path) -> None:
 
 
 def test_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None:
-    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "abc", tmp_path / "models--a--b" / "blobs"
+    snapshot, blobs = (
+        tmp_path / "models--a--b" / "snapshots" / "abc",
+        tmp_path / "models--a--b" / "blobs",
+    )
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     save_file({"a": numbers(2)}, blobs / "0123")
@@ -564,7 +706,9 @@ def test_an_index_that_is_none(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "ckpt.pt", "model.pth", "last.ckpt"])
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(name: str, tmp_path: Path) -> None:
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(b"\x80\x04")
     with pytest.raises(UserError, match=r"pickled weights .*glassformer convert --from nanogpt"):
         tensorfiles.open_files(tmp_path)
@@ -576,7 +720,8 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
 
 
 def test_a_file_of_the_hubs_cache_has_the_sha256_that_the_hub_says(tmp_path: Path) -> None:
-    """models--org--name/snapshots/REVISION/model.safetensors -> ../../blobs/SHA256; a flipped bit is seen."""
+    """models--org--name/snapshots/REVISION/model.safetensors -> ../../blobs/SHA256; a flipped bit
+    is seen."""
     snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()

@@ -1,4 +1,5 @@
-"""What a user can get wrong at the command line: one sentence that says what to do, exit code 2, nothing lost."""
+"""What a user can get wrong at the command line: one sentence that says what to do, exit code 2,
+nothing lost."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from glassformer.nn import build_model
 from tiny import DECODERS
 
 COMMAND = [sys.executable, "-m", "glassformer"]
-PROGRESS = ("Training a ", "Going on from ", "Checkpoint ")  # what may be said before a mistake is found
+# what may be said before a mistake is found
+PROGRESS = ("Training a ", "Going on from ", "Checkpoint ")
 RUN = """
 [model]
 dim = 16
@@ -45,9 +47,12 @@ tensorboard = false
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a corpus, a run file and a model trained by it: corpus.txt, run.toml, model/."""
+    """A folder with a corpus, a run file and a model trained by it: corpus.txt, run.toml,
+    model/."""
     home = tmp_path_factory.mktemp("trained")
-    (home / "corpus.txt").write_text("".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80)))
+    (home / "corpus.txt").write_text(
+        "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80))
+    )
     (home / "run.toml").write_text(RUN)
     here = Path.cwd()
     os.chdir(home)
@@ -69,7 +74,8 @@ def home(trained, tmp_path, monkeypatch):
 
 @pytest.fixture
 def refused(home, capsys):
-    """Run a command that must fail: one sentence, nothing on standard output, every file as it was."""
+    """Run a command that must fail: one sentence, nothing on standard output, every file as it
+    was."""
 
     def run(said: str, *arguments: object, code: int = 2, stdin: bytes | None = None) -> str:
         before = snapshot(home)
@@ -90,11 +96,15 @@ def refused(home, capsys):
 
 def snapshot(folder: Path) -> dict[str, str]:
     paths = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in paths
+    }
 
 
 def one_sentence(notes: str) -> str:
-    """The only line on standard error that is not progress; it names the program and ends like a sentence."""
+    """The only line on standard error that is not progress; it names the program and ends like a
+    sentence."""
     lines = [line for line in notes.splitlines() if line and not line.startswith(PROGRESS)]
     assert len(lines) == 1, notes
     assert lines[0].startswith("glassformer: ")
@@ -120,7 +130,13 @@ def test_prompts(refused, prompt, said):
 
 def test_standard_input_as_the_prompt(home, refused, capsys):
     refused("The prompt is empty", "generate", "model", "-", stdin=b"")
-    refused("Standard input is not utf-8 text (byte 1); convert it", "generate", "model", "-", stdin=b"1\xff and")
+    refused(
+        "Standard input is not utf-8 text (byte 1); convert it",
+        "generate",
+        "model",
+        "-",
+        stdin=b"1\xff and",
+    )
     refused("has 54 tokens", "generate", "model", "-", stdin=b"1 and " * 9)
 
 
@@ -160,7 +176,10 @@ def test_a_token_that_the_model_does_not_know(home, refused):
         (["--max-nwe", "3"], '--max-nwe is not understood. Did you mean "--max-new"?'),
         (["--max_new_tokens", "3"], 'Did you mean "--max-new"?'),
         (["--temp", "0.5"], 'Did you mean "--temperature"?'),
-        (["--threads", "2"], "--threads is not understood. Set OMP_NUM_THREADS before the command."),
+        (
+            ["--threads", "2"],
+            "--threads is not understood. Set OMP_NUM_THREADS before the command.",
+        ),
     ],
 )
 def test_options_of_generate(refused, options, said):
@@ -170,7 +189,10 @@ def test_options_of_generate(refused, options, said):
 @pytest.mark.parametrize(
     "words",
     [
-        *(["generate", "a", f"--{name}", "-1"] for name in ("max-new", "temperature", "top-k", "top-p", "samples")),
+        *(
+            ["generate", "a", f"--{name}", "-1"]
+            for name in ("max-new", "temperature", "top-k", "top-p", "samples")
+        ),
         *(["translate", "a", f"--{name}", "0"] for name in ("beams", "best", "max-new", "batch")),
         ["fill", "a ___", "--top", "0"],
         ["embed", "a", "--batch", "0"],
@@ -204,13 +226,19 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(home, refu
         (["generate", "glass/1m", "x"], "glass/1m has no tokenizer"),
         (["generate", "./nowhere", "x"], "There is no folder ./nowhere"),
         (["generate", "./modle", "x"], 'or a recipe. Did you mean "model"?'),
-        (["embed", "model", "--prompts", "corpsu.txt"], 'check the path. Did you mean "corpus.txt"?'),
+        (
+            ["embed", "model", "--prompts", "corpsu.txt"],
+            'check the path. Did you mean "corpus.txt"?',
+        ),
         (["words", "near", "corpsu.txt", "x"], 'Did you mean "corpus.txt"?'),
         (["generate", "corpus.txt", "x"], "corpus.txt is a file; give the folder"),
         (["generate", ".", "x"], "has no config.json; give the folder of a saved model"),
         (["look", "model", "1 and", "*.nonesuch"], 'No value is called "*.nonesuch"'),
         (["look", "model", "1 and", "*.atn.q"], 'Did you mean "'),
-        (["look", "model", "1", "--out", "p.png"], "give --draw as well, and a name that ends in .svg"),
+        (
+            ["look", "model", "1", "--out", "p.png"],
+            "give --draw as well, and a name that ends in .svg",
+        ),
         (["look", "model", "", "*.q"], "The text is empty"),
         (["look", "model", "1 and " * 9, "*.q"], "model's context is 16; shorten it"),
         (["cost", "glass/2m"], 'There is no recipe "glass/2m"'),
@@ -222,10 +250,19 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(home, refu
         (["data", "/no/where"], "/no/where does not exist"),
         (["recipes", "glass"], "glass is not understood. See glassformer recipes --help"),
         (["eval", "model"], "Give --data FILE, or --tasks"),
-        (["eval", "model", "--data", "corpus.txt", "--context", "99"], "context is 99; give 1 to 16"),
-        (["eval", "model", "--data", "corpus.txt", "--stride", "0"], "stride is 0; give 1 to the context"),
+        (
+            ["eval", "model", "--data", "corpus.txt", "--context", "99"],
+            "context is 99; give 1 to 16",
+        ),
+        (
+            ["eval", "model", "--data", "corpus.txt", "--stride", "0"],
+            "stride is 0; give 1 to the context",
+        ),
         (["convert", "model", "out"], "No published layout holds this model"),
-        (["convert", "model", "corpus.txt", "--layout", "glassformer"], "corpus.txt cannot be made because a file"),
+        (
+            ["convert", "model", "corpus.txt", "--layout", "glassformer"],
+            "corpus.txt cannot be made because a file",
+        ),
         (["convert", "model", "out", "--layout", "hg"], "invalid choice: 'hg'"),
     ],
 )
@@ -234,7 +271,11 @@ def test_commands_and_names(refused, words, said):
 
 
 def test_a_name_that_only_the_hub_could_know(refused):
-    refused("the hub cannot be reached; go online once, or give a folder or a recipe", "cost", "nonsense")
+    refused(
+        "the hub cannot be reached; go online once, or give a folder or a recipe",
+        "cost",
+        "nonsense",
+    )
 
 
 # ------------------------------------------------------------------------------------ run files
@@ -248,18 +289,33 @@ def test_a_name_that_only_the_hub_could_know(refused):
         (b"# \xe9\n", "is not valid TOML"),
         (b"[train]\nstpes = 3\n", 'Train has no setting "stpes". Did you mean "steps"?'),
         (b"[trian]\nsteps = 3\n", 'A run file has no table "trian". Did you mean "train"?'),
-        (b'[model]\nrecpie = "glass/4m"\ndim = 16\n', 'model: there is no setting "recpie". Did you mean "recipe"?'),
-        (b"[model]\ndim = 16\nnum_layers = 3\n", 'Did you mean "decoder.depth" or "encoder.depth"?'),
+        (
+            b'[model]\nrecpie = "glass/4m"\ndim = 16\n',
+            'model: there is no setting "recpie". Did you mean "recipe"?',
+        ),
+        (
+            b"[model]\ndim = 16\nnum_layers = 3\n",
+            'Did you mean "decoder.depth" or "encoder.depth"?',
+        ),
         (b"[train]\nsteps = 5\nstpes = 3\n", 'Train has no setting "stpes". Did you mean "steps"?'),
-        (b"steps = 5\n[train]\nbatch = 3\n", '"steps" stands outside of any table; put it below [train]'),
+        (
+            b"steps = 5\n[train]\nbatch = 3\n",
+            '"steps" stands outside of any table; put it below [train]',
+        ),
         (b"[model]\nsteps = 5\n", '"steps" stands in [model]; put it below [train]'),
         (
             b"[train]\noptimizer = { lr = 1e-3, momentun = 2 }\n",
             'Muon has no setting "momentun". Did you mean "momentum"?',
         ),
         (b"[model]\ndecoder.dpeth = 3\n", 'decoder has no setting "dpeth". Did you mean "depth"?'),
-        (b'[model]\nrecipe = "glas/1m"\n', 'There is no recipe "glas/1m". Did you mean "glass/1m"?'),
-        (b'[train]\noptimizer = "Adam"\n', 'train.optimizer: there is no "Adam"; give one of AdamW, Muon'),
+        (
+            b'[model]\nrecipe = "glas/1m"\n',
+            'There is no recipe "glas/1m". Did you mean "glass/1m"?',
+        ),
+        (
+            b'[train]\noptimizer = "Adam"\n',
+            'train.optimizer: there is no "Adam"; give one of AdamW, Muon',
+        ),
     ],
 )
 def test_run_files(home, refused, content, said):
@@ -278,29 +334,51 @@ def test_run_files(home, refused, content, said):
         (["run.toml", "--steps", "many"], 'train.steps: "many" is not an integer'),
         (["run.toml", "--steps", "0"], "train.steps is 0; give a number above 0"),
         (["run.toml", "--stpes", "3"], 'There is no setting "stpes". Did you mean "steps"?'),
-        (["run.toml", "--decoder.dpeth", "3"], 'decoder has no setting "dpeth". Did you mean "depth"?'),
-        (["run.toml", "--decoder.n_layer", "3"], 'decoder has no setting "n_layer". Did you mean "depth"?'),
+        (
+            ["run.toml", "--decoder.dpeth", "3"],
+            'decoder has no setting "dpeth". Did you mean "depth"?',
+        ),
+        (
+            ["run.toml", "--decoder.n_layer", "3"],
+            'decoder has no setting "n_layer". Did you mean "depth"?',
+        ),
         (["run.toml", "--step", "3"], 'There is no setting "step". Did you mean "steps"?'),
-        (["run.toml", "--norm", "RMSNorm"], 'Did you mean "decoder.pattern.norm" or "encoder.pattern.norm"?'),
+        (
+            ["run.toml", "--norm", "RMSNorm"],
+            'Did you mean "decoder.pattern.norm" or "encoder.pattern.norm"?',
+        ),
         (["run.toml", "--lr", "900"], "learning rate optimizer.lr is 900; give one"),
-        (["corpus.txt"], "not a run file (TOML); a text to train on is given as --data.train corpus.txt."),
+        (
+            ["corpus.txt"],
+            "not a run file (TOML); a text to train on is given as --data.train corpus.txt.",
+        ),
         (["run.toml", "--depth", "3"], 'Did you mean "decoder.depth" or "encoder.depth"?'),
         (["run.toml", "--heads", "4"], 'Did you mean "decoder.pattern.attention.heads" or '),
-        (["run.toml", "--batch-size", "4"], 'There is no setting "batch_size". Did you mean "batch"?'),
+        (
+            ["run.toml", "--batch-size", "4"],
+            'There is no setting "batch_size". Did you mean "batch"?',
+        ),
         (["run.toml", "--learning_rate", "1e-3"], 'Did you mean "lr"?'),
         (["run.toml", "--epochs", "3"], 'Did you mean "steps"?'),
         (["run.toml", "--weight_decay", "0"], 'Did you mean "optimizer.weight_decay"?'),
         (["run.toml", "--max_iters", "3"], 'Did you mean "steps"?'),
         (["run.toml", "--threads", "3"], "Set OMP_NUM_THREADS before the command."),
-        (["run.toml", "--optimizer.lr", "1", "--optimizer.momentun", "2"], 'Did you mean "momentum"?'),
+        (
+            ["run.toml", "--optimizer.lr", "1", "--optimizer.momentun", "2"],
+            'Did you mean "momentum"?',
+        ),
         (["run.toml", "--decoder.pattern.attention.heads", "5"], "5 heads do not divide dim 16"),
-        (["run.toml", "--decoder.pattern.attention.kv_heads", "4"], "kv_heads is 4; give 1 to heads (2)"),
+        (
+            ["run.toml", "--decoder.pattern.attention.kv_heads", "4"],
+            "kv_heads is 4; give 1 to heads (2)",
+        ),
         (["run.toml", "--dim", "0"], "dim is 0; give a number above 0"),
         (["run.toml", "--dim", "100000000"], "are free; lower train.batch"),
         (["run.toml", "--decoder.depth", "1000000"], "The config describes 1,000,000 blocks"),
         (
             ["run.toml", "--train.context", "99"],
-            "train.context 99 is more than the model's context 16; lower it, or raise the model's: --model.context 99.",
+            "train.context 99 is more than the model's context 16; lower it, or raise the "
+            "model's: --model.context 99.",
         ),
         (["run.toml", "--train.tune", "lora"], 'Did you mean "LoRA"?'),
         (["run.toml", "--optimizer.lr", "-1"], "lr is -1; give one above 0"),
@@ -329,7 +407,13 @@ def test_train(refused, words, said):
 def test_corpora(home, refused, content, said):
     (home / "bad.txt").write_bytes(content)
     refused(
-        f"bad.txt {said}" if "too" not in said else said, "train", "run.toml", "--data.train", "bad.txt", "--out", "o"
+        f"bad.txt {said}" if "too" not in said else said,
+        "train",
+        "run.toml",
+        "--data.train",
+        "bad.txt",
+        "--out",
+        "o",
     )
     if said.startswith("is"):
         refused(f"bad.txt {said}", "eval", "model", "--data", "bad.txt")
@@ -337,7 +421,10 @@ def test_corpora(home, refused, content, said):
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("not json", "line 2 is not valid JSON"), ('{"words": "1"}', 'line 2 has no text field "text"')],
+    [
+        ("not json", "line 2 is not valid JSON"),
+        ('{"words": "1"}', 'line 2 has no text field "text"'),
+    ],
 )
 def test_jsonl(home, refused, line, said):
     (home / "bad.jsonl").write_text('{"text": "1 and 2"}\n' + line + "\n")
@@ -374,10 +461,16 @@ def rewrite_header(path: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "is damaged (incomplete metadata, file not"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-100]),
+            "is damaged (incomplete metadata, file not",
+        ),
         (lambda path: path.write_bytes(b""), "is damaged (header too small)"),
         (lambda path: path.write_bytes(b"\xff" * 64), "is damaged (header too large)"),
-        (lambda path: path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F23"')), "unknown variant `F23`"),
+        (
+            lambda path: path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F23"')),
+            "unknown variant `F23`",
+        ),
         (lambda path: rewrite_header(path, data_offsets=[0, 1 << 40]), "is damaged"),
         (lambda path: rewrite_header(path, data_offsets=[-4, 0]), "is damaged"),
         (lambda path: path.unlink(), "has no model.safetensors"),
@@ -394,7 +487,12 @@ def test_shards(home, published, refused):
     index, second = published / headers.INDEX, sorted(published.glob("model-*"))[1]
     kept, table = second.read_bytes(), json.loads(index.read_text())
     second.unlink()
-    refused(f"the shard {second.name} that the index names is missing; download it", "generate", "llama", "1")
+    refused(
+        f"the shard {second.name} that the index names is missing; download it",
+        "generate",
+        "llama",
+        "1",
+    )
     second.symlink_to("/etc/passwd")
     refused("outside this folder", "generate", "llama", "1")
     second.unlink()
@@ -402,7 +500,9 @@ def test_shards(home, published, refused):
     for outside in ("../../secret.safetensors", "/etc/passwd"):
         moved = table["weight_map"] | {next(iter(table["weight_map"])): outside}
         index.write_text(json.dumps({"weight_map": moved}))
-        refused("outside this folder; use weights from a source you trust", "generate", "llama", "1")
+        refused(
+            "outside this folder; use weights from a source you trust", "generate", "llama", "1"
+        )
 
 
 @pytest.mark.parametrize(
@@ -411,11 +511,17 @@ def test_shards(home, published, refused):
         ({"hidden_size": 10**12}, '"hidden_size" is 1000000000000; it must be an integer'),
         ({"num_hidden_layers": 10**9}, '"num_hidden_layers" is 1000000000'),
         ({"vocab_size": -1}, '"vocab_size" is -1'),
-        ({"vocab_size": 1 << 24, "hidden_size": 1 << 20, "intermediate_size": 1 << 20}, "has shape"),
+        (
+            {"vocab_size": 1 << 24, "hidden_size": 1 << 20, "intermediate_size": 1 << 20},
+            "has shape",
+        ),
         ({"num_key_value_heads": 8}, "kv_heads is 8; give 1 to heads (4)"),
         ({"num_hidden_layers": 3}, "the files lack model.layers.2."),
         ({"num_hidden_layers": 1}, "the model has no place for model.layers.1."),
-        ({"architectures": ["MambaForCausalLM"]}, 'the architecture "MambaForCausalLM" is not in the recipe book'),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            'the architecture "MambaForCausalLM" is not in the recipe book',
+        ),
         ({"architectures": ["LlamaForCausalLN"]}, 'Did you mean "LlamaForCausalLM"?'),
         ({"architectures": None, "model_type": None}, "names no model"),
         ({"quantization_config": {"bits": 4}}, "quantised weights are not read here"),
@@ -435,7 +541,11 @@ def test_models_in_pieces(home, published, refused):
     refused("has no config.json", "generate", "llama", "1")
     step = next((home / "model").glob("step-*"))
     (step / "tokenizer.json").unlink()
-    for words in (["generate", "model", "1"], ["eval", "model", "--data", "corpus.txt"], ["look", "model", "1", "*"]):
+    for words in (
+        ["generate", "model", "1"],
+        ["eval", "model", "--data", "corpus.txt"],
+        ["look", "model", "1", "*"],
+    ):
         refused("has no tokenizer, so text cannot be read", *words)
     again = ("train", "--from", "model", "--data.train", "corpus.txt", "--out", "again")
     refused("model has no tokenizer; name the one that it was trained with: data.tokenizer", *again)
@@ -450,7 +560,9 @@ def test_pickled_weights_are_never_opened(home, published, refused):
     for path in published.glob("*safetensors*"):
         path.unlink()
     trap = home / "sprung"
-    (published / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch " + str(trap).encode() + b"'\ntR.")
+    (published / "pytorch_model.bin").write_bytes(
+        b"cos\nsystem\n(S'touch " + str(trap).encode() + b"'\ntR."
+    )
     refused("has only pickled weights (pytorch_model.bin)", "generate", "llama", "1")
     assert not trap.exists()
 
@@ -483,7 +595,10 @@ def test_a_checkpoint_of_another_model(home, refused):
 @pytest.mark.parametrize(
     ("out", "said"),
     [
-        ("corpus.txt", "corpus.txt cannot be made because a file stands in its way; choose another folder"),
+        (
+            "corpus.txt",
+            "corpus.txt cannot be made because a file stands in its way; choose another folder",
+        ),
         ("corpus.txt/out", "cannot be made because a file stands in its way"),
         ("/proc/self/out", "cannot be"),
         ("", "--out is empty; name a folder"),
@@ -534,7 +649,10 @@ def test_a_model_is_not_written_over(refused, home, words):
         ("would be written over", ["eval", "model", "--data", "words.txt", "--out", "words.txt"]),
         ("is no .html", ["tokens", "hi", "--html", "words.txt"]),
         ("empty.tsv is empty", ["words", "score", "v.txt", "--similarity", "empty.tsv"]),
-        ("nosuch.tsv is not a file", ["compare", "run.toml", "--test", "nosuch.tsv", "--out", "compared"]),
+        (
+            "nosuch.tsv is not a file",
+            ["compare", "run.toml", "--test", "nosuch.tsv", "--out", "compared"],
+        ),
         ("empty.txt is empty", ["words", "classify", "empty.txt", "words.txt"]),
         ("--columns label=NAME", ["words", "classify", "three.tsv", "words.txt"]),
     ],
@@ -552,7 +670,10 @@ def test_a_tokenizer_by_its_name_and_a_runs_own(home, capsys, shared_data, monke
     assert main(["tokens", "hi", "--with", "model"]) == 0
     assert "model" in capsys.readouterr().out
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
-    assert main(["train", "run.toml", "--data.tokenizer", "gpt2", "--steps", "1", "--out", "named"]) == 0
+    assert (
+        main(["train", "run.toml", "--data.tokenizer", "gpt2", "--steps", "1", "--out", "named"])
+        == 0
+    )
     assert Checkpoint.open(home / "named" / "step-000001").tokenizer().size == 50257
 
 
@@ -573,7 +694,8 @@ def test_a_folder_made_for_nothing_is_gone_and_others_stay(tmp_path):
 
 
 def test_a_full_disk(home, capsys, monkeypatch):
-    """The disk fills up at the second checkpoint: the first one stands and still tells its story."""
+    """The disk fills up at the second checkpoint: the first one stands and still tells its
+    story."""
     real = files.sync
 
     def full(path: Path) -> None:
@@ -610,7 +732,11 @@ def minds_ctrl_c() -> None:
 
 
 def process(*arguments: str, **rest: object) -> subprocess.Popen[bytes]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": minds_ctrl_c} | rest
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "preexec_fn": minds_ctrl_c,
+    } | rest
     return subprocess.Popen([*COMMAND, *arguments], **pipes)  # type: ignore[call-overload, no-any-return]
 
 
@@ -622,7 +748,8 @@ def test_a_mistake_in_a_real_process(home):
 
 
 def test_whoever_reads_may_stop_early(home):
-    """As with `| head -1`, a full disk behind standard output, and a standard output that is closed."""
+    """As with `| head -1`, a full disk behind standard output, and a standard output that is
+    closed."""
     reader = process("generate", "model", *["1 and"] * 3, "--max-new", "9")
     assert reader.stdout is not None and reader.stderr is not None
     reader.stdout.close()
@@ -664,7 +791,8 @@ def interrupt(going: subprocess.Popen[bytes], when: str) -> tuple[int, bytes, by
 
 
 def test_ctrl_c(home):
-    """130 and no traceback, before the first step as while a prompt is awaited; nothing is left of the run."""
+    """130 and no traceback, before the first step as while a prompt is awaited; nothing is left of
+    the run."""
     (home / "long.txt").write_text((home / "corpus.txt").read_text() * 3000)
     going = process("train", "run.toml", "--data.train", "long.txt", "--out", "out")
     code, result, notes = interrupt(going, "Training a ")
@@ -691,15 +819,20 @@ def test_ctrl_c_while_training_saves_and_says_how_to_go_on(home):
     result, notes = going.communicate(timeout=60)
     lines = [line.strip() for line in notes.decode().splitlines()]
     assert (going.returncode, result) == (130, b""), notes
-    words = lines[-1].removesuffix(" train run.toml --steps 1000000 --save-every 0 --out out --resume")
+    words = lines[-1].removesuffix(
+        " train run.toml --steps 1000000 --save-every 0 --out out --resume"
+    )
     assert words != lines[-1] and words.endswith("-m glassformer")  # as it was started
-    again = subprocess.run([*words.split(), "--version"], cwd=home, capture_output=True, check=True, text=True)
+    again = subprocess.run(
+        [*words.split(), "--version"], cwd=home, capture_output=True, check=True, text=True
+    )
     assert again.stdout.startswith("glassformer ")
     assert "Traceback" not in notes.decode()
     assert main(["generate", "out", "1 and", "--max-new", "2"]) == 0
 
 
-# --------------------------------------------------------------------- what was read otherwise than meant
+# --------------------------------------------------------------------- what was read otherwise than
+# meant
 
 
 def test_a_mark_between_documents_is_said_and_read_when_asked(home, capsys):
@@ -712,7 +845,10 @@ def test_a_mark_between_documents_is_said_and_read_when_asked(home, capsys):
         assert main(["data", "marked.txt", "--separator", separator, "--json"]) == 0
         result, notes = capsys.readouterr()
         assert (json.loads(result)["documents"], notes) == (2, "")
-    assert main(["eval", "model", "--data", "marked.txt", "--separator", "<|endoftext|>", "--json"]) == 0
+    assert (
+        main(["eval", "model", "--data", "marked.txt", "--separator", "<|endoftext|>", "--json"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["bytes"] == 30
 
 
@@ -723,9 +859,14 @@ def test_json_is_numbers(capsys):
     assert price["cache_bytes_per_token"]["bf16"] == 128 * 1024
 
 
-@pytest.mark.parametrize("words", [["serve", "no-model"], ["generate", "no-model", "O", "--out", "answers.jsonl"]])
+@pytest.mark.parametrize(
+    "words", [["serve", "no-model"], ["generate", "no-model", "O", "--out", "answers.jsonl"]]
+)
 def test_the_engine_says_before_it_loads_a_model_that_a_device_is_not_there(
-    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--device", "cuda:7"]) == 2

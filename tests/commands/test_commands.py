@@ -1,4 +1,5 @@
-"""The command line as a whole: help, examples, options anywhere, settings that are listed, completion."""
+"""The command line as a whole: help, examples, options anywhere, settings that are listed,
+completion."""
 
 from __future__ import annotations
 
@@ -25,15 +26,20 @@ from glassformer.commands.parsing import Parser
 from glassformer.config import settings
 
 COMMAND = [sys.executable, "-m", "glassformer"]
-EXAMPLES = [line for verb in VERBS for line in import_module(f"glassformer.commands.{verb}").EXAMPLES]
+EXAMPLES = [
+    line for verb in VERBS for line in import_module(f"glassformer.commands.{verb}").EXAMPLES
+]
 
 
 def understood(line: str) -> dict[str, object]:
     words = shlex.split(line)
-    return vars(parser(VERBS).understand(words[words.index("glassformer") + 1 :]))  # torchrun may stand before it
+    # torchrun may stand before it
+    return vars(parser(VERBS).understand(words[words.index("glassformer") + 1 :]))
 
 
-@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["help", "train"], ["train", "--help"], ["words"]])
+@pytest.mark.parametrize(
+    "words", [[], ["help"], ["--help"], ["-h"], ["help", "train"], ["train", "--help"], ["words"]]
+)
 def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(words)
@@ -42,22 +48,33 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     said, notes = capsys.readouterr()
     assert (code, notes) == (0, "")
     assert said.startswith(
-        f"usage: glassformer {'train' if 'train' in words else 'words' if words == ['words'] else ''}"
+        "usage: glassformer "
+        f"{'train' if 'train' in words else 'words' if words == ['words'] else ''}"
     )
 
 
-def test_the_overview_names_every_command_within_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overview_names_every_command_within_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for width in (60, 80, 200):
-        monkeypatch.setattr("os.get_terminal_size", lambda width=width: os.terminal_size((width, 24)))
+        monkeypatch.setattr(
+            "os.get_terminal_size", lambda width=width: os.terminal_size((width, 24))
+        )
         lines = overview().splitlines()
         assert max(map(len, lines)) <= max(width, 67)  # the closing sentence is not folded
-        listed = re.split(r"\n  (?=[a-z])", "\n".join(lines).split("commands:")[1].split("\n\n")[0])[1:]
-        assert {(verb := " ".join(entry.split()).split(" ", 1))[0]: verb[1] for entry in listed} == VERBS
+        listed = re.split(
+            r"\n  (?=[a-z])", "\n".join(lines).split("commands:")[1].split("\n\n")[0]
+        )[1:]
+        assert {
+            (verb := " ".join(entry.split()).split(" ", 1))[0]: verb[1] for entry in listed
+        } == VERBS
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])
 def test_version(word: str) -> None:
-    assert subprocess.run([*COMMAND, word], capture_output=True, check=True).stdout.startswith(b"glassformer ")
+    assert subprocess.run([*COMMAND, word], capture_output=True, check=True).stdout.startswith(
+        b"glassformer "
+    )
 
 
 @pytest.mark.parametrize("line", EXAMPLES)
@@ -76,13 +93,25 @@ def test_every_command_and_every_task_has_an_example() -> None:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ('glassformer generate S --max-new 5 "Once upon"', {"model": "S", "prompt": ["Once upon"], "max_new": 5}),
+        (
+            'glassformer generate S --max-new 5 "Once upon"',
+            {"model": "S", "prompt": ["Once upon"], "max_new": 5},
+        ),
         ("glassformer generate S one --json two", {"prompt": ["one", "two"], "json": True}),
         ("glassformer generate --seed 1 S -- -5 --json", {"prompt": ["-5", "--json"], "seed": 1}),
-        ("glassformer look M text --json '*.q'", {"text": "text", "pattern": ["*.q"], "json": True}),
+        (
+            "glassformer look M text --json '*.q'",
+            {"text": "text", "pattern": ["*.q"], "json": True},
+        ),
         ("glassformer words near V --json king", {"vectors": "V", "word": "king", "task": "near"}),
-        ("glassformer train run.toml --out o --steps 5", {"rest": ["run.toml", "--steps", "5"], "out": "o"}),
-        ("glassformer train --steps 5 --out o run.toml", {"rest": ["--steps", "5", "run.toml"], "out": "o"}),
+        (
+            "glassformer train run.toml --out o --steps 5",
+            {"rest": ["run.toml", "--steps", "5"], "out": "o"},
+        ),
+        (
+            "glassformer train --steps 5 --out o run.toml",
+            {"rest": ["--steps", "5", "run.toml"], "out": "o"},
+        ),
     ],
 )
 def test_options_stand_anywhere(line: str, found: dict[str, object]) -> None:
@@ -139,7 +168,9 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str], stdin: str = ""
     return said
 
 
-def test_the_next_tokens_and_their_probabilities(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_tokens_and_their_probabilities(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What look and generate take for likely is the softmax of the model's own logits."""
     import torch
 
@@ -153,7 +184,9 @@ def test_the_next_tokens_and_their_probabilities(model: str, capsys: pytest.Capt
     best = logprobs.topk(3)
     looked = json.loads(answer(["look", model, "Once", "--next", "3", "--json"], capsys))
     predicted = json.loads(answer(["look", model, "--logprobs", "3", "Once", "--json"], capsys))
-    next = json.loads(answer(["generate", model, "Once", "--next", "3", "--json"], capsys))["rows"][0]["next"]
+    next = json.loads(answer(["generate", model, "Once", "--next", "3", "--json"], capsys))["rows"][
+        0
+    ]["next"]
     drawn = ["generate", model, "Once", "--logprobs", "3", "--max-new", "2", "--seed", "1"]
     row = json.loads(answer([*drawn, "--json"], capsys))["rows"][0]
     for told in (looked, predicted[-1]["next"], next, row["likely"][0]):
@@ -164,9 +197,15 @@ def test_the_next_tokens_and_their_probabilities(model: str, capsys: pytest.Capt
     assert [one["logprob"] for one in predicted[1:]] == pytest.approx(
         [logprobs[at, id].item() for at, id in enumerate(ids[1:])], abs=1e-5
     )
-    assert row["pieces"] == [tokenizer.token(id) for id in row["tokens"]] and len(row["likely"]) == len(row["tokens"])
-    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(["look", model, "Once", "--next", "1"], capsys)
-    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(["generate", model, "Once", "--next", "1"], capsys)
+    assert row["pieces"] == [tokenizer.token(id) for id in row["tokens"]] and len(
+        row["likely"]
+    ) == len(row["tokens"])
+    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(
+        ["look", model, "Once", "--next", "1"], capsys
+    )
+    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(
+        ["generate", model, "Once", "--next", "1"], capsys
+    )
     assert answer(drawn, capsys).count("0.") == 6
 
 
@@ -174,14 +213,29 @@ def test_many_prompts_into_a_file_say_what_they_say_at_once(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
-    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("Once", "Twice", "Once", "x")))
-    words = ["generate", model, "--prompts", str(prompts), "--seed", "4", "--max-new", "5", "--samples", "2"]
+    prompts.write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in ("Once", "Twice", "Once", "x"))
+    )
+    words = [
+        "generate",
+        model,
+        "--prompts",
+        str(prompts),
+        "--seed",
+        "4",
+        "--max-new",
+        "5",
+        "--samples",
+        "2",
+    ]
     rows = json.loads(answer([*words, "--json"], capsys))["rows"]
     assert "4 prompts, 40 new tokens" in answer([*words, "--out", str(out)], capsys)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["tokens"] for line in lines] == [row["tokens"] for row in rows]
     assert [line["text"] for line in lines] == [row["text"] for row in rows]
-    assert [(line["number"], line["sample"]) for line in lines] == [(n, s) for n in range(4) for s in range(2)]
+    assert [(line["number"], line["sample"]) for line in lines] == [
+        (n, s) for n in range(4) for s in range(2)
+    ]
     assert main([*words, "--out", str(out)]) == 2 and "there already" in capsys.readouterr().err
 
 
@@ -198,15 +252,23 @@ def test_prompts_come_from_a_file_and_from_standard_input(
         (["--prompts", str(table)], ""),
         (["--prompts", "-"], lines.read_text()),
     ):
-        got = json.loads(answer(["generate", model, *words, *short, "--batch", "1"], capsys, stdin))["rows"]
-        assert [{**row, "logprobs": None} for row in got] == [{**row, "logprobs": None} for row in wanted]
+        got = json.loads(
+            answer(["generate", model, *words, *short, "--batch", "1"], capsys, stdin)
+        )["rows"]
+        assert [{**row, "logprobs": None} for row in got] == [
+            {**row, "logprobs": None} for row in wanted
+        ]
     (row,) = json.loads(answer(["generate", model, "-", *short], capsys, "one\n"))["rows"]
     assert row["prompt"] == wanted[0]["prompt"]  # the end of the line is not a part of the text
     for verb in ("embed", "look"):
-        assert answer([verb, model, "-", "--json", *(["*.q"] if verb == "look" else [])], capsys, "one\n")
+        assert answer(
+            [verb, model, "-", "--json", *(["*.q"] if verb == "look" else [])], capsys, "one\n"
+        )
 
 
-def test_pictures_of_one_head_and_on_standard_output(model: str, tmp_path: Path, capfdbinary: Any) -> None:
+def test_pictures_of_one_head_and_on_standard_output(
+    model: str, tmp_path: Path, capfdbinary: Any
+) -> None:
     def drawn(*words: str) -> bytes:
         assert main(["look", model, "Once", "--draw", *words]) == 0
         sys.stdout.flush()
@@ -216,7 +278,9 @@ def test_pictures_of_one_head_and_on_standard_output(model: str, tmp_path: Path,
         return [one["weights"] for one in json.loads(drawn("--json", "*.0.attn.pattern", *words))]
 
     heads = [np.array(weights("--head", str(head))) for head in range(4)]
-    assert np.allclose(np.mean(heads, 0), weights(), atol=1e-6) and not np.allclose(heads[0], heads[1])
+    assert np.allclose(np.mean(heads, 0), weights(), atol=1e-6) and not np.allclose(
+        heads[0], heads[1]
+    )
     assert drawn("--out", "-").count(b"<svg") == 1 + len(drawn("--json").split(b'"path"')[1:])
     drawn("--out", str(tmp_path / "all.svg"))
     assert (tmp_path / "all.svg").read_bytes().count(b"<title>") == 2
@@ -227,12 +291,17 @@ def test_pictures_of_one_head_and_on_standard_output(model: str, tmp_path: Path,
     assert b"heads 0 to 3" in capfdbinary.readouterr().err
 
 
-def test_a_space_looks_the_same_in_a_picture_and_in_the_lens(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_space_looks_the_same_in_a_picture_and_in_the_lens(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["look", model, "Once upon a", "--draw", "--json", "*.0.attn.pattern"]) == 0
     rows = json.loads(capsys.readouterr().out)[0]["rows"]
     assert main(["lens", model, "Once upon a"]) == 0
     table = capsys.readouterr().out
-    assert any("·" in row for row in rows) and all(f":{row}" in table for row in rows), (rows, table)
+    assert any("·" in row for row in rows) and all(f":{row}" in table for row in rows), (
+        rows,
+        table,
+    )
 
 
 def test_the_device_is_chosen_said_and_refused(
@@ -266,12 +335,27 @@ def test_the_device_is_chosen_said_and_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
     monkeypatch.setattr(store, "load", load)
-    for verb in (["generate", "Once"], ["look", "Once", "*.q"], ["embed", "Once"], ["eval", "--data", __file__]):
+    for verb in (
+        ["generate", "Once"],
+        ["look", "Once", "*.q"],
+        ["embed", "Once"],
+        ["eval", "--data", __file__],
+    ):
         for device in ("cuda", "cuda:1"):
-            assert main([verb[0], model, *verb[1:], *(["--device", device] if device != "cuda" else [])]) == 0
+            assert (
+                main(
+                    [verb[0], model, *verb[1:], *(["--device", device] if device != "cuda" else [])]
+                )
+                == 0
+            )
             assert f"computes on {device} (Pretended GPU) in float32." in capsys.readouterr().err
             assert asked.pop() == device
-    assert main(["generate", model, "Once", "--max-new", "1", "--out", str(tmp_path / "answers.jsonl")]) == 0
+    assert (
+        main(
+            ["generate", model, "Once", "--max-new", "1", "--out", str(tmp_path / "answers.jsonl")]
+        )
+        == 0
+    )
     assert "The engine computes on the CPU; --device cuda takes the GPU." in capsys.readouterr().err
     assert asked.pop() == "cpu"
     assert main([*words, "--device", "cuda:2"]) == 2
@@ -284,7 +368,12 @@ def test_a_file_of_ones_own_is_used_before_anything_else(
 ) -> None:
     used: list[str] = []
     monkeypatch.setattr("glassformer.cli.use", used.append)
-    for words in (["recipes", "--json"], ["cost", "glass/1m"], ["look", "glass/1m", "x"], ["masks"]):
+    for words in (
+        ["recipes", "--json"],
+        ["cost", "glass/1m"],
+        ["look", "glass/1m", "x"],
+        ["masks"],
+    ):
         assert main([*words, "--use", "one.py", "--use", "two.py"]) == 0
         assert used == ["one.py", "two.py"]
         used.clear()
@@ -313,7 +402,16 @@ def test_a_training_goes_on_on_another_device(
 
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("".join(f"{i} and {i + 1}.\n" for i in range(80)))
-    size = ["--dim", "16", "--decoder.depth", "1", "--decoder.pattern.attention.heads", "2", "--context", "16"]
+    size = [
+        "--dim",
+        "16",
+        "--decoder.depth",
+        "1",
+        "--decoder.pattern.attention.heads",
+        "2",
+        "--context",
+        "16",
+    ]
     words = [
         "train",
         "--data.train",
@@ -331,13 +429,18 @@ def test_a_training_goes_on_on_another_device(
     assert "This machine has no device cuda" in capsys.readouterr().err and not Path("out").exists()
     assert main([*words, "--device", "cpu"]) == 0
     assert "Training on cpu." in capsys.readouterr().err
-    monkeypatch.setattr(devices, "find", lambda name: torch.device("cpu") if name == "cuda:1" else None)
+    monkeypatch.setattr(
+        devices, "find", lambda name: torch.device("cpu") if name == "cuda:1" else None
+    )
     assert main([*words, "--device", "cuda:1", "--resume"]) == 0
 
 
 def test_a_name_alone_means_published_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "gpt2", "x"]) == 2
-    assert "gpt2 means openai-community/gpt2 on the hub, which is not a folder here" in capsys.readouterr().err
+    assert (
+        "gpt2 means openai-community/gpt2 on the hub, which is not a folder here"
+        in capsys.readouterr().err
+    )
     assert main(["generate", "glass/1m", "x"]) == 2
     assert "glass/1m has no tokenizer: it is an untrained shape" in capsys.readouterr().err
     assert main(["look", "glass/1m", "x"]) == 0
@@ -352,8 +455,16 @@ def test_all_that_run_files_use_is_listed(capsys: pytest.CaptureFixture[str]) ->
     for path in run_file.run_files().values():
         data = files.read_toml(path)["data"]
         for value in (data["train"], data.get("valid")):
-            names = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-            for name in (one for one in names if isinstance(one, str) and not one.startswith("out/")):
+            names = (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, list)
+                else [value]
+            )
+            for name in (
+                one for one in names if isinstance(one, str) and not one.startswith("out/")
+            ):
                 folder, _, file = name.partition("/")
                 assert any(line.startswith(folder) and file in line for line in lines), name
 
@@ -363,7 +474,10 @@ def test_perplexity_is_explained(model: str, capsys: pytest.CaptureFixture[str])
     assert main(words) == 0
     figures, notes = capsys.readouterr()
     assert figures.startswith("loss") and "in windows that move on by 8 (--stride)" in notes
-    assert json.loads(answer([*words, "--json"], capsys)).items() >= {"context": 16, "stride": 8}.items()
+    assert (
+        json.loads(answer([*words, "--json"], capsys)).items()
+        >= {"context": 16, "stride": 8}.items()
+    )
 
 
 def test_long_work_is_heard_of_outside_a_terminal(
@@ -415,7 +529,9 @@ def test_an_argument_that_is_not_utf_8() -> None:
     assert b"is not UTF-8 text" in done.stderr and b"surrogate" not in done.stderr
 
 
-def test_a_run_is_edited_by_the_line_that_python_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_edited_by_the_line_that_python_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import glassformer
     from glassformer.data import find as find_corpus
     from glassformer.inspection.edits import head_off, swap_token
@@ -425,7 +541,9 @@ def test_a_run_is_edited_by_the_line_that_python_takes(tmp_path: Path, capsys: p
     tokenizer = train("byte")
     block = c.Block(c.Attention(4), c.MLP(32))
     stack = c.Stack(2, (block,), c.Rotary())
-    model = build_model(c.Decoder(16, 32, c.Embed(tokenizer.size), stack, init=c.Init(std=0.3)), seed=1)
+    model = build_model(
+        c.Decoder(16, 32, c.Embed(tokenizer.size), stack, init=c.Init(std=0.3)), seed=1
+    )
     glassformer.save(model, tmp_path / "one", tokenizer)
     (tmp_path / "text.txt").write_text("some text to be read")
     edits = [head_off("decoder.blocks.0.attn", 1), swap_token(0, "x")]
@@ -434,14 +552,25 @@ def test_a_run_is_edited_by_the_line_that_python_takes(tmp_path: Path, capsys: p
     assert main(["look", one, "abc", "logits", "--json", *told]) == 0
     seen = glassformer.look(model, tokenizer, "abc", "logits", edits=edits)["logits"]
     shown = json.loads(capsys.readouterr().out)
-    assert np.allclose(shown["logits"]["values"], seen.numpy(), atol=1e-5) and shown["tokens"]["pieces"][0] == "x"
-    assert main(["generate", one, "abc", "--temperature", "0", "--max-new", "5", "--json", *told]) == 0
-    made = glassformer.generate(model, tokenizer, "abc", temperature=0, max_new=5, edits=edits).run()
+    assert (
+        np.allclose(shown["logits"]["values"], seen.numpy(), atol=1e-5)
+        and shown["tokens"]["pieces"][0] == "x"
+    )
+    assert (
+        main(["generate", one, "abc", "--temperature", "0", "--max-new", "5", "--json", *told]) == 0
+    )
+    made = glassformer.generate(
+        model, tokenizer, "abc", temperature=0, max_new=5, edits=edits
+    ).run()
     assert json.loads(capsys.readouterr().out)["rows"][0]["tokens"] == made.tokens[0]
     assert main(["eval", one, "--data", str(tmp_path / "text.txt"), "--json", *told[:2]]) == 0
-    score = glassformer.evaluation.score(model, tokenizer, find_corpus(tmp_path / "text.txt"), edits=edits[:1])
+    score = glassformer.evaluation.score(
+        model, tokenizer, find_corpus(tmp_path / "text.txt"), edits=edits[:1]
+    )
     assert math.isclose(json.loads(capsys.readouterr().out)["loss"], score.loss, rel_tol=1e-5)
-    assert main(["look", one, "abc", "logits", "--edit", "head_off('decoder.blocks.0.atn', 1)"]) == 2
+    assert (
+        main(["look", one, "abc", "logits", "--edit", "head_off('decoder.blocks.0.atn', 1)"]) == 2
+    )
     assert 'Did you mean "decoder.blocks.0.attn"' in capsys.readouterr().err
 
 
@@ -482,14 +611,22 @@ def test_edits_change_what_is_classified_embedded_and_translated(
     assert np.allclose(rows, made, atol=1e-5) and not np.allclose(rows, plain, atol=1e-3)
 
     how = {"beams": 2, "max_new": 5}
-    assert main(["translate", pairs, *texts, "--beams", "2", "--max-new", "5", "--json", *told]) == 0
+    assert (
+        main(["translate", pairs, *texts, "--beams", "2", "--max-new", "5", "--json", *told]) == 0
+    )
     rows = [json.loads(line)["best"][0] for line in capsys.readouterr().out.splitlines()]
-    for row, (best, *_) in zip(rows, generation.search(pair, tokenizer, texts, edits=edits, **how), strict=True):
+    for row, (best, *_) in zip(
+        rows, generation.search(pair, tokenizer, texts, edits=edits, **how), strict=True
+    ):
         assert row["tokens"] == best.tokens and math.isclose(row["score"], best.score, rel_tol=1e-4)
     others = [best.score for best, *_ in generation.search(pair, tokenizer, texts, **how)]
     assert not np.allclose([row["score"] for row in rows], others, atol=1e-3)
 
-    for command, model in (("classify", labels), ("embed", str(tmp_path / "vectors")), ("translate", pairs)):
+    for command, model in (
+        ("classify", labels),
+        ("embed", str(tmp_path / "vectors")),
+        ("translate", pairs),
+    ):
         assert main([command, model, "abc", "--edit", "head_off('encoder.blocks.9.attn', 1)"]) == 2
         assert 'Did you mean "encoder.blocks.' in capsys.readouterr().err
 
@@ -500,7 +637,20 @@ def test_edits_change_what_is_classified_embedded_and_translated(
     assert main(["attribution", labels, "some text"]) == 0
     assert "The logit of label" in capsys.readouterr().out
     glassformer.save(classifier, tmp_path / "named", tokenizer, labels=("bad", "good"))
-    assert main(["attribution", str(tmp_path / "named"), "some text", "--token", "good", "--against", "bad"]) == 0
+    assert (
+        main(
+            [
+                "attribution",
+                str(tmp_path / "named"),
+                "some text",
+                "--token",
+                "good",
+                "--against",
+                "bad",
+            ]
+        )
+        == 0
+    )
     by_name = capsys.readouterr().out
     assert by_name.startswith('The logit of label 1 ("good") less that of label 0 ("bad")')
     assert main(["attribution", labels, "some text", "--token", "1", "--against", "0"]) == 0
@@ -514,7 +664,9 @@ def test_a_grid_of_patches_is_printed(tmp_path: Path, capsys: pytest.CaptureFixt
 
     tokenizer = train("byte")
     stack = c.Stack(2, (c.Block(c.Attention(4), c.MLP(32)),), c.Rotary())
-    model = build_model(c.Decoder(16, 32, c.Embed(tokenizer.size), stack, init=c.Init(std=0.3)), seed=1)
+    model = build_model(
+        c.Decoder(16, 32, c.Embed(tokenizer.size), stack, init=c.Init(std=0.3)), seed=1
+    )
     glassformer.save(model, tmp_path / "one", tokenizer)
     words = ["patch", str(tmp_path / "one"), "the cat", "the dog", "--answer", "x", "--wrong", "y"]
     grid = glassformer.patch_grid(model, tokenizer, "the cat", "the dog", answer="x", wrong="y")

@@ -1,4 +1,5 @@
-"""``glassformer compare``: one budget for all, what is finished is not done again, what cannot be compared is said."""
+"""``glassformer compare``: one budget for all, what is finished is not done again, what cannot be
+compared is said."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", e
 MODELS = {
     "one-vector": 'encoder = { type = "Recurrent", causal = false }\n'
     'decoder = { type = "Recurrent", cell = "LSTM", cross = "Summary" }\n',
-    "attention": 'encoder = "Recurrent"\ndecoder = { type = "Recurrent", cross = { type = "Additive", width = 8 } }\n',
+    "attention": 'encoder = "Recurrent"\ndecoder = { type = "Recurrent", cross = { type = '
+    '"Additive", width = 8 } }\n',
 }
 TRAIN = """
 [train]
@@ -50,7 +52,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Two run files and what they read: words, and the same words backwards."""
     folder, draw = tmp_path_factory.mktemp("compare"), random.Random(0)
     texts = [" ".join(draw.choices("abcdefgh", k=draw.randint(1, 9))) for _ in range(60)]
-    (folder / "texts.tsv").write_text("source\ttarget\n" + "".join(f"{text}\t{text[::-1]}\n" for text in texts))
+    (folder / "texts.tsv").write_text(
+        "source\ttarget\n" + "".join(f"{text}\t{text[::-1]}\n" for text in texts)
+    )
     data = f'\n[data]\ntype = "Examples"\ntrain = "{folder}/texts.tsv"\ntokenizer = "words"\n'
     found = {"data": f"{folder}/texts.tsv"}
     for name, body in MODELS.items():
@@ -69,18 +73,34 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_two_models_one_table_and_nothing_twice(
-    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out, called = tmp_path / "out", []
     run_one = training.run
     monkeypatch.setattr(
-        training, "run", lambda settings, *rest, **how: called.append(settings) or run_one(settings, *rest, **how)
+        training,
+        "run",
+        lambda settings, *rest, **how: called.append(settings) or run_one(settings, *rest, **how),
     )
-    words = ["compare", files["one-vector"], files["attention"], "--tokens", "768", "--out", str(out)]
+    words = [
+        "compare",
+        files["one-vector"],
+        files["attention"],
+        "--tokens",
+        "768",
+        "--out",
+        str(out),
+    ]
     assert main([*words, "--test", files["data"], "--beams", "2", "--lengths", "3,6"]) == 0
     table = capfd.readouterr().out.splitlines()
     assert len(table) == 3
-    assert all(name in table[0] for name in ("valid loss", "test bleu", "bleu 1-3", "bleu 7+", "parameters", "MiB"))
+    assert all(
+        name in table[0]
+        for name in ("valid loss", "test bleu", "bleu 1-3", "bleu 7+", "parameters", "MiB")
+    )
     assert [settings.train.steps for settings in called] == [6, 6]
     assert (out / "comparison.png").exists()
 
@@ -92,20 +112,38 @@ def test_two_models_one_table_and_nothing_twice(
     assert not called, "what is finished was trained again"
     assert [result["name"] for result in results] == ["one-vector", "attention"]
     for result in results:
-        model = serial.from_dict(config.Model, json.loads((out / result["name"] / "run.json").read_text())["model"])
+        model = serial.from_dict(
+            config.Model, json.loads((out / result["name"] / "run.json").read_text())["model"]
+        )
         assert isinstance(model.decoder, config.Recurrent)
-        lines = [json.loads(line) for line in (out / result["name"] / "log.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (out / result["name"] / "log.jsonl").read_text().splitlines()
+        ]
         assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-        assert result["valid"]["loss"] == min(line["valid_loss"] for line in lines if "valid_loss" in line)
+        assert result["valid"]["loss"] == min(
+            line["valid_loss"] for line in lines if "valid_loss" in line
+        )
         assert result["tokens"] == sum(line["tokens"] for line in lines)
         assert result["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
         assert 50 * 2**20 < result["peak"] < 4 * 2**30
         assert result["test"]["texts"] == 60
 
 
-def test_seeds_and_varied_settings(files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_seeds_and_varied_settings(
+    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
-    words = ["compare", files["one-vector"], "--vary", "decoder.depth=1,2", "--seeds", "2", "--out", str(out)]
+    words = [
+        "compare",
+        files["one-vector"],
+        "--vary",
+        "decoder.depth=1,2",
+        "--seeds",
+        "2",
+        "--out",
+        str(out),
+    ]
     assert main([*words, "--json"]) == 0
     results = json.loads(capfd.readouterr().out)
     assert [result["name"] for result in results] == ["one-vector.depth=1", "one-vector.depth=2"]
@@ -114,14 +152,20 @@ def test_seeds_and_varied_settings(files: dict[str, str], tmp_path: Path, capfd:
         losses = []
         for seed in (0, 1):
             run = json.loads((out / f"{result['name']}.seed-{seed}" / "run.json").read_text())
-            assert run["train"]["seed"] == seed and str(run["model"]["decoder"]["depth"]) == result["name"][-1]
+            assert (
+                run["train"]["seed"] == seed
+                and str(run["model"]["decoder"]["depth"]) == result["name"][-1]
+            )
             lines = read_log(out / f"{result['name']}.seed-{seed}" / "log.jsonl")
             losses.append(min(line["valid_loss"] for line in lines if "valid_loss" in line))
             curve = result["seeds"][seed]["curve"]
-            assert curve[0][3] == pytest.approx((lines[0]["loss"] + lines[1]["loss"]) / 2)  # validated every 2 steps
+            # validated every 2 steps
+            assert curve[0][3] == pytest.approx((lines[0]["loss"] + lines[1]["loss"]) / 2)
         assert losses[0] != losses[1]
         assert result["valid"]["loss"] == pytest.approx(sum(losses) / 2)
-        assert result["spread"]["valid"]["loss"] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
+        assert result["spread"]["valid"]["loss"] == pytest.approx(
+            abs(losses[0] - losses[1]) / 2**0.5
+        )
         assert result["precision"].startswith(("float32", "bfloat16"))
     assert main(words) == 0
     table = capfd.readouterr().out.splitlines()
@@ -134,7 +178,8 @@ def test_seeds_and_varied_settings(files: dict[str, str], tmp_path: Path, capfd:
 def test_each_seed_goes_on_from_its_own_checkpoint(
     files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """``{seed}`` in ``from``: a second training at a rate of nothing has the losses that the first one ended with."""
+    """``{seed}`` in ``from``: a second training at a rate of nothing has the losses that the first
+    one ended with."""
     words = ["--seeds", "2", "--json", "--out"]
     assert main(["compare", files["attention"], *words, str(tmp_path / "first")]) == 0
     (first,) = json.loads(capfd.readouterr().out)
@@ -142,30 +187,45 @@ def test_each_seed_goes_on_from_its_own_checkpoint(
     whole, rest = text.split("\n[data]")
     again = tmp_path / "again.toml"
     again.write_text(
-        f'[model]\nfrom = "{tmp_path}/first/attention.seed-{{seed}}"\n[data]{rest.replace("lr = 1e-2", "lr = 1e-20")}'
+        "[model]\nfrom = "
+        f'"{tmp_path}/first/attention.seed-{{seed}}"\n[data]{rest.replace("lr = 1e-2", "lr = 1e-20")}'
     )
     assert whole != text and main(["compare", str(again), *words, str(tmp_path / "again")]) == 0
     (second,) = json.loads(capfd.readouterr().out)
     for before, after in zip(first["seeds"], second["seeds"], strict=True):
         assert after["valid"]["loss"] == pytest.approx(before["valid"]["loss"], rel=1e-5)
         assert 0 < after["processor"] < 60
-    assert first["seeds"][0]["valid"]["loss"] != pytest.approx(first["seeds"][1]["valid"]["loss"], rel=1e-3)
+    assert first["seeds"][0]["valid"]["loss"] != pytest.approx(
+        first["seeds"][1]["valid"]["loss"], rel=1e-3
+    )
 
 
 def test_a_bag_of_words_beside_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(0)
     labelled = [
-        (label, " ".join(draw.choices(("good fine well", "bad poor ill")[label].split(), k=4))) for label in [0, 1] * 30
+        (label, " ".join(draw.choices(("good fine well", "bad poor ill")[label].split(), k=4)))
+        for label in [0, 1] * 30
     ]
     for name, part in (("train", labelled[:40]), ("test", labelled[40:])):
-        (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for label, text in part))
+        (tmp_path / f"{name}.tsv").write_text(
+            "text\tlabel\n" + "".join(f"{text}\t{label}\n" for label, text in part)
+        )
     run = tmp_path / "encoder.toml"
     run.write_text(
-        f'[model]\nrecipe = "glass/encoder-1m"\nencoder.depth = 1\npool = {{ of = "mean", labels = 2 }}\ndim = 32\n'
+        f'[model]\nrecipe = "glass/encoder-1m"\nencoder.depth = 1\npool = {{ of = "mean", labels '
+        f"= 2 }}\ndim = 32\n"
         f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/train.tsv"\ntokenizer = "words"\n'
         f'valid = "{tmp_path}/test.tsv"\n' + TRAIN.replace("Seq2Seq", "Classify")
     )
-    words = ["compare", str(run), "--bag", "--test", f"{tmp_path}/test.tsv", "--out", str(tmp_path / "out")]
+    words = [
+        "compare",
+        str(run),
+        "--bag",
+        "--test",
+        f"{tmp_path}/test.tsv",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main([*words, "--json"]) == 0
     _, bag = json.loads(capfd.readouterr().out)
     assert bag["name"] == compare.BAG and bag["parameters"] == 6 + 1
@@ -177,21 +237,34 @@ def test_a_bag_of_words_beside_a_model(tmp_path: Path, capfd: pytest.CaptureFixt
 
 def test_taggers_are_held_to_a_test_set(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("train", "test"):
-        (tmp_path / f"{name}.conll").write_text("Ann\tB-PER\nsaw\tO\n\nRome\tB-PLACE\nslept\tO\n\n" * 10)
+        (tmp_path / f"{name}.conll").write_text(
+            "Ann\tB-PER\nsaw\tO\n\nRome\tB-PLACE\nslept\tO\n\n" * 10
+        )
     run = tmp_path / "tagger.toml"
     run.write_text(
         '[model]\nrecipe = "glass/encoder-1m"\nencoder.depth = 1\ndim = 32\n'
         f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/train.conll"\ntokenizer = "words"\n'
         + TRAIN.replace("Seq2Seq", "Tag").replace("steps = 4", "steps = 60")
     )
-    words = ["compare", str(run), "--test", f"{tmp_path}/test.conll", "--out", str(tmp_path / "out"), "--json"]
+    words = [
+        "compare",
+        str(run),
+        "--test",
+        f"{tmp_path}/test.conll",
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+    ]
     assert main(words) == 0
     (told,) = json.loads(capfd.readouterr().out)
-    assert told["test"]["sentences"] == 20 and told["test"]["f1"] == 100 and told["valid"]["f1"] == 1
+    assert (
+        told["test"]["sentences"] == 20 and told["test"]["f1"] == 100 and told["valid"]["f1"] == 1
+    )
 
 
 def test_the_memory_of_an_arm_is_its_own() -> None:
-    """Not that of a greater one before it; what was freed and is kept for the next step goes back in between."""
+    """Not that of a greater one before it; what was freed and is kept for the next step goes back
+    in between."""
     keep_freed_memory()
     reset_peak_memory()
     before = peak_memory()
@@ -205,7 +278,8 @@ def test_the_memory_of_an_arm_is_its_own() -> None:
 def test_a_signal_to_the_comparison_alone_ends_the_training_too(
     number: signal.Signals, files: dict[str, str], tmp_path: Path
 ) -> None:
-    """As a service manager sends it; the training saves, the comparison says how to go on, nobody is left over."""
+    """As a service manager sends it; the training saves, the comparison says how to go on, nobody
+    is left over."""
     long = tmp_path / "long.toml"
     long.write_text(Path(files["attention"]).read_text().replace("steps = 4", "steps = 100000"))
     out, log = tmp_path / "out", tmp_path / "out" / "long" / "log.jsonl"
@@ -227,7 +301,10 @@ def test_a_signal_to_the_comparison_alone_ends_the_training_too(
 
 
 def test_a_run_that_was_cut_off_goes_on(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    files: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """A stopped training ends the comparison with its code; the same call then resumes it."""
     called, signals, peaks = [], iter([signal.SIGINT, None]), iter([7, 6])
@@ -263,18 +340,26 @@ def test_a_run_that_fails_ends_the_comparison_with_its_sentence(
 
 
 def test_how_often_a_text_is_read_is_no_difference() -> None:
-    """Another objective is; dropout's agreement and pushes belong to how a model is trained, as its optimizer does."""
+    """Another objective is; dropout's agreement and pushes belong to how a model is trained, as its
+    optimizer does."""
     plain, pushed, number = (
-        training.must_agree(run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**how))))
+        training.must_agree(
+            run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**how)))
+        )
         for how in ({}, {"rdrop": 1.0, "adversarial": 0.1}, {"regression": True})
     )
     assert plain == pushed != number
 
 
-def test_minutes_are_measured(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minutes_are_measured(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run_one(settings: run.Run, folder: Path, **how: Any) -> Ended:
         folder.mkdir(parents=True)
-        lines = [{"step": step, "seconds": 9.0 if step < 4 else 0.5} for step in range(1, settings.train.steps + 1)]
+        lines = [
+            {"step": step, "seconds": 9.0 if step < 4 else 0.5}
+            for step in range(1, settings.train.steps + 1)
+        ]
         (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return Ended(folder, len(lines), 1.0, None, stopped)
 
@@ -289,11 +374,16 @@ def test_minutes_are_measured(files: dict[str, str], tmp_path: Path, monkeypatch
 
 
 def test_mistakes_are_one_sentence(
-    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, two, out = files["one-vector"], files["attention"], str(tmp_path / "out")
     other = tmp_path / "other.toml"
-    other.write_text(Path(two).read_text().replace('tokenizer = "words"', 'tokenizer = "words"\nvocab = 9'))
+    other.write_text(
+        Path(two).read_text().replace('tokenizer = "words"', 'tokenizer = "words"\nvocab = 9')
+    )
     assert "data.vocab" in said(capsys, one, str(other), "--out", out)
     other.write_text(Path(two).read_text().replace("texts.tsv", "texts2.tsv"))
     assert "data.train" in said(capsys, one, str(other), "--out", out)
@@ -317,7 +407,9 @@ def test_mistakes_are_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[2] / "runs" / "compare").glob("*.toml")), ids=lambda p: p.stem
+    "path",
+    sorted((Path(__file__).parents[2] / "runs" / "compare").glob("*.toml")),
+    ids=lambda p: p.stem,
 )
 def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data: Path) -> None:
     model = plan_run(training.read_arms([str(path)])[0].settings).shape
@@ -327,15 +419,22 @@ def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data:
 
 
 def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a narrow and a wide arm, each of which would have its own on a Zen 5, both are trained in fp32."""
+    """Of a narrow and a wide arm, each of which would have its own on a Zen 5, both are trained in
+    fp32."""
     from glassformer.training import execution
 
     monkeypatch.setattr(execution, "machine", lambda device: "AMD CPU with AVX512-BF16")
     plans = [run_file.read(None, {"dim": dim}) for dim in ("64", "256")]
     arms = [training.Arm(name, plan) for name, plan in zip("ab", plans, strict=True)]
     assert training.shared_precision(arms[1:])["dtype"] == "bfloat16"
-    assert training.shared_precision(arms)["dtype"] == training.shared_precision(arms[:1])["dtype"] == "float32"
-    assert training.with_precision(plans[0], "float32").train == replace(plans[0].train, dtype="float32", compile="no")
+    assert (
+        training.shared_precision(arms)["dtype"]
+        == training.shared_precision(arms[:1])["dtype"]
+        == "float32"
+    )
+    assert training.with_precision(plans[0], "float32").train == replace(
+        plans[0].train, dtype="float32", compile="no"
+    )
     asked = run_file.read(None, {"dtype": "bfloat16"})
     assert training.with_precision(asked, "float32").train == replace(asked.train, compile="no")
 

@@ -34,7 +34,13 @@ def test_what_to_do() -> None:
     assert doctor.advices(well) == []
     (missing,) = doctor.advices({**well, "kernels": "torch", "builds": []})
     assert "hatch_build.py" in missing
-    old = {**well, "kernels": "torch", "builds": [], "features": [], "why": "This processor lacks avx2."}
+    old = {
+        **well,
+        "kernels": "torch",
+        "builds": [],
+        "features": [],
+        "why": "This processor lacks avx2.",
+    }
     assert doctor.advices(old) == ["This processor lacks avx2."]
     (few,) = doctor.advices({**well, "threads": 1})
     assert few.startswith("1 of 2 cores compute")

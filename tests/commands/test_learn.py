@@ -1,4 +1,5 @@
-"""``glassformer learn`` as it is typed: list, start, check, hint, solution; what is done is kept in the folder."""
+"""``glassformer learn`` as it is typed: list, start, check, hint, solution; what is done is kept in
+the folder."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def test_the_way_of_a_learner(
     assert main(["learn", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (
-        len(told) >= 18 and {one["state"] for one in told} == {"new"} and {"name", "title", "state"} <= told[0].keys()
+        len(told) >= 18
+        and {one["state"] for one in told} == {"new"}
+        and {"name", "title", "state"} <= told[0].keys()
     )
     assert main(["learn", "start", "causal-mask"]) == 0
     said = capsys.readouterr()
@@ -40,18 +43,29 @@ def test_the_way_of_a_learner(
         assert capsys.readouterr().out == f"{hint}\n"
     assert main(["learn", "solution", "causal-mask"]) == 0
     solution = capsys.readouterr().out
-    assert solution == f"# exercise: causal-mask\n\n{find('causal-mask').solution}", "it can be checked as it is"
+    assert solution == f"# exercise: causal-mask\n\n{find('causal-mask').solution}", (
+        "it can be checked as it is"
+    )
     path.write_text(f"{solution}\nprint('hello')\n")
     assert main(["learn", "check", "causal-mask"]) == 0, "by its name"
     capsys.readouterr()
     assert main(["learn", "check"]) == 0
     said = capsys.readouterr()
-    assert "  | hello\n" in said.out and said.out.endswith("causal-mask: passed.\n") and "changed last" in said.err
+    assert (
+        "  | hello\n" in said.out
+        and said.out.endswith("causal-mask: passed.\n")
+        and "changed last" in said.err
+    )
     assert main(["learn"]) == 0
     said = capsys.readouterr()
     assert "causal-mask              done" in said.out and f"1 of {len(told)} done." in said.err
     kept = json.loads((tmp_path / progress.FILE).read_text())["causal-mask"]
-    assert (kept["state"], kept["checks"], kept["hints"], kept["file"]) == ("done", 3, 3, "causal_mask.py")
+    assert (kept["state"], kept["checks"], kept["hints"], kept["file"]) == (
+        "done",
+        3,
+        3,
+        "causal_mask.py",
+    )
     path.write_text("# exercise: causal-mask\n")
     assert main(["learn", "check", "--json"]) == 1  # broken again: what was done stays done
     assert json.loads(capsys.readouterr().out)["state"] == "failed"
@@ -60,13 +74,25 @@ def test_the_way_of_a_learner(
 
 def test_the_real_command_over_a_class(tmp_path: Path) -> None:
     everyone = tmp_path / "class"
-    for learner, code in (("ada", find("causal-mask").solution), ("bob", find("causal-mask").starter)):
+    for learner, code in (
+        ("ada", find("causal-mask").solution),
+        ("bob", find("causal-mask").starter),
+    ):
         (everyone / learner).mkdir(parents=True)
         (everyone / learner / "work.py").write_text(f"# exercise: causal-mask\n{code}")
-    done = subprocess.run([*COMMAND, "check", "--all", everyone, "--json"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*COMMAND, "check", "--all", everyone, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     told = {one["learner"]: one for one in json.loads(done.stdout)}
-    assert (told["ada"]["state"], told["bob"]["state"], told["ada"]["file"]) == ("passed", "todo", "ada/work.py")
+    assert (told["ada"]["state"], told["bob"]["state"], told["ada"]["file"]) == (
+        "passed",
+        "todo",
+        "ada/work.py",
+    )
     assert not list(everyone.rglob(progress.FILE))
 
 
@@ -81,8 +107,13 @@ def test_a_class_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_broken_file_through_the_real_command(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("# exercise: norms\ndef layer_norm(:\n")
-    done = subprocess.run([*COMMAND, "check", "a.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 1 and "line 2: invalid syntax: Python cannot read your file" in done.stdout, done
+    done = subprocess.run(
+        [*COMMAND, "check", "a.py"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (
+        done.returncode == 1
+        and "line 2: invalid syntax: Python cannot read your file" in done.stdout
+    ), done
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -90,13 +121,21 @@ def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "# exercise: norms\nfrom pathlib import Path\nPath('begun').touch()\nwhile True: pass\n"
     )
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "start_new_session": True,
+    }
     running = subprocess.Popen([*COMMAND, "check", "a.py"], cwd=tmp_path, **pipes)  # type: ignore[call-overload]
     while not (tmp_path / "begun").exists() and running.poll() is None:
         time.sleep(0.05)
     os.killpg(running.pid, signal.SIGINT)
     said, notes = running.communicate(timeout=60)
-    assert running.returncode == 130 and "stopped." in notes and "Traceback" not in said + notes, (said, notes)
+    assert running.returncode == 130 and "stopped." in notes and "Traceback" not in said + notes, (
+        said,
+        notes,
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +176,9 @@ def test_bad_input_gets_a_sentence(
 def test_a_broken_record_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / progress.FILE).write_text("{")
     assert main(["learn", "start", "int8", "--out", str(tmp_path)]) == 2
-    assert "delete it to begin anew" in capsys.readouterr().err and not (tmp_path / "int8.py").exists()
+    assert (
+        "delete it to begin anew" in capsys.readouterr().err and not (tmp_path / "int8.py").exists()
+    )
     (tmp_path / progress.FILE).write_text('{"int8": 3}')
     assert main(["learn", "--out", str(tmp_path)]) == 2
 
@@ -149,7 +190,9 @@ def test_a_locked_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_file_in_the_way_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_the_way_of_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     assert main(["learn", "start", "int8", "--out", str(tmp_path / "file")]) == 2
     assert "a file stands in its way" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""``glassformer page`` as a user starts it: the link, a port that is taken, what is missing, a server that is alive."""
+"""``glassformer page`` as a user starts it: the link, a port that is taken, what is missing, a
+server that is alive."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def test_the_link_is_answered(link: str) -> None:
 
 
 def test_stop_is_closing_the_request(link: str) -> None:
-    """A generation of thousands of tokens ends when its reader goes, and the next one is served at once."""
+    """A generation of thousands of tokens ends when its reader goes, and the next one is served at
+    once."""
     asked = {"model": "tiny-page", "text": "O", "max_new": 250, "settings": {"temperature": 0}}
     with httpx.stream("POST", f"{link}api/generate", json=asked, timeout=60) as answer:
         lines = answer.iter_lines()
@@ -52,7 +54,10 @@ def test_stop_is_closing_the_request(link: str) -> None:
     begun = time.monotonic()
     short = {**asked, "max_new": 2}
     told = httpx.post(f"{link}api/generate", json=short, timeout=60).text
-    assert told.count("logprob") >= 2 and json.loads(told.strip().rsplit("data: ", 1)[1])["finish"] == "length"
+    assert (
+        told.count("logprob") >= 2
+        and json.loads(told.strip().rsplit("data: ", 1)[1])["finish"] == "length"
+    )
     assert time.monotonic() - begun < 20
 
 
@@ -80,7 +85,9 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     listening.bound("127.0.0.1", free, page.PORT).close()
 
 
-def test_mistakes_of_the_command_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_of_the_command_are_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "file"
     file.write_text("")
     for words, said in (
@@ -97,5 +104,7 @@ def test_mistakes_of_the_command_are_sentences(tmp_path: Path, capsys: pytest.Ca
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(UserError, match=r"pip install 'glassformer\[page\]'"):
-        main_given = page.argparse.Namespace(port=0, watched=None, models=[], dtype=None, device=None, host="127.0.0.1")
+        main_given = page.argparse.Namespace(
+            port=0, watched=None, models=[], dtype=None, device=None, host="127.0.0.1"
+        )
         page.run(main_given)

@@ -32,10 +32,23 @@ def run(*words: object) -> int:
     return cli.main([str(word) for word in words]) or 0
 
 
-def test_a_folder_is_made_with_its_report(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_made_with_its_report(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     out, image = tmp_path / "few", tmp_path / "harm.svg"
-    how = ("--bits", 4, "--calibrate", folder / "text.txt", "--tokens", 512, "--measure", 256, "--picture", image)
+    how = (
+        "--bits",
+        4,
+        "--calibrate",
+        folder / "text.txt",
+        "--tokens",
+        512,
+        "--measure",
+        256,
+        "--picture",
+        image,
+    )
     assert run("quantize", folder / "model", out, *how) == 0
     shown = capsys.readouterr().out
     assert f"{image}: the harm" in shown and "nats a token" in shown and "--calibrate" not in shown
@@ -49,7 +62,9 @@ def test_a_folder_is_made_with_its_report(folder: Path, tmp_path: Path, capsys: 
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["bits"] == 8
 
 
-def test_weights_and_report_appear_at_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_report_appear_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed at any file, no folder is left that the same command refuses."""
     write, calls = files.write, 0
 
@@ -81,12 +96,19 @@ def test_weights_and_report_appear_at_once(folder: Path, tmp_path: Path, monkeyp
         (("--bits", 4, "--picture", "x.gif"), "neither .svg nor .png"),
         (("--bits", 4, "--calibrate", "nowhere.txt"), "nowhere.txt"),
         (("--bits", 4, "--target", "text.de"), "--target goes with --calibrate"),
-        (("--bits", 4, "--calibrate", "a.en", "--target", "a.de"), "is no encoder-decoder; leave --target out"),
+        (
+            ("--bits", 4, "--calibrate", "a.en", "--target", "a.de"),
+            "is no encoder-decoder; leave --target out",
+        ),
         (("--bits", 4, "--group", 4096), "the longest row here has 172 numbers; give 192 or less"),
     ],
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[object, ...], sentence: str
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[object, ...],
+    sentence: str,
 ) -> None:
     assert run("quantize", folder / "model", tmp_path / "out", *words) != 0
     said = capsys.readouterr().err
@@ -107,7 +129,10 @@ def test_a_translator_with_two_vocabularies_is_calibrated_with_pairs(
     assert run("quantize", tmp_path / "pair", tmp_path / "few", *how) != 0
     said = capsys.readouterr().err
     assert "a vocabulary of its own" in said and not (tmp_path / "few").exists()
-    assert run("quantize", tmp_path / "pair", tmp_path / "few", *how, "--target", tmp_path / "a.de") == 0
+    assert (
+        run("quantize", tmp_path / "pair", tmp_path / "few", *how, "--target", tmp_path / "a.de")
+        == 0
+    )
     assert "perplexity change" in capsys.readouterr().out
     assert run("translate", tmp_path / "few", "a b c", "--max-new", 3) == 0
 
@@ -117,19 +142,36 @@ def test_without_a_text_it_is_said_what_one_would_add(
 ) -> None:
     assert run("quantize", folder / "model", tmp_path / "few", "--bits", 4, "--group", 128) == 0
     told = capsys.readouterr()
-    assert "--calibrate DATA, a text, adds" in told.out and " - " not in told.out and "KL" not in told.out
+    assert (
+        "--calibrate DATA, a text, adds" in told.out
+        and " - " not in told.out
+        and "KL" not in told.out
+    )
     assert "31 of 36 matrices have rows shorter than a group of 128" in told.err
 
 
-def test_a_quantised_folder_does_not_train(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quantised_folder_does_not_train(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = tmp_path / "few"
     assert run("quantize", folder / "model", few, "--bits", 8) == 0
     assert run("quantize", few, tmp_path / "again", "--bits", 4) != 0
     assert "quantised already" in capsys.readouterr().err
-    how = ("--data.train", folder / "text.txt", "--steps", 2, "--train.context", 32, "--train.batch", 2)
+    how = (
+        "--data.train",
+        folder / "text.txt",
+        "--steps",
+        2,
+        "--train.context",
+        32,
+        "--train.batch",
+        2,
+    )
     assert run("train", "--from", few, "--out", tmp_path / "run", *how) != 0
     assert "codes do not train" in capsys.readouterr().err
-    assert run("train", "--from", few, "--out", tmp_path / "lora", "--train.tune", "LoRA", *how) == 0
+    assert (
+        run("train", "--from", few, "--out", tmp_path / "lora", "--train.tune", "LoRA", *how) == 0
+    )
     model, _ = glassformer.load(tmp_path / "lora")
     assert quantized(model)
     assert run("quantize", tmp_path / "lora", tmp_path / "again", "--bits", 4) != 0
@@ -141,13 +183,20 @@ def test_a_quantised_folder_does_not_train(folder: Path, tmp_path: Path, capsys:
     assert "quantised already" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
 
-def test_a_model_goes_to_llama_cpp_and_back(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_goes_to_llama_cpp_and_back(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "a.gguf"
-    assert run("convert", folder / "model", "--layout", "gguf", "--numbers", "q8_0", "--out", path) == 0
+    assert (
+        run("convert", folder / "model", "--layout", "gguf", "--numbers", "q8_0", "--out", path)
+        == 0
+    )
     assert run("generate", path, "the cat", "--max-new", 3, "--seed", 1) == 0
     assert run("convert", "--from", "gguf", path, "--out", tmp_path / "back") == 0
     assert quantized(glassformer.load(tmp_path / "back")[0])
-    assert run("convert", tmp_path / "back", "--layout", "gguf", "--out", tmp_path / "again.gguf") == 0
+    assert (
+        run("convert", tmp_path / "back", "--layout", "gguf", "--out", tmp_path / "again.gguf") == 0
+    )
     assert gguf.name(tmp_path / "again.gguf") == "back" and gguf.name(path) == "model"
     assert "of Q8_0, " in capsys.readouterr().err
     how = ("--layout", "gguf", "--numbers", "Q4_0", "--out", tmp_path / "few.gguf")

@@ -20,5 +20,7 @@ SIDES: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = [
 
 
 @pytest.mark.parametrize(("ours", "theirs", "found"), SIDES)
-def test_each_value_that_differs_is_told_with_its_path(ours: Any, theirs: Any, found: list[Any]) -> None:
+def test_each_value_that_differs_is_told_with_its_path(
+    ours: Any, theirs: Any, found: list[Any]
+) -> None:
     assert list(differences(ours, theirs)) == found

@@ -1,4 +1,5 @@
-"""Mechanisms from a user's own file (own_parts.py, docs/extending.md) do all that those of the package do."""
+"""Mechanisms from a user's own file (own_parts.py, docs/extending.md) do all that those of the
+package do."""
 
 from __future__ import annotations
 
@@ -72,14 +73,25 @@ def forgotten(monkeypatch):
 def own(forgotten):
     """The parts of own_parts.py, known while the test runs."""
     glassformer.use(OWN)
-    slots = config.Norm | config.FeedForward | config.Position | config.MaskRule | config.RopeScaling | config.Pool
-    return serial.members(slots) | serial.members(config.Block) | serial.members(objectives.Objective)
+    slots = (
+        config.Norm
+        | config.FeedForward
+        | config.Position
+        | config.MaskRule
+        | config.RopeScaling
+        | config.Pool
+    )
+    return (
+        serial.members(slots) | serial.members(config.Block) | serial.members(objectives.Objective)
+    )
 
 
 def strange(own) -> config.Decoder:
     return decoder(
         own["DeepNorm"](
-            config.Attention(4, 2, mask=own["Parity"](2) | config.Window(3)), own["Bilinear"](24), own["ScaleNorm"]()
+            config.Attention(4, 2, mask=own["Parity"](2) | config.Window(3)),
+            own["Bilinear"](24),
+            own["ScaleNorm"](),
         ),
         position=own["Decay"](),
         last_norm=own["ScaleNorm"](),
@@ -94,7 +106,12 @@ def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, 
     glassformer.use(str(mine))
     assert ran.read_text() == "x"
     for name, content, said in (
-        ("zero.py", "a = 0\nb = 1 / a\n", r"zero\.py, line 2: ZeroDivisionError: division by zero; fix it\.$"),
+        (
+            "zero.py",
+            "a = 0\nb = 1 / a\n",
+            r"zero\.py, line 2: ZeroDivisionError: division by "
+            r"zero; fix it\.$",
+        ),
         ("open.py", "a = (\n", r"open\.py, line 1: SyntaxError"),
         ("text.txt", "a = 1\n", r"its name must end in \.py"),
     ):
@@ -113,10 +130,14 @@ def test_the_page_tells_the_file() -> None:
 def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatch, capsys) -> None:
     page = PAGE.read_text()
     [toml] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    lines = [shlex.split(line) for line in re.findall(r"^    glassformer (.*)$", page, re.MULTILINE)]
+    lines = [
+        shlex.split(line) for line in re.findall(r"^    glassformer (.*)$", page, re.MULTILINE)
+    ]
     assert [words[0] for words in lines] == ["train", "generate", "cost", "look"]
     monkeypatch.chdir(tmp_path)
-    Path("notes.txt").write_text("".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(300)))
+    Path("notes.txt").write_text(
+        "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(300))
+    )
     Path("run.toml").write_text(toml)
     shutil.copy(OWN, "own_parts.py")
     small = ["--steps", "2", "--batch", "2", "--context", "16", "--data.vocab", "300"]
@@ -125,26 +146,35 @@ def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatc
         assert said in capsys.readouterr().out
     trained = glassformer.load("out/mine")[0].config
     told = {
-        f"decoder.pattern.feedforward.{name}": value for name, value in (("type", "ReluSquared"), ("hidden", "256"))
+        f"decoder.pattern.feedforward.{name}": value
+        for name, value in (("type", "ReluSquared"), ("hidden", "256"))
     }
     assert all(f"--{path} {value}" in " ".join(page.split()) for path, value in told.items())
     changed = serial.change(recipes.find("glass/1m"), {"decoder.depth": 4, **told})
     assert changed.decoder.pattern == trained.decoder.pattern
     squared = serial.members(config.FeedForward)["ReluSquared"](24)
     own, ours = (
-        build_model(decoder(block(feedforward=one)), seed=1) for one in (squared, config.MLP(24, "relu2", True))
+        build_model(decoder(block(feedforward=one)), seed=1)
+        for one in (squared, config.MLP(24, "relu2", True))
     )
     assert torch.equal(own(tokens()).logits, ours(tokens()).logits)
 
 
 def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("corpus.txt").write_text("".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80)))
+    Path("corpus.txt").write_text(
+        "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80))
+    )
     Path("run.toml").write_text(RUN)
     assert main(["train", "run.toml", "--out", "whole", "--steps", "4"]) == 0
     log = launch.Log.__call__
     with monkeypatch.context() as stopped:
-        stop = lambda self, step: (log(self, step), step.index == 2 and signal.raise_signal(signal.SIGTERM))  # noqa: E731
+
+        def stop(self, step):
+            log(self, step)
+            if step.index == 2:
+                signal.raise_signal(signal.SIGTERM)
+
         stopped.setattr(launch.Log, "__call__", stop)
         assert main(["train", "run.toml", "--out", "parts", "--steps", "4"]) == 128 + signal.SIGTERM
     assert main(["train", "run.toml", "--out", "parts", "--steps", "4", "--resume"]) == 0
@@ -153,17 +183,31 @@ def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -
     model, tokenizer = glassformer.load("whole")
     first = build_model(model.config, seed=0)
     assert model.decoder.blocks[0].attn_norm.gain.item() == pytest.approx(4.0, abs=0.1)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), parts.parameters(), strict=True))
-    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), parts.parameters(), strict=True)
+    )
+    assert any(
+        not torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True)
+    )
     using = ["--use", str(OWN)]
     assert main(["generate", "whole", "1 and", "--max-new", "6", "--temperature", "0", *using]) == 0
     assert main(["look", "whole", "1 and 2", *using]) == 0
     assert "decoder.blocks.0.ffn.hidden" in capsys.readouterr().out
-    tune = ["--train.tune", "LoRA", "--train.tune.rank", "2", "--train.tune.paths", "*.ffn.w?", "--from", "whole"]
+    tune = [
+        "--train.tune",
+        "LoRA",
+        "--train.tune.rank",
+        "2",
+        "--train.tune.paths",
+        "*.ffn.w?",
+        "--from",
+        "whole",
+    ]
     assert main(["train", "run.toml", "--out", "tuned", "--steps", "2", *tune, *using]) == 0
     tuned = glassformer.load("tuned")[0].decoder.blocks[0]
     changed = [
-        not torch.equal(a, b) for a, b in zip(tuned.parameters(), model.decoder.blocks[0].parameters(), strict=True)
+        not torch.equal(a, b)
+        for a, b in zip(tuned.parameters(), model.decoder.blocks[0].parameters(), strict=True)
     ]
     assert changed == ["ffn.w" in name and "weight" in name for name, _ in tuned.named_parameters()]
     glassformer.save(model, "copy", tokenizer)
@@ -171,7 +215,9 @@ def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -
     given = torch.arange(12)[None]
     assert torch.equal(again(given).logits, model(given).logits)
     assert (
-        json.loads(Path("copy/config.json").read_text())["model"]["decoder"]["pattern"][0]["norm"]["type"]
+        json.loads(Path("copy/config.json").read_text())["model"]["decoder"]["pattern"][0]["norm"][
+            "type"
+        ]
         == "ScaleNorm"
     )
 
@@ -186,7 +232,9 @@ def test_the_laws_hold_for_it(own) -> None:
     with torch.no_grad():
         plain = model(given).logits
         cache = Cache(model.config)
-        cached = torch.cat([model(part, cache=cache).logits for part in given.split([7, 1, 12], 1)], 1)
+        cached = torch.cat(
+            [model(part, cache=cache).logits for part in given.split([7, 1, 12], 1)], 1
+        )
         torch.testing.assert_close(cached, plain, rtol=0, atol=1e-5)
         model.engine = "eager"
         torch.testing.assert_close(model(given).logits, plain, rtol=0, atol=1e-5)
@@ -202,7 +250,9 @@ def test_an_objective_asks_what_it_says(own) -> None:
     part = own["LastTokens"](3)
     loss = part.loss(model, part.prepare(batch, None, None))
     logits = model(batch.tokens).logits[:, -3:]
-    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets[:, -3:].flatten(), reduction="sum")
+    wanted = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch.targets[:, -3:].flatten(), reduction="sum"
+    )
     torch.testing.assert_close(loss.sum, wanted, rtol=1e-5, atol=1e-4)
     assert loss.count == 3 * len(given) and part.prepares
 
@@ -211,9 +261,15 @@ def test_each_module_says_how_it_starts(own) -> None:
     model = build_model(strange(own), seed=1)
     one = model.decoder.blocks[0]
     assert one.attn_norm.gain == DIM**0.5 == model.decoder.last_norm.gain
-    assert (one.ffn.inner.weight == 1).all() and (one.ffn.inner.bias == 0).all() and (one.ffn.w3.bias == 0).all()
+    assert (
+        (one.ffn.inner.weight == 1).all()
+        and (one.ffn.inner.bias == 0).all()
+        and (one.ffn.w3.bias == 0).all()
+    )
     assert (model.decoder.position.slope == 0.1).all()
-    zero = config.Decoder(DIM, CONTEXT, config.Embed(VOCAB), strange(own).decoder, init=config.Init(residual="zero"))
+    zero = config.Decoder(
+        DIM, CONTEXT, config.Embed(VOCAB), strange(own).decoder, init=config.Init(residual="zero")
+    )
     assert isinstance(one, nn.block.Block) and one.alpha == 1.5
     writes = build_model(zero, seed=1).decoder.blocks[0].ffn
     assert (writes.w3.weight == 0).all() and (writes.w1.weight != 0).all()
@@ -224,7 +280,11 @@ def test_a_type_without_its_decorator_is_told_to_take_it(forgotten) -> None:
     class Plain:
         hidden: int = 8
 
-    with pytest.raises(UserError, match=r"Plain is no type of this slot; write @config\.member\(SLOT\) above"):
+    with pytest.raises(
+        UserError,
+        match=r"Plain is no type of this slot; write "
+        r"@config\.member\(SLOT\) above",
+    ):
         config.Block(config.Attention(2), Plain())  # type: ignore[arg-type]
 
 
@@ -271,14 +331,24 @@ def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
         serial.change(cfg, {"dim": 48})
     ffn, depth = model.decoder.blocks[0].ffn, cfg.decoder.depth
     assert (ffn.shift == 0).all() and (ffn.table != 0).any() and (ffn.maps != 0).any()
-    spent, without = cost.cost(cfg), cost.cost(decoder(block(feedforward=config.MLP(1)), position=Short()))
+    spent, without = (
+        cost.cost(cfg),
+        cost.cost(decoder(block(feedforward=config.MLP(1)), position=Short())),
+    )
     assert spent.total == sum(weight.numel() for weight in model.parameters())
-    assert spent.idle() == depth * DIM * DIM == spent.multiplied - without.multiplied + 2 * depth * DIM
+    assert (
+        spent.idle() == depth * DIM * DIM == spent.multiplied - without.multiplied + 2 * depth * DIM
+    )
     assert spent.activations() > 10_000_000
     groups = {
-        path: group for group in Optimizer(model, run.AdamW(weight_decay=0.1)).groups() for path in group["paths"]
+        path: group
+        for group in Optimizer(model, run.AdamW(weight_decay=0.1)).groups()
+        for path in group["paths"]
     }
-    decays = [groups[f"decoder.blocks.0.ffn.{name}"]["weight_decay"] for name in ("maps", "shift", "table")]
+    decays = [
+        groups[f"decoder.blocks.0.ffn.{name}"]["weight_decay"]
+        for name in ("maps", "shift", "table")
+    ]
     assert decays == [0.1, 0.0, 0.1]
     with pytest.raises(UserError, match="160,000 blocks and experts"):
         cost.cost(serial.change(cfg, {"decoder.depth": 4})).total  # noqa: B018
@@ -287,7 +357,9 @@ def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
 def test_a_vector_that_nobody_fills_is_refused(own, monkeypatch) -> None:
     monkeypatch.delattr(type(build(own["ScaleNorm"](), 4)), "reset")
     with pytest.raises(
-        UserError, match=r"attn_norm\.gain is neither a matrix nor a bias; give ScaleNormModule a method reset"
+        UserError,
+        match=r"attn_norm\.gain is neither a matrix nor a bias; give ScaleNormModule "
+        r"a method reset",
     ):
         build_model(strange(own), seed=1)
 
@@ -296,7 +368,10 @@ def test_its_cost_is_what_is_counted(own) -> None:
     price = cost.cost(strange(own), batch=2)
     counted = sum(weight.numel() for weight in build_model(strange(own), seed=1).parameters())
     assert price.total == counted
-    assert price.activations() > 2 * CONTEXT * 24 * 2 * 4 and dict(price.table())["parameters"] == f"{counted:,}"
+    assert (
+        price.activations() > 2 * CONTEXT * 24 * 2 * 4
+        and dict(price.table())["parameters"] == f"{counted:,}"
+    )
 
 
 def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(forgotten) -> None:
@@ -317,7 +392,9 @@ def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(f
         )
         assert drawn.encoder == count_pairs(parse_rule(words), 40, causal=False)
         pos = torch.arange(40)[None]
-        assert torch.equal(*(Mask(pos, pos, True, parse_rule(text)).dense() for text in (words, ours)))
+        assert torch.equal(
+            *(Mask(pos, pos, True, parse_rule(text)).dense() for text in (words, ours))
+        )
 
 
 def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:
@@ -328,14 +405,20 @@ def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:
     given = tokens()
     left, right = (build_model(made, seed=1).eval()(given).logits for made in (slow, half))
     assert torch.equal(left, right)
-    ends = config.Encoder(DIM, CONTEXT, config.Embed(VOCAB), slow.decoder, None, WIDE, own["Ends"](3))
+    ends = config.Encoder(
+        DIM, CONTEXT, config.Embed(VOCAB), slow.decoder, None, WIDE, own["Ends"](3)
+    )
     assert build_model(ends, seed=1)(given).pooled.shape == (3, 3)
 
 
-def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(own, tmp_path, monkeypatch, capsys) -> None:
+def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(
+    own, tmp_path, monkeypatch, capsys
+) -> None:
     glassformer.save(build_model(strange(own), seed=1), tmp_path / "model")
     monkeypatch.setattr(serial, "_MEMBERS", {})
-    with pytest.raises(UserError, match=r'"type" is "DeepNorm".*--use FILE, glassformer\.use') as told:
+    with pytest.raises(
+        UserError, match=r'"type" is "DeepNorm".*--use FILE, glassformer\.use'
+    ) as told:
         glassformer.load(tmp_path / "model")
     assert str(told.value).count("\n") == 0 and str(tmp_path / "model") in str(told.value)
     assert main(["cost", str(tmp_path / "model")]) == 2
@@ -348,7 +431,9 @@ def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(own, tmp_pat
 def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
     model = build_model(strange(own), seed=1)
     lora.tune(
-        model, objectives.LoRA(2, target_modules=("*.ffn.w[12]", "*.attn.q"), modules_to_save=("*.gain",)), seed=3
+        model,
+        objectives.LoRA(2, target_modules=("*.ffn.w[12]", "*.attn.q"), modules_to_save=("*.gain",)),
+        seed=3,
     )
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert {
@@ -359,11 +444,15 @@ def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
         [weight.add_(0.1) for weight in model.parameters() if weight.requires_grad]
         wanted = model.eval()(tokens()).logits
         glassformer.save(model, tmp_path / "model")
-        torch.testing.assert_close(glassformer.load(tmp_path / "model")[0](tokens()).logits, wanted, rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            glassformer.load(tmp_path / "model")[0](tokens()).logits, wanted, rtol=0, atol=1e-4
+        )
 
 
 def test_no_published_layout_holds_it(own, tmp_path) -> None:
-    with pytest.raises(UserError, match="No published layout holds Bilinear, Decay, DeepNorm, Parity, ScaleNorm"):
+    with pytest.raises(
+        UserError, match="No published layout holds Bilinear, Decay, DeepNorm, Parity, ScaleNorm"
+    ):
         glassformer.save(build_model(strange(own), seed=1), tmp_path / "model", layout="hf")
 
 
@@ -376,7 +465,11 @@ def test_what_could_never_be_loaded_is_not_saved(own, tmp_path) -> None:
     with pytest.raises(UserError, match=r"does not describe decoder\.blocks\.0\.ffn"):
         store.save(model, tmp_path / "model")
     assert not (tmp_path / "model").exists()
-    with pytest.raises(UserError, match=r'"type" is "Odd"; give one of LayerNorm, RMSNorm, ScaleNorm'):
+    with pytest.raises(
+        UserError,
+        match=r"norm.*Odd is no type of this slot; write @config\.member"
+        r"ScaleNorm",
+    ):
         block(norm=serial.frozen(Odd)())  # never a member
 
 

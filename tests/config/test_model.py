@@ -1,4 +1,5 @@
-"""The vocabulary holds what is made in Python to the rules, and the sentences, of the file's reader."""
+"""The vocabulary holds what is made in Python to the rules, and the sentences, of the file's
+reader."""
 
 from __future__ import annotations
 
@@ -19,10 +20,26 @@ from glassformer.training import objectives
 BLOCK = c.Block(c.Attention(4), c.MLP(16))
 BLOCK_SAID = {"attention": {"heads": 4}, "feedforward": {"type": "MLP", "hidden": 16}}
 WRONG = {  # the type, its fields, the sentence that both say
-    "a place in capitals": (c.Block, {**BLOCK_SAID, "place": "Post"}, '"Post" is not one of "pre", "post", "sandwich"'),
-    "an unknown pool": (c.Pool, {"mode": "cls"}, '"cls" is not one of "first", "last", "mean", "max", "attention".'),
-    "an activation of another library": (c.MLP, {"hidden": 16, "act": "gelu_new"}, '"gelu_new" is not one of "relu"'),
-    "an init with an s": (c.Init, {"residual": "zeros"}, '"zeros" is not one of "plain", "depth", "zero".'),
+    "a place in capitals": (
+        c.Block,
+        {**BLOCK_SAID, "place": "Post"},
+        '"Post" is not one of "pre", "post", "sandwich"',
+    ),
+    "an unknown pool": (
+        c.Pool,
+        {"mode": "cls"},
+        '"cls" is not one of "first", "last", "mean", "max", "attention".',
+    ),
+    "an activation of another library": (
+        c.MLP,
+        {"hidden": 16, "act": "gelu_new"},
+        '"gelu_new" is not one of "relu"',
+    ),
+    "an init with an s": (
+        c.Init,
+        {"residual": "zeros"},
+        '"zeros" is not one of "plain", "depth", "zero".',
+    ),
     "a position by place": (
         c.Stack,
         {"depth": 1, "pattern": [BLOCK_SAID], "position": True},
@@ -30,7 +47,11 @@ WRONG = {  # the type, its fields, the sentence that both say
     ),
     "a word for a number": (c.MLP, {"hidden": "wide"}, '"wide" is not an integer.'),
     "a truth for a number": (c.Embed, {"vocab": True}, "true is not an integer."),
-    "a size past 64 bits": (c.MLP, {"hidden": 2**63}, "9223372036854775808 is not a number of 64 bits."),
+    "a size past 64 bits": (
+        c.MLP,
+        {"hidden": 2**63},
+        "9223372036854775808 is not a number of 64 bits.",
+    ),
     "a float past all": (c.LayerNorm, {"eps": 10**400}, "is not a number of 64 bits."),
     "no number at all": (c.LayerNorm, {"eps": float("nan")}, '"nan" is not a finite number.'),
     "another slot's type": (
@@ -43,7 +64,11 @@ WRONG = {  # the type, its fields, the sentence that both say
         {"rules": [{"type": "Full"}, 4]},
         "4 is not a table with a type; give one of Full,",
     ),
-    "a cell by a wrong name": (recurrence.Recurrent, {"cell": "GRUU"}, 'there is no "GRUU"; give one of GRU, LSTM.'),
+    "a cell by a wrong name": (
+        recurrence.Recurrent,
+        {"cell": "GRUU"},
+        'there is no "GRUU"; give one of GRU, LSTM.',
+    ),
     "a rate in words": (objectives.Masked, {"mask_rate": "much"}, '"much" is not a number.'),
     "an optimizer's number": (run.AdamW, {"betas": [0.9, "b"]}, '"b" is not a number.'),
     "a dtype by another name": (run.Train, {"dtype": "fp16"}, '"fp16" is not one of "auto"'),
@@ -82,14 +107,20 @@ def test_python_takes_what_a_file_may_say() -> None:
     made = c.Stack(np.int64(2), [BLOCK], "NoPosition", dropout=0)  # type: ignore[arg-type]
     said = c.Stack(2, (BLOCK,), c.NoPosition(), dropout=0.0)
     assert made == said
-    assert serial.dumps(made) == serial.dumps(said)  # no 0 beside 0.0: the same checkpoint, byte for byte
+    # no 0 beside 0.0: the same checkpoint, byte for byte
+    assert serial.dumps(made) == serial.dumps(said)
     assert c.MLP(16.0) == c.MLP(16)  # type: ignore[arg-type]
     assert run.Train(objective="Masked").objective == objectives.Masked()  # type: ignore[arg-type]
 
 
 def test_every_type_of_the_vocabulary_is_checked() -> None:
     pages = (c, recurrence, objective, objectives, run)
-    types = {v for page in pages for v in vars(page).values() if isinstance(v, type) and dataclasses.is_dataclass(v)}
+    types = {
+        v
+        for page in pages
+        for v in vars(page).values()
+        if isinstance(v, type) and dataclasses.is_dataclass(v)
+    }
     assert len(types) > 50
     for kind in types:
         values = {f.name: object() for f in dataclasses.fields(kind)}
@@ -108,7 +139,10 @@ def test_a_table_within_itself_is_told_not_printed() -> None:
 
 @pytest.mark.parametrize(
     ("feedforward", "norm", "place", "words"),
-    [(None, c.RMSNorm(), "parallel", "a feedforward beside"), (c.MLP(8), None, "post", "says where norms stand")],
+    [
+        (None, c.RMSNorm(), "parallel", "a feedforward beside"),
+        (c.MLP(8), None, "post", "says where norms stand"),
+    ],
 )
 def test_a_place_needs_what_it_places(feedforward, norm, place, words) -> None:
     with pytest.raises(UserError, match=words):
@@ -124,11 +158,20 @@ def stack(
 
 
 WOULD_CRASH = {  # or hang, or give NaN
-    "ALiBi over other head counts": (lambda: stack((4, 8), position=c.Alibi()), r"position has a bias .* 4 or 8 heads"),
-    "a bias over other head counts": (lambda: stack((4, 8), position=c.RelativeBias()), r"give all as many"),
+    "ALiBi over other head counts": (
+        lambda: stack((4, 8), position=c.Alibi()),
+        r"position has a bias .* 4 or 8 heads",
+    ),
+    "a bias over other head counts": (
+        lambda: stack((4, 8), position=c.RelativeBias()),
+        r"give all as many",
+    ),
     "no bucket": (lambda: c.RelativeBias(0), r"buckets is 0; give 2 or more"),
     "one bucket": (lambda: c.RelativeBias(1), r"buckets is 1; give 2 or more"),
-    "too few for two ways": (lambda: stack(causal=False, position=c.RelativeBias(3)), r"is 3; give 4 or more"),
+    "too few for two ways": (
+        lambda: stack(causal=False, position=c.RelativeBias(3)),
+        r"is 3; give 4 or more",
+    ),
     "no distance": (lambda: c.RelativeBias(8, 0), r"distance is 0; give a number above 0"),
     "a distance of half the buckets": (
         lambda: stack(position=c.RelativeBias(32, 16)),
@@ -140,7 +183,10 @@ WOULD_CRASH = {  # or hang, or give NaN
     "theta of waves": (lambda: c.Sinusoidal(-1.0), r"Sinusoidal\.theta is -1\.0"),
     "factor 0": (lambda: c.LinearScaling(0.0), r"LinearScaling\.factor is 0\.0"),
     "Llama's factor": (lambda: c.Llama3Scaling(-8.0), r"Llama3Scaling\.factor is -8\.0"),
-    "Llama's ends": (lambda: c.Llama3Scaling(low_freq_factor=4.0), r"low_freq_factor is 4\.0; give less than high"),
+    "Llama's ends": (
+        lambda: c.Llama3Scaling(low_freq_factor=4.0),
+        r"low_freq_factor is 4\.0; give less than high",
+    ),
     "scale of scores": (lambda: c.Attention(4, scale=0.0), r"Attention\.scale is 0\.0"),
     "scale of embeddings": (lambda: c.Embed(50, -2.0), r"Embed\.scale is -2\.0"),
     "scale of the head": (lambda: c.Head(scale=0.0), r"Head\.scale is 0\.0"),
@@ -152,7 +198,11 @@ WOULD_CRASH = {  # or hang, or give NaN
         r"previous_token_embeddings is 1000000; give 0 to 1,024",
     ),
     "a million heads": (lambda: c.Attention(10**6), r"heads is 1000000; give at most 16,384"),
-    "a million recurrent layers": (lambda: c.Recurrent(10**6), r"depth is 1000000; give at most 2,000"),
+    "a million recurrent layers": (
+        lambda: c.Recurrent(10**6),
+        r"depth is 1000000; give at most "
+        r"2,000",
+    ),
 }
 
 
@@ -173,7 +223,9 @@ def test_ends_that_do_not_fit() -> None:
         c.TokenHead(3, span=True)
     stack = c.Stack(2, (BLOCK,))
     with pytest.raises(
-        UserError, match=r"embed\.dim is 8 and the model.s dim 16, which a tied head shares; set dim = 8"
+        UserError,
+        match=r"embed\.dim is 8 and the model.s dim 16, which a tied head shares; set "
+        r"dim = 8",
     ):
         c.Decoder(16, 8, c.Embed(9, dim=8), stack)
     with pytest.raises(UserError, match=r"a recurrent decoder takes embeddings of dim 16"):
@@ -183,11 +235,12 @@ def test_ends_that_do_not_fit() -> None:
 def test_another_type_drops_the_settings_of_the_one_before() -> None:
     block = c.Block(c.Attention(4), c.MLP(64, bias=True), c.RMSNorm())
     gated = {"feedforward.type": "GatedMLP", "feedforward.hidden": "32"}
-    for changes in (gated, dict(reversed(gated.items()))):  # a field that stands before its type is the new type's too
+    # a field that stands before its type is the new type's too
+    for changes in (gated, dict(reversed(gated.items()))):
         assert serial.change(block, changes).feedforward == c.GatedMLP(32)
-    assert serial.change(block, {"feedforward.type": "MLP", "feedforward.hidden": "32"}).feedforward == c.MLP(
-        32, bias=True
-    )
+    assert serial.change(
+        block, {"feedforward.type": "MLP", "feedforward.hidden": "32"}
+    ).feedforward == c.MLP(32, bias=True)
     last = {"feedforward.type": "GatedMLP", "feedforward": {"type": "MLP", "hidden": 8}}
     assert serial.change(block, last).feedforward == c.MLP(8)  # what is said last is done last
     stack = serial.change(c.Stack(2, (block, block)), {"pattern.norm.type": "LayerNorm"})
@@ -201,7 +254,8 @@ def test_another_type_drops_the_settings_of_the_one_before() -> None:
 
 
 def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
-    """Names of fields and types as they were: in files and overrides silently, in Python with a warning."""
+    """Names of fields and types as they were: in files and overrides silently, in Python with a
+    warning."""
     old = {"heads": 4, "see": {"type": "Window", "size": 3}}
     new = c.Attention(4, mask=c.Window(3))
     assert serial.from_dict(c.Attention, old) == new
@@ -212,8 +266,15 @@ def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
     assert scaled == c.Rotary(scaling=c.LinearScaling(2.0))
     with pytest.warns(FutureWarning, match=r"Attention.see is Attention.mask now"):
         assert c.Attention(4, see=c.Window(3)) == new  # type: ignore[call-arg]
-    for both in (lambda: c.Attention(2, see=c.Window(4), mask=c.Full()), lambda: replace(new, see=c.Window(4))):  # type: ignore[call-arg]
-        with pytest.raises(UserError, match=r"Attention\.see is Attention\.mask now; give mask alone"):
+    for both in (
+        lambda: c.Attention(2, see=c.Window(4), mask=c.Full()),
+        lambda: replace(new, see=c.Window(4)),
+    ):  # type: ignore[call-arg]
+        with pytest.raises(
+            UserError,
+            match=r"Attention\.see is Attention\.mask now; give mask "
+            r"alone",
+        ):
             both()
     with pytest.warns(FutureWarning, match=r"Embed.lags is Embed.previous_token_embeddings now"):
         assert c.Embed(8, previous_token_embeddings=2).lags == 2  # type: ignore[attr-defined]
@@ -221,9 +282,17 @@ def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
         assert c.See is c.MaskRule  # type: ignore[attr-defined]
     with pytest.warns(FutureWarning, match=r"nn.Part is glassformer.nn.TracedModule now"):
         assert nn.Part is nn.TracedModule  # type: ignore[attr-defined]
-    with pytest.warns(FutureWarning, match=r"training.Plan is glassformer.training.ExecutionSettings now"):
+    with pytest.warns(
+        FutureWarning,
+        match=r"training.Plan is "
+        r"glassformer.training.ExecutionSettings now",
+    ):
         assert training.Plan is training.ExecutionSettings
-    with pytest.warns(FutureWarning, match=r"training.make_plan is glassformer.training.choose_execution now"):
+    with pytest.warns(
+        FutureWarning,
+        match=r"training.make_plan is "
+        r"glassformer.training.choose_execution now",
+    ):
         assert training.make_plan is training.choose_execution
 
 
@@ -231,24 +300,32 @@ def test_modules_are_found_where_they_were() -> None:
     """By the finder of ``_moved``."""
     code = (
         "import warnings; warnings.simplefilter('error', FutureWarning)\n"
-        "try:\n from glassformer.serial import change\nexcept FutureWarning as w: assert 'config.serial' in str(w)\n"
+        "try:\n from glassformer.serial import change\nexcept FutureWarning as w: assert "
+        "'config.serial' in str(w)\n"
         "warnings.simplefilter('ignore')\n"
         "from glassformer import run, text, store; from glassformer.serial import change\n"
         "run.Run, text.open, text.find, text.Tokenizer, store.load\n"
-        "from glassformer.training.data import Batch; from glassformer import lengths; lengths.for_context\n"
-        "from glassformer.training.objective import Causal, Loss; import glassformer.training as t\n"
+        "from glassformer.training.data import Batch; from glassformer import lengths; "
+        "lengths.for_context\n"
+        "from glassformer.training.objective import Causal, Loss; import glassformer.training as "
+        "t\n"
         "assert (Causal, Loss) == (t.Causal, t.Loss) and t.objective.Loss is t.Loss\n"
-        "from glassformer.config.ends import Embed, Init, LayerNorm; from glassformer.config.rnn import GRU\n"
+        "from glassformer.config.ends import Embed, Init, LayerNorm; from glassformer.config.rnn "
+        "import GRU\n"
         "from glassformer.nn.ends import Head; from glassformer.nn.recurrent import LSTM\n"
-        "from glassformer.training.checkpoint import average; from glassformer.training import checkpoint\n"
-        "from glassformer import config, nn; assert Embed is config.Embed and LayerNorm is config.LayerNorm\n"
+        "from glassformer.training.checkpoint import average; from glassformer.training import "
+        "checkpoint\n"
+        "from glassformer import config, nn; assert Embed is config.Embed and LayerNorm is "
+        "config.LayerNorm\n"
         "assert Head is nn.embed_head.Head and checkpoint.average is average is t.average"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_field_that_there_is_not_is_told_in_python_as_in_a_file() -> None:
-    with pytest.raises(UserError, match=r'Attention has no setting "n_heads". Did you mean "heads"'):
+    with pytest.raises(
+        UserError, match=r'Attention has no setting "n_heads". Did you mean "heads"'
+    ):
         c.Attention(n_heads=4)  # type: ignore[call-arg]
     with pytest.raises(UserError, match=r'AdamW has no setting "wd". Did you mean "weight_decay"'):
         run.AdamW(wd=0.1)  # type: ignore[call-arg]

@@ -20,12 +20,18 @@ def write(tmp_path, text):
 
 def small():
     block = config.Block(config.Attention(heads=4), config.GatedMLP(hidden=64))
-    return config.Decoder(dim=32, context=16, embed=config.Embed(vocab=50), decoder=config.Stack(4, (block,)))
+    return config.Decoder(
+        dim=32, context=16, embed=config.Embed(vocab=50), decoder=config.Stack(4, (block,))
+    )
 
 
 def test_two_lines_are_a_run(tmp_path):
-    found = run_file.read(write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n'))
-    assert found == run.Run(train=run.Train(optimizer=run.FROM_SCRATCH)) and found.train.steps == 1000
+    found = run_file.read(
+        write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n')
+    )
+    assert (
+        found == run.Run(train=run.Train(optimizer=run.FROM_SCRATCH)) and found.train.steps == 1000
+    )
 
 
 def test_tables_of_every_kind(tmp_path):
@@ -69,24 +75,43 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
 
 
 def test_a_type_by_name_and_its_settings_together():
-    found = run_file.read(None, {"optimizer": "Muon", "optimizer.lr": "0.01", "optimizer.rest.lr": "1e-3"})
+    found = run_file.read(
+        None, {"optimizer": "Muon", "optimizer.lr": "0.01", "optimizer.rest.lr": "1e-3"}
+    )
     assert found.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
 
 
 def test_a_recipe_on_the_command_line_replaces_the_files(tmp_path):
     path = write(tmp_path, '[model]\nfrom = "folder"\ndecoder.depth = 2\n')
-    assert run_file.read(path, {"recipe": "gpt2/124m"}).model == {"decoder": {"depth": 2}, "recipe": "gpt2/124m"}
+    assert run_file.read(path, {"recipe": "gpt2/124m"}).model == {
+        "decoder": {"depth": 2},
+        "recipe": "gpt2/124m",
+    }
 
 
 def test_a_run_survives_json():
-    full = run.Run(data=run.Data(train={"a": 1.0}), train=run.Train(optimizer=run.Muon(groups=(run.Group("*.q.*"),))))
+    full = run.Run(
+        data=run.Data(train={"a": 1.0}),
+        train=run.Train(optimizer=run.Muon(groups=(run.Group("*.q.*"),))),
+    )
     assert serial.loads(run.Run, serial.dumps(full)) == full
 
 
 def test_changes_are_checked_when_all_are_in():
-    changed = serial.change(small(), {"dim": 30, "decoder.pattern.attention.heads": "5", "decoder.depth": 2})
-    assert (changed.dim, changed.decoder.pattern[0].attention.heads, changed.decoder.depth) == (30, 5, 2)
-    tables = {"decoder": {"position": {"type": "Rotary", "theta": 5e5}, "pattern": {"attention": {"kv_heads": 2}}}}
+    changed = serial.change(
+        small(), {"dim": 30, "decoder.pattern.attention.heads": "5", "decoder.depth": 2}
+    )
+    assert (changed.dim, changed.decoder.pattern[0].attention.heads, changed.decoder.depth) == (
+        30,
+        5,
+        2,
+    )
+    tables = {
+        "decoder": {
+            "position": {"type": "Rotary", "theta": 5e5},
+            "pattern": {"attention": {"kv_heads": 2}},
+        }
+    }
     changed = serial.change(small(), tables)
     assert changed.decoder.position == config.Rotary(5e5) and changed.decoder.depth == 4
     assert changed.decoder.pattern[0].attention == config.Attention(heads=4, kv_heads=2)
@@ -119,7 +144,10 @@ def test_a_mistake_is_one_sentence(overrides, said):
     ("changes", "said"),
     [
         ({"decoder.dept": 3}, '"dept".*"depth"'),
-        ({"decoder.pattern.attention.heads": 5}, "heads do not divide dim 32|heads 5 do not divide dim 32"),
+        (
+            {"decoder.pattern.attention.heads": 5},
+            "heads do not divide dim 32|heads 5 do not divide dim 32",
+        ),
         ({"decoder.pattern.attention.kv_heads": 8}, "kv_heads is 8"),
         ({"decoder.pattern.3.place": "post"}, "past the end"),
         ({"decoder.last_norm.eps": 1e-6}, "nothing to set below"),
@@ -146,7 +174,9 @@ def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
     assert run_file.read(None, {}).train.optimizer == run.FROM_SCRATCH
     assert run_file.read(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
     assert run_file.read(None, {"from": "somewhere"}).train.optimizer == run.FINETUNE
-    assert run_file.read(None, {"from": "somewhere", "optimizer.lr": "0.5"}).train.optimizer == run.AdamW(lr=0.5)
+    assert run_file.read(
+        None, {"from": "somewhere", "optimizer.lr": "0.5"}
+    ).train.optimizer == run.AdamW(lr=0.5)
 
 
 def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
@@ -189,9 +219,17 @@ def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rest):
 
 
 def test_patience_was_the_name_of_skipped_steps(tmp_path):
-    for told in ({"patience": "3"}, {"train.patience": "3"}, write(tmp_path, "[train]\npatience = 3\n")):
+    for told in (
+        {"patience": "3"},
+        {"train.patience": "3"},
+        write(tmp_path, "[train]\npatience = 3\n"),
+    ):
         given = (None, told) if isinstance(told, dict) else (told,)
-        with pytest.warns(OldNameWarning, match=r"patience is max_skipped_steps now; early_stop counts evaluations"):
+        with pytest.warns(
+            OldNameWarning,
+            match=r"patience is max_skipped_steps now; early_stop "
+            r"counts evaluations",
+        ):
             assert run_file.read(*given).train.max_skipped_steps == 3
     with pytest.warns(OldNameWarning):
         assert run.Train(patience=3).patience == 3  # type: ignore[attr-defined, call-arg]
@@ -236,8 +274,13 @@ def test_a_rate_in_a_run_file(tmp_path):
     ],
 )
 def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path, text, rule):
-    path = write(tmp_path, f'[model]\nrecipe = "glass/200k"\ndecoder.pattern.attention.mask = "{text}"\n')
-    for read in (run_file.read(path), run_file.read(None, {"decoder.pattern.attention.mask": text})):
+    path = write(
+        tmp_path, f'[model]\nrecipe = "glass/200k"\ndecoder.pattern.attention.mask = "{text}"\n'
+    )
+    for read in (
+        run_file.read(path),
+        run_file.read(None, {"decoder.pattern.attention.mask": text}),
+    ):
         block = plan_run(read).model.decoder.pattern[0]
         assert block.attention.mask == rule
 
@@ -258,7 +301,8 @@ def test_a_mask_that_is_none_is_one_sentence(text, said):
 
 
 def test_a_run_file_of_an_older_version_is_read_and_each_old_name_told(tmp_path):
-    """What `rate`, `decay`, `paths`, `cut` and others said; what files of today say gives the very same run."""
+    """What `rate`, `decay`, `paths`, `cut` and others said; what files of today say gives the very
+    same run."""
     old = """
     [train]
     plan = "measure"
@@ -285,22 +329,54 @@ def test_a_run_file_of_an_older_version_is_read_and_each_old_name_told(tmp_path)
         found = run_file.read(write(tmp_path, old))
     assert found == run_file.read(write(tmp_path, new))
     with pytest.warns(OldNameWarning, match=r"^rate is lr now"):
-        changed = run_file.read(None, {"rate": "1e-3", "data.type": "Examples", "data.train": "a.tsv"})
+        changed = run_file.read(
+            None, {"rate": "1e-3", "data.type": "Examples", "data.train": "a.tsv"}
+        )
     assert changed.train.optimizer == run_file.read(None, {"lr": "1e-3"}).train.optimizer
     with pytest.warns(OldNameWarning, match=r"optimizer.rate is lr now"):
-        assert run_file.read(None, {"optimizer.rate": "1e-3"}).train.optimizer == changed.train.optimizer
+        assert (
+            run_file.read(None, {"optimizer.rate": "1e-3"}).train.optimizer
+            == changed.train.optimizer
+        )
     with pytest.warns(OldNameWarning, match=r"cut is truncate now"):
-        read = run_file.read(None, {"data.type": "Examples", "data.train": "a.tsv", "data.cut": "end"})
+        read = run_file.read(
+            None, {"data.type": "Examples", "data.train": "a.tsv", "data.cut": "end"}
+        )
     assert read.data.truncate == "end"
 
 
 def test_a_checkpoint_of_an_older_version_is_read_without_a_word():
-    """Nobody can be asked to edit a config.json: names of then become those of now, at any depth."""
-    scaling = {"type": "YarnStretch", "factor": 4.0, "length": 16, "fast": 8.0, "slow": 1.0, "size": 1.2}
+    """Nobody can be asked to edit a config.json: names of then become those of now, at any
+    depth."""
+    scaling = {
+        "type": "YarnStretch",
+        "factor": 4.0,
+        "length": 16,
+        "fast": 8.0,
+        "slow": 1.0,
+        "size": 1.2,
+    }
     expert = {"type": "GatedMLP", "hidden": 8}
-    mixture = {"type": "MoE", "experts": 4, "top_k": 2, "expert": expert, "balance": 0.1, "z": 0.2, "capacity": 1.5}
-    block = {"type": "Block", "attention": {"type": "Attention", "heads": 2, "see": "Full"}, "feedforward": mixture}
-    stack = {"type": "Stack", "depth": 1, "pattern": [block], "position": {"type": "Rotary", "stretch": scaling}}
+    mixture = {
+        "type": "MoE",
+        "experts": 4,
+        "top_k": 2,
+        "expert": expert,
+        "balance": 0.1,
+        "z": 0.2,
+        "capacity": 1.5,
+    }
+    block = {
+        "type": "Block",
+        "attention": {"type": "Attention", "heads": 2, "see": "Full"},
+        "feedforward": mixture,
+    }
+    stack = {
+        "type": "Stack",
+        "depth": 1,
+        "pattern": [block],
+        "position": {"type": "Rotary", "stretch": scaling},
+    }
     old = {
         "type": "Decoder",
         "dim": 16,
@@ -316,13 +392,21 @@ def test_a_checkpoint_of_an_older_version_is_read_without_a_word():
     assert model.decoder.pattern[0].feedforward == config.MoE(
         4, 2, config.GatedMLP(8), balance_loss=0.1, z_loss=0.2, capacity_factor=1.5
     )
-    assert model.embed.previous_token_embeddings == 1 and model.pool == config.Pool("mean", normalize=True)
+    assert model.embed.previous_token_embeddings == 1 and model.pool == config.Pool(
+        "mean", normalize=True
+    )
 
 
 def test_one_context_is_that_of_the_rows_and_of_a_new_model():
     table = {"model": {"recipe": "glass/1m", "context": 64}}
     longer = run_file.read(table, {"context": "128"})
     assert (longer.model["context"], longer.train.context) == (128, 128)
-    assert run_file.read(table, {"context": "32"}).model["context"] == 64  # shorter rows for the same model
+    # shorter rows for the same model
+    assert run_file.read(table, {"context": "32"}).model["context"] == 64
     assert run_file.read(table, {"train.context": "128"}).model["context"] == 64
-    assert run_file.read({"model": {"from": "out/a", "context": 64}}, {"context": "128"}).model["context"] == 64
+    assert (
+        run_file.read({"model": {"from": "out/a", "context": 64}}, {"context": "128"}).model[
+            "context"
+        ]
+        == 64
+    )

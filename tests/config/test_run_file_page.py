@@ -1,4 +1,5 @@
-"""docs/run-file.md says what the dataclasses say. ``python tests/config/test_run_file_page.py`` renews it."""
+"""docs/run-file.md says what the dataclasses say. ``python tests/config/test_run_file_page.py``
+renews it."""
 
 from __future__ import annotations
 
@@ -61,7 +62,12 @@ def page() -> str:
         if one.settings:
             parts.append("\n| setting | type | default | meaning |\n|---|---|---|---|\n")
         for setting in one.settings:
-            cells = (f"`{setting.path}`", setting.kind, setting.default and f"`{setting.default}`", setting.meaning)
+            cells = (
+                f"`{setting.path}`",
+                setting.kind,
+                setting.default and f"`{setting.default}`",
+                setting.meaning,
+            )
             parts.append(f"| {' | '.join(_cell(cell) for cell in cells)} |\n")
     return "".join(parts)
 
@@ -91,15 +97,27 @@ def test_each_type_is_told_once_and_by_a_name_of_its_own() -> None:
     kinds = [one.kind for one in settings.types().values()]
     assert len({*kinds}) == len(kinds)
     same = {name for name in settings.types() if name.split()[-1] in ("Prefix", "Causal", "Full")}
-    wanted = {"mask Prefix", "objective Prefix", "mask Causal", "objective Causal", "mask Full", "tune Full"}
+    wanted = {
+        "mask Prefix",
+        "objective Prefix",
+        "mask Causal",
+        "objective Causal",
+        "mask Full",
+        "tune Full",
+    }
     assert same == wanted
     every = {setting.path for setting in settings.every()}
     assert {setting.path for one in settings.types().values() for setting in one.settings} <= every
 
 
 def test_the_default_optimizer_is_the_one_that_a_run_gets() -> None:
-    told = next(setting.meaning for setting in settings.types()["Train"].settings if setting.path == "optimizer")
-    assert not re.search(r"\d", settings.meaning(settings.types()["Train"].kind)["optimizer"])  # read, never typed
+    told = next(
+        setting.meaning
+        for setting in settings.types()["Train"].settings
+        if setting.path == "optimizer"
+    )
+    # read, never typed
+    assert not re.search(r"\d", settings.meaning(settings.types()["Train"].kind)["optimizer"])
     for model, name in (
         ({"recipe": "glass/1m"}, "a glass recipe"),
         ({"from": "gpt2"}, "from a checkpoint"),

@@ -9,9 +9,23 @@ import pytest
 
 from glassformer.cli import main
 
-SIZE = ["--dim", "32", "--batch", "2", "--train.context", "32", "--sample-every", "0", "--evaluate-every", "0"]
+SIZE = [
+    "--dim",
+    "32",
+    "--batch",
+    "2",
+    "--train.context",
+    "32",
+    "--sample-every",
+    "0",
+    "--evaluate-every",
+    "0",
+]
 SIZE += ["--save-every", "0", "--train.tensorboard", "false", "--train.dtype", "float32"]
-WORDS = "the cat sat on the mat|a dog ran up the hill|the man was old|a red house by the sea|we ran|the sea was red"
+WORDS = (
+    "the cat sat on the mat|a dog ran up the hill|the man was old|a red house by the sea|we "
+    "ran|the sea was red"
+)
 PAIRS = [(line, " ".join(reversed(line.split()))) for line in WORDS.split("|")] * 4
 
 
@@ -21,11 +35,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("shapes")
     (home / "source").write_text("\n".join(a for a, _ in PAIRS) + "\n")
     (home / "target").write_text("\n".join(b for _, b in PAIRS) + "\n")
-    (home / "labels.tsv").write_text("\n".join(f"{a}\t{'new' if 'red' in a else 'old'}" for a, _ in PAIRS) + "\n")
+    (home / "labels.tsv").write_text(
+        "\n".join(f"{a}\t{'new' if 'red' in a else 'old'}" for a, _ in PAIRS) + "\n"
+    )
     (home / "text.txt").write_text("\n".join(a for a, _ in PAIRS))
     both = f'{{source = "{home}/source", target = "{home}/target"}}'
-    pairs = ["--data.type", "Examples", "--data.train", both, "--data.tokenizer", "words", "--objective", "Seq2Seq"]
-    label = ["--data.type", "Examples", "--data.train", f"{home}/labels.tsv", "--data.tokenizer", "bpe"]
+    pairs = [
+        "--data.type",
+        "Examples",
+        "--data.train",
+        both,
+        "--data.tokenizer",
+        "words",
+        "--objective",
+        "Seq2Seq",
+    ]
+    label = [
+        "--data.type",
+        "Examples",
+        "--data.train",
+        f"{home}/labels.tsv",
+        "--data.tokenizer",
+        "bpe",
+    ]
     label += ["--data.vocab", "300", "--objective", "Classify"]
     plain = ["--data.train", f"{home}/text.txt", "--data.tokenizer", "bpe", "--data.vocab", "300"]
     runs = {
@@ -42,12 +74,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_translate_and_its_figures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("pair", "alone"):
-        assert main(["translate", str(folder / name), "the cat sat", "a dog", "--json", "--max-new", "5"]) == 0
+        assert (
+            main(
+                [
+                    "translate",
+                    str(folder / name),
+                    "the cat sat",
+                    "a dog",
+                    "--json",
+                    "--max-new",
+                    "5",
+                ]
+            )
+            == 0
+        )
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["source"] for line in lines] == ["the cat sat", "a dog"]
-        assert all(len(line["best"][0]["logprobs"]) == len(line["best"][0]["tokens"]) for line in lines)
+        assert all(
+            len(line["best"][0]["logprobs"]) == len(line["best"][0]["tokens"]) for line in lines
+        )
         files = ["--data", str(folder / "source"), "--target", str(folder / "target")]
-        more = ["--figures", "bleu,exact", "--max-new", "5", "--tokenised", "--lengths", "4", "--json"]
+        more = [
+            "--figures",
+            "bleu,exact",
+            "--max-new",
+            "5",
+            "--tokenised",
+            "--lengths",
+            "4",
+            "--json",
+        ]
         assert main(["eval", str(folder / name), *files, *more]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told["texts"] == len(PAIRS) and set(told["by length"]) == {"1-4", "5+"}
@@ -56,7 +112,16 @@ def test_translate_and_its_figures(folder: Path, capsys: pytest.CaptureFixture[s
 def test_translate_begins_as_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     for start in ([], ["--start", "the"], ["--start", "sea red the"]):
-        words = ["translate", str(folder / "pair"), "the cat sat", "--json", "--max-new", "4", "--beams", "1"]
+        words = [
+            "translate",
+            str(folder / "pair"),
+            "the cat sat",
+            "--json",
+            "--max-new",
+            "4",
+            "--beams",
+            "1",
+        ]
         assert main([*words, *start]) == 0
         told.append(json.loads(capsys.readouterr().out)["best"][0]["logprobs"])
     assert told[0] != told[1] != told[2]
@@ -67,12 +132,19 @@ def test_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in capsys.readouterr().out.splitlines():
         told = json.loads(line)
         assert told["new"] + told["old"] == pytest.approx(1.0, abs=1e-5)
-    assert main(["eval", str(folder / "labels"), "--data", str(folder / "labels.tsv"), "--json"]) == 0
+    assert (
+        main(["eval", str(folder / "labels"), "--data", str(folder / "labels.tsv"), "--json"]) == 0
+    )
     assert json.loads(capsys.readouterr().out)["texts"] == len(PAIRS)
 
 
 def test_blanks_and_vectors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fill", str(folder / "masked"), "the ___ sat on the ___", "--order", "sure", "--json"]) == 0
+    assert (
+        main(
+            ["fill", str(folder / "masked"), "the ___ sat on the ___", "--order", "sure", "--json"]
+        )
+        == 0
+    )
     assert len(json.loads(capsys.readouterr().out)[0]) == 5
     out = folder / "vectors.safetensors"
     assert main(["embed", str(folder / "masked"), "the cat", "a dog", "--out", str(out)]) == 0
@@ -100,15 +172,23 @@ def test_blanks_and_vectors(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         (["translate", "pair", "a cat", "--start", "<2de>"], 'no token "<2de>"'),
         (["translate", "pair", "a cat", "--start", "999999"], "999999 is out of range"),
         (["translate", "pair", "a cat", "--start", ""], "at least one"),
-        (["eval", "plain", "--data", "source", "--target", "target"], "was trained to continue text (Causal)"),
+        (
+            ["eval", "plain", "--data", "source", "--target", "target"],
+            "was trained to continue text (Causal)",
+        ),
         (["eval", "pair", "--data", "source", "--target", "labels.short"], "lines"),
         (["eval", "labels", "--data", "other.tsv"], "not one of the set"),
-        (["eval", "pair", "--data", "source", "--target", "target", "--figures", "blue"], 'no figure "blue"'),
+        (
+            ["eval", "pair", "--data", "source", "--target", "target", "--figures", "blue"],
+            'no figure "blue"',
+        ),
         (["eval", "pair", "--data", "source", "--target", "target", "--lengths", "9,4"], "rise"),
         (["eval", "labels", "--data", "labels.tsv", "--columns", "text"], "PART=COLUMN"),
     ],
 )
-def test_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_one_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     (folder / "labels.short").write_text("one line\n")
     (folder / "other.tsv").write_text("a cat\tblue\n")
     there = [str(folder / word) if (folder / word).exists() and word else word for word in words]

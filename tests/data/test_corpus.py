@@ -1,4 +1,5 @@
-"""Corpora are streamed, kept apart, counted exactly; shards are cached by content and survive damage."""
+"""Corpora are streamed, kept apart, counted exactly; shards are cached by content and survive
+damage."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ class Bytes:
 
     adds_prefix = False
 
-    def __init__(self, eos: int | None = 256, bos: int | None = None, size: int = 258, record: Path | None = None):
+    def __init__(
+        self,
+        eos: int | None = 256,
+        bos: int | None = None,
+        size: int = 258,
+        record: Path | None = None,
+    ):
         self.eos, self.bos, self.size, self.record = eos, bos, size, record
         self.fingerprint = f"bytes {size}"
 
@@ -74,10 +81,16 @@ def test_a_file_is_one_document_whatever_its_length(tmp_path: Path) -> None:
     assert all(piece.text.endswith("\n") for piece in pieces[:-1])
 
 
-def test_pieces_are_cut_where_a_word_level_tokenizer_splits_anyway(tmp_path: Path, shared_data: Path) -> None:
+def test_pieces_are_cut_where_a_word_level_tokenizer_splits_anyway(
+    tmp_path: Path, shared_data: Path
+) -> None:
     gpt2 = Tokenizer.from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
     text = (shared_data / "tinyshakespeare" / "input.txt").read_text()[: 6 * PIECE]
-    for name, changed in (("lines", text), ("no lines", text.replace("\n", " ")), ("crlf", text.replace("\n", "\r\n"))):
+    for name, changed in (
+        ("lines", text),
+        ("no lines", text.replace("\n", " ")),
+        ("crlf", text.replace("\n", "\r\n")),
+    ):
         pieces = list(find(write(tmp_path / name, changed)).texts())
         assert len(pieces) > 2
         apart = [token for ids in gpt2.encode_batch(pieces) for token in ids]
@@ -114,19 +127,33 @@ def test_jsonl_and_gzip(tmp_path: Path) -> None:
     plain = jsonl(tmp_path / "a.jsonl", texts, field="body")
     packed = write(tmp_path / "a.jsonl.gz", gzip.compress(plain.read_bytes()))
     for path in (plain, packed):
-        assert list(find(path, field="body").documents()) == ["one\ntwo", "drei ü", "\ufffd lone surrogate"]
+        assert list(find(path, field="body").documents()) == [
+            "one\ntwo",
+            "drei ü",
+            "\ufffd lone surrogate",
+        ]
 
 
 def test_documents_between_separators(tmp_path: Path) -> None:
-    texts = ["  indented\n\ttoo  ", "x" * (PIECE - 20), "y" * (2 * PIECE), "\ufeff in the middle", "end"]
+    texts = [
+        "  indented\n\ttoo  ",
+        "x" * (PIECE - 20),
+        "y" * (2 * PIECE),
+        "\ufeff in the middle",
+        "end",
+    ]
     path = write(tmp_path / "a.txt", "<|end|>\n".join(texts))  # some lie across two blocks
     assert list(find(path, separator="<|end|>").documents()) == texts
-    tokens = [shards_of(find(path, separator=mark), tmp_path).documents for mark in (None, "<|end|>", "y")]
+    tokens = [
+        shards_of(find(path, separator=mark), tmp_path).documents for mark in (None, "<|end|>", "y")
+    ]
     assert tokens[:2] == [1, 5] and tokens[2] > 1  # the cache knows how the file was parted
     second = write(tmp_path / "both" / "b.txt", "more")
     path.rename(second.with_name("a.txt"))
     reads = [piece.read for piece in find(tmp_path / "both").pieces()]
-    assert reads == sorted(reads) and reads[-1] == find(tmp_path / "both").size > reads[0] > len("more")
+    assert reads == sorted(reads) and reads[-1] == find(tmp_path / "both").size > reads[0] > len(
+        "more"
+    )
 
 
 def test_summary_counts_documents_and_bytes(tmp_path: Path) -> None:
@@ -145,7 +172,11 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
         ("a.txt", b"fine" + b"x" * PIECE + b"\0", f"binary file (a zero byte at byte {PIECE + 4})"),
         ("a.txt", b"fine" + b"x" * PIECE + b"\xff", f"not UTF-8 text (byte {PIECE + 4})"),
         ("a.txt", "cut in a character ü".encode()[:-1], "not UTF-8 text (byte 19)"),
-        ("a.jsonl", b'{"text": "a"}\n\n{"title": "b", "n": 3}\n', 'line 3 has no text field "text"'),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n\n{"title": "b", "n": 3}\n',
+            'line 3 has no text field "text"',
+        ),
         ("a.jsonl", b'{"text": "a"}\n\n{"title": "b", "n": 3}\n', "(there: title)"),
         ("a.jsonl", b'{"n": 3}\n', "say which by --field, in a training by --data.field"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not valid JSON"),
@@ -155,7 +186,9 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
         ("a.txt.gz", gzip.compress(b"hello" * 100, mtime=0)[:-9], "cannot be read"),
     ],
 )
-def test_what_is_no_text_is_told_in_one_sentence(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_what_is_no_text_is_told_in_one_sentence(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
     path = write(tmp_path / name, content)
     with pytest.raises(UserError) as caught:
         tokenise(find(path), Bytes(), cache=tmp_path / "cache")
@@ -209,7 +242,13 @@ def test_many_ids_take_four_bytes(tmp_path: Path) -> None:
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     source = find(write(tmp_path / "a.txt", "word " * (PIECE * 4)))
     seen: list[tuple[int, int]] = []
-    tokenise(source, Bytes(), cache=tmp_path / "c", workers=2, progress=lambda done, total: seen.append((done, total)))
+    tokenise(
+        source,
+        Bytes(),
+        cache=tmp_path / "c",
+        workers=2,
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert len(seen) > 2
     assert seen == sorted(seen)
     assert seen[-1] == (source.size, source.size)
@@ -227,16 +266,22 @@ def test_split_of_one_document_is_nanogpts(tmp_path: Path) -> None:
     again, rest = valid.split(0.5)
     assert again.bytes + rest.bytes == valid.bytes
     assert again.starts.tolist() == [0, len(again)]
-    opened, _ = shards_of(find(write(tmp_path / "c.txt", "a" * 999)), tmp_path, Bytes(bos=257, eos=None)).split(0.1)
+    opened, _ = shards_of(
+        find(write(tmp_path / "c.txt", "a" * 999)), tmp_path, Bytes(bos=257, eos=None)
+    ).split(0.1)
     assert (len(opened), opened.bytes) == (900, 899)  # the bos is not a text
     short = shards_of(find(write(tmp_path / "b.txt", "0123456789")), tmp_path, Bytes(eos=None))
     assert [len(side) for side in short.split(0.9)] == [1, 9]  # 1 - 0.9 is a little less than 0.1
 
 
-def test_split_inside_a_document_counts_bytes_by_its_tokens(tmp_path: Path, shared_data: Path) -> None:
+def test_split_inside_a_document_counts_bytes_by_its_tokens(
+    tmp_path: Path, shared_data: Path
+) -> None:
     """With a published tokenizer: the text before the cut is what its tokens spell."""
     gpt2 = Tokenizer.from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
-    shards = tokenise(find(shared_data / "tinyshakespeare" / "input.txt"), gpt2, cache=tmp_path / "cache")
+    shards = tokenise(
+        find(shared_data / "tinyshakespeare" / "input.txt"), gpt2, cache=tmp_path / "cache"
+    )
     train, valid = shards.split(0.1)
     assert train.bytes == len(gpt2.decode(train.tokens.tolist()).encode())
     assert train.bytes + valid.bytes == shards.bytes == 1115394
@@ -262,13 +307,15 @@ def test_split_of_two_long_documents_goes_through_the_second(tmp_path: Path) -> 
     assert train.documents == 2
     assert (valid.documents, valid.bytes) == (1, 100)
     near = shards_of(find(jsonl(tmp_path / "b.jsonl", ["a" * 880, "b" * 120])), tmp_path)
-    assert [side.bytes for side in near.split(0.1)] == [880, 120]  # the border before the place is the nearer one
+    # the border before the place is the nearer one
+    assert [side.bytes for side in near.split(0.1)] == [880, 120]
     with pytest.raises(UserError, match="share"):
         shards.split(1.5)
 
 
 def test_a_spread_split_holds_out_some_of_every_kind(tmp_path: Path) -> None:
-    """A file whose end is of another kind: both kinds are held out, and every byte is on one side, once."""
+    """A file whose end is of another kind: both kinds are held out, and every byte is on one side,
+    once."""
     kinds = "".join(letter * 1000 for letter in "abcdefghij")
     path = write(tmp_path / "a.txt", kinds)
     shards = shards_of(find(path), tmp_path)
@@ -278,10 +325,15 @@ def test_a_spread_split_holds_out_some_of_every_kind(tmp_path: Path) -> None:
     joined = np.concatenate([np.asarray(side.tokens) for piece in pieces for side in piece])
     assert np.array_equal(joined, shards.tokens)
     assert sum(side.bytes for piece in pieces for side in piece) == len(kinds)
-    assert [len(side.tokens) for side in shards.spread(0.1, 1)[0]] == [len(side.tokens) for side in shards.split(0.1)]
-    shuffled = shards_of(find(jsonl(tmp_path / "a.jsonl", [f"document {n} " * 5 for n in range(300)])), tmp_path)
+    assert [len(side.tokens) for side in shards.spread(0.1, 1)[0]] == [
+        len(side.tokens) for side in shards.split(0.1)
+    ]
+    shuffled = shards_of(
+        find(jsonl(tmp_path / "a.jsonl", [f"document {n} " * 5 for n in range(300)])), tmp_path
+    )
     for train, valid in shuffled.spread(0.1, 10):
-        assert valid.starts[0] == train.starts[0] == 0 and valid.bytes % 5 == train.bytes % 5 == 0  # whole documents
+        # whole documents
+        assert valid.starts[0] == train.starts[0] == 0 and valid.bytes % 5 == train.bytes % 5 == 0
 
 
 def test_cache_follows_content_and_tokenizer(tmp_path: Path) -> None:
@@ -327,7 +379,10 @@ def test_an_entry_of_another_sha256_is_made_again(tmp_path: Path, name: str, dam
 def _tokenise(folder: str, go: object) -> None:
     go.wait(30)  # type: ignore[attr-defined]
     tokenizer = Bytes(record=Path(folder) / "calls")
-    assert len(tokenise(find(Path(folder) / "a.txt"), tokenizer, cache=Path(folder) / "cache")) == 5 * PIECE + 1
+    assert (
+        len(tokenise(find(Path(folder) / "a.txt"), tokenizer, cache=Path(folder) / "cache"))
+        == 5 * PIECE + 1
+    )
 
 
 def test_two_processes_at_once_do_the_work_once(tmp_path: Path) -> None:
@@ -372,7 +427,9 @@ def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path: Path) -> None:
             shards_of(source, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")] == []
+    assert [
+        path.name for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")
+    ] == []
     assert len(shards_of(source, tmp_path)) == 5 * PIECE + 1
 
 
@@ -386,7 +443,8 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 class AtOnce(Executor):
-    """Threads that are always ahead: what is handed to them is done before the next line. The most that can be held."""
+    """Threads that are always ahead: what is handed to them is done before the next line. The most
+    that can be held."""
 
     def __init__(self, workers: int) -> None:
         pass
@@ -414,7 +472,9 @@ def test_memory_stays_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_tokens_of_a_published_corpus(tmp_path: Path, shared_data: Path) -> None:
     """Our shards of TinyStories are, id for id, the ones that others published."""
     gpt2 = Tokenizer.from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
-    source = Source("val", shared_data, (corpus.Part(shared_data / "tinystories" / "val.txt", "<|endoftext|>"),))
+    source = Source(
+        "val", shared_data, (corpus.Part(shared_data / "tinystories" / "val.txt", "<|endoftext|>"),)
+    )
     theirs = np.fromfile(shared_data / "tinystories" / "val.bin", np.uint16)
     assert np.array_equal(tokenise(source, gpt2, cache=tmp_path / "cache").tokens, theirs)
 

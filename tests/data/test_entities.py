@@ -1,4 +1,5 @@
-"""A label for each word: read, encoded at each word's first token, trained, counted, told, saved for transformers."""
+"""A label for each word: read, encoded at each word's first token, trained, counted, told, saved
+for transformers."""
 
 from __future__ import annotations
 
@@ -37,7 +38,22 @@ PIECES = [
     *"abcdefghijklmnopqrstuvwxyz",
     *(f"##{c}" for c in "abcdefghij"),
 ]
-PIECES += ["ann", "rome", "paris", "##s", "##on", "##t", "##y", "walk", "went", "in", "to", "saw", "the", "."]
+PIECES += [
+    "ann",
+    "rome",
+    "paris",
+    "##s",
+    "##on",
+    "##t",
+    "##y",
+    "walk",
+    "went",
+    "in",
+    "to",
+    "saw",
+    "the",
+    ".",
+]
 PIECES += [f"##{c}" for c in "klmnopqruvwxz"]
 
 
@@ -71,7 +87,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "train.conll").write_text("\n\n".join(pairs) + "\n")
     lines = [json.dumps({"tokens": words, "labels": labels}) for words, labels in SENTENCES]
     (folder / "train.jsonl").write_text("\n".join(lines))
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
     shape = transformers.BertConfig(vocab_size=len(PIECES), max_position_embeddings=32, **sizes)
     torch.manual_seed(0)
     transformers.BertModel(shape).save_pretrained(folder / "bert")
@@ -95,9 +116,11 @@ def test_both_forms_say_the_same(home: Path, tmp_path: Path) -> None:
     assert other.labels == LABELS[::-1] and other.fingerprint != columns.fingerprint
     turned = tuple(replace(one, tags=one.tags[::-1]) for one in columns)
     assert replace(columns, examples=turned).fingerprint != columns.fingerprint
-    # CoNLL 2003's four columns with spaces, documents and two empty lines; other names and numbers in JSONL
+    # CoNLL 2003's four columns with spaces, documents and two empty lines; other names and numbers
+    # in JSONL
     (tmp_path / "a.txt").write_text(
-        "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\r\nPeter NNP B-NP B-PER\r\n"
+        "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\r\nPeter NNP B-NP "
+        "B-PER\r\n"
     )
     table = read(str(tmp_path / "a.txt"), Tag(), columns={"tokens": "0", "labels": "3"})
     assert [(one.words, one.line) for one in table] == [(("EU", "rejects"), 3), (("Peter",), 7)]
@@ -106,15 +129,29 @@ def test_both_forms_say_the_same(home: Path, tmp_path: Path) -> None:
     headed = read(str(tmp_path / "b.tsv"), Tag(), columns={"tokens": "word", "labels": "kind"})
     assert [one.words for one in headed] == [("EU",), ("# ",)]
     (tmp_path / "c.jsonl").write_text('{"words": ["New York", "is"], "ner_tags": [11, 2]}\n')
-    numbered = read(str(tmp_path / "c.jsonl"), Tag(), columns={"tokens": "words", "labels": "ner_tags"})
+    numbered = read(
+        str(tmp_path / "c.jsonl"), Tag(), columns={"tokens": "words", "labels": "ner_tags"}
+    )
     assert numbered.labels == ("2", "11") and numbered.examples[0].tags == (1, 0)
 
 
 BAD = {
-    "a.jsonl": ('{"tokens": ["a", "b"], "labels": ["O"]}', "line 1 has 2 words and 1 labels; give one for each word"),
-    "b.jsonl": ('\n{"tokens": "a b", "labels": ["O"]}', 'line 2 holds "a b" for its tokens; give a list'),
-    "c.jsonl": ('{"tokens": ["a", 3], "labels": ["O", "O"]}', "line 1 holds 3 where a word belongs"),
-    "d.jsonl": ('{"tokens": ["a", " "], "labels": ["O", "O"]}', 'line 1 holds " " where a word belongs'),
+    "a.jsonl": (
+        '{"tokens": ["a", "b"], "labels": ["O"]}',
+        "line 1 has 2 words and 1 labels; give one for each word",
+    ),
+    "b.jsonl": (
+        '\n{"tokens": "a b", "labels": ["O"]}',
+        'line 2 holds "a b" for its tokens; give a list',
+    ),
+    "c.jsonl": (
+        '{"tokens": ["a", 3], "labels": ["O", "O"]}',
+        "line 1 holds 3 where a word belongs",
+    ),
+    "d.jsonl": (
+        '{"tokens": ["a", " "], "labels": ["O", "O"]}',
+        'line 1 holds " " where a word belongs',
+    ),
     "e.jsonl": ('{"tokens": ["a"], "labels": [null]}', "line 1 has no label"),
     "f.jsonl": ('{"words": ["a"], "labels": ["O"]}', 'no column "tokens" for the tokens .*"words"'),
     "g.conll": ("a\tO\nb\n", "line 2 has 1 columns"),
@@ -137,7 +174,11 @@ def test_bad_files_are_one_sentence(name: str, tmp_path: Path) -> None:
 def test_a_label_that_training_does_not_have(home: Path, tmp_path: Path) -> None:
     (tmp_path / "valid.conll").write_text("ann\tB-PER\n\nrome\tB-PLAC\n")
     data = run.Examples(str(home / "train.conll"), str(tmp_path / "valid.conll"))
-    with pytest.raises(UserError, match=r'line 3 has the label "B-PLAC", which is not one of the set.*B-PLACE'):
+    with pytest.raises(
+        UserError,
+        match=r'line 3 has the label "B-PLAC", which is not one of the '
+        r"set.*B-PLACE",
+    ):
         training_and_validation(data, Tag())
     with pytest.raises(UserError, match="have no text before them"):
         training_and_validation(replace(data, prefix="tag: "), Tag())
@@ -149,14 +190,19 @@ def test_a_label_that_training_does_not_have(home: Path, tmp_path: Path) -> None
 def test_words_are_encoded_one_by_one_as_transformers_does(home: Path) -> None:
     from transformers import AutoTokenizer
 
-    theirs, ours = AutoTokenizer.from_pretrained(home / "bert"), Checkpoint.open(home / "bert").tokenizer()
+    theirs, ours = (
+        AutoTokenizer.from_pretrained(home / "bert"),
+        Checkpoint.open(home / "bert").tokenizer(),
+    )
     cfg = replace(tiny.bert(), head=None, embed=config.Embed(len(PIECES), segments=2))
     table = read(str(home / "train.jsonl"), Tag())
     (side,) = encode(table, ours, Tag(), cfg, 32).sides
     for number, one in enumerate(table):
         right = theirs(list(one.words), is_split_into_words=True)
         words = right.word_ids()
-        firsts = [-1 if w is None or w == words[at - 1] else one.tags[w] for at, w in enumerate(words)]
+        firsts = [
+            -1 if w is None or w == words[at - 1] else one.tags[w] for at, w in enumerate(words)
+        ]
         inside = slice(side.starts[number], side.starts[number + 1])
         assert side.columns["tokens"][inside].tolist() == right["input_ids"]
         assert side.columns["targets"][inside].tolist() == firsts
@@ -182,8 +228,16 @@ def test_words_apart_are_the_sentence_in_published_tokenizers(name: str, shared_
 def test_what_does_not_fit_is_one_sentence(home: Path) -> None:
     tokenizer = Checkpoint.open(home / "bert").tokenizer()
     cfg = replace(tiny.bert(), embed=config.Embed(len(PIECES), segments=2))
-    long = Table("t", (Example("ann ann ann", words=("ann", "annson", "rome"), tags=(0, 1, 2), line=7),), LABELS)
-    with pytest.raises(UserError, match=r"t line 7 has a sentence of 7 tokens, and a row holds 5.*data\.truncate"):
+    long = Table(
+        "t",
+        (Example("ann ann ann", words=("ann", "annson", "rome"), tags=(0, 1, 2), line=7),),
+        LABELS,
+    )
+    with pytest.raises(
+        UserError,
+        match=r"t line 7 has a sentence of 7 tokens, and a row holds "
+        r"5.*data\.truncate",
+    ):
         encode(long, tokenizer, Tag(), cfg, 5)
     for cut, tokens, tags in (
         ("end", ["ann", "ann", "##s"], [0, 1, -1]),
@@ -191,16 +245,29 @@ def test_what_does_not_fit_is_one_sentence(home: Path) -> None:
     ):
         (side,) = encode(long, tokenizer, Tag(), cfg, 5, cut=cut).sides  # type: ignore[arg-type]
         wanted = [PIECES.index(piece) for piece in ("[CLS]", *tokens, "[SEP]")]
-        assert side.columns["tokens"].tolist() == wanted and side.columns["targets"].tolist() == [-1, *tags, -1]
+        assert side.columns["tokens"].tolist() == wanted and side.columns["targets"].tolist() == [
+            -1,
+            *tags,
+            -1,
+        ]
     with pytest.raises(UserError, match=r'makes no token of the word "\\u200b"; fix it'):
-        encode(Table("t", (Example("x", words=("ann", "\u200b"), tags=(0, 1)),)), tokenizer, Tag(), cfg, 9)
+        encode(
+            Table("t", (Example("x", words=("ann", "\u200b"), tags=(0, 1)),)),
+            tokenizer,
+            Tag(),
+            cfg,
+            9,
+        )
     with pytest.raises(UserError, match="Tag does not fit EncoderDecoder"):
         encode(long, tokenizer, Tag(), tiny.vaswani(), 32)
 
 
 def shaped(cfg: config.Model) -> config.Model:
     return replace(
-        cfg, embed=replace(cfg.embed, vocab=len(PIECES)), pool=None, token_head=config.TokenHead(len(LABELS))
+        cfg,
+        embed=replace(cfg.embed, vocab=len(PIECES)),
+        pool=None,
+        token_head=config.TokenHead(len(LABELS)),
     )
 
 
@@ -210,7 +277,8 @@ SHAPES = {"encoder": shaped(replace(tiny.bert(), head=None)), "decoder": shaped(
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.no_grad()
 def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
-    """The loss of packed rows, of a padded batch and of each sentence by itself; what is told of words is the same."""
+    """The loss of packed rows, of a padded batch and of each sentence by itself; what is told of
+    words is the same."""
     model, tokenizer = tiny.model(SHAPES[shape]), Checkpoint.open(home / "bert").tokenizer()
     table = read(str(home / "train.conll"), Tag())
     made = encode(table, tokenizer, Tag(), model.config, 32)
@@ -219,14 +287,20 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
     for one in table:
         (side,) = encode(replace(table, examples=(one,)), tokenizer, Tag(), model.config, 32).sides
         columns = {
-            name: torch.from_numpy(c.astype(np.int64))[None] for name, c in side.columns.items() if name != "pos"
+            name: torch.from_numpy(c.astype(np.int64))[None]
+            for name, c in side.columns.items()
+            if name != "pos"
         }
         alone.append(objective.loss(model, Batch(**columns)))
     packed = [objective.loss(model, batch) for batch in each_once(made, 4, 32)]
     assert (
-        sum(loss.count for loss in packed) == sum(loss.count for loss in alone) == sum(len(one.words) for one in table)
+        sum(loss.count for loss in packed)
+        == sum(loss.count for loss in alone)
+        == sum(len(one.words) for one in table)
     )
-    torch.testing.assert_close(sum(p.sum for p in packed), sum(a.sum for a in alone), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        sum(p.sum for p in packed), sum(a.sum for a in alone), rtol=1e-5, atol=1e-4
+    )
     batch = next(iter(each_once(made, 4, 32)))
     assert int(batch.document_ids.max()) >= 1 and int((batch.pos < 0).sum()) > 0
     # what is told of each word, in padded batches: the packed batches' choices, in the same order
@@ -234,8 +308,14 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
     chosen = torch.cat([loss.predictions for loss in packed])
     assert torch.equal(torch.cat([one.argmax(1) for one in told]), chosen)
     # sentences stay apart when entities are counted, packed or one row each
-    both = [torch.cat(part) for part in zip(*((loss.predictions, loss.labels) for loss in packed), strict=True)]
-    single = [torch.cat(part) for part in zip(*((loss.predictions, loss.labels) for loss in alone), strict=True)]
+    both = [
+        torch.cat(part)
+        for part in zip(*((loss.predictions, loss.labels) for loss in packed), strict=True)
+    ]
+    single = [
+        torch.cat(part)
+        for part in zip(*((loss.predictions, loss.labels) for loss in alone), strict=True)
+    ]
     assert torch.equal(both[1], single[1]) and int(both[1][:, 1].sum()) == len(table)
     names = [[LABELS[best] for best in one.argmax(1).tolist()] for one in told]
     right = evaluation.of_tags(names, [labels for _, labels in SENTENCES])
@@ -247,7 +327,9 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
 def test_the_loss_is_that_of_transformers(home: Path, tmp_path: Path) -> None:
     import transformers
 
-    cfg = replace(Checkpoint.open(home / "bert").config, pool=None, token_head=config.TokenHead(len(LABELS)))
+    cfg = replace(
+        Checkpoint.open(home / "bert").config, pool=None, token_head=config.TokenHead(len(LABELS))
+    )
     model, tokenizer = build_model(cfg, seed=3).eval(), Checkpoint.open(home / "bert").tokenizer()
     store.save(model, tmp_path / "out", tokenizer, "hf", labels=LABELS)
     theirs = transformers.BertForTokenClassification.from_pretrained(tmp_path / "out").eval()
@@ -258,7 +340,9 @@ def test_the_loss_is_that_of_transformers(home: Path, tmp_path: Path) -> None:
     there = batch.pos >= 0
     labels = torch.where(batch.targets < 0, -100, batch.targets)
     with torch.no_grad():
-        right = theirs(batch.tokens, attention_mask=there.long(), token_type_ids=batch.segments, labels=labels).loss
+        right = theirs(
+            batch.tokens, attention_mask=there.long(), token_type_ids=batch.segments, labels=labels
+        ).loss
         ours = Tag().loss(model, batch)
     assert float(ours.sum / ours.count) == pytest.approx(float(right), abs=1e-5)
 
@@ -287,7 +371,9 @@ def test_figures_by_hand() -> None:
     right = [["B-PER", "I-PER", "O", "B-PLACE"], ["I-PLACE", "O"]]
     told = [["B-PER", "O", "O", "B-PLACE"], ["I-PLACE", "I-PLACE"]]
     # wanted PER 0-2, PLACE 3-4, PLACE 0-1; told PER 0-1, PLACE 3-4, PLACE 0-2: one of three
-    assert agreement(told, right) == pytest.approx({"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3})
+    assert agreement(told, right) == pytest.approx(
+        {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
+    )
     assert evaluation.of_tags(told, right)["accuracy"] == pytest.approx(100 * 4 / 6)
     assert agreement([["O", "O", "O", "B-PLACE"]], right[:1]) == pytest.approx(
         {"precision": 1, "recall": 0.5, "f1": 2 / 3}
@@ -295,7 +381,9 @@ def test_figures_by_hand() -> None:
     assert agreement([["O"]], [["O"]]) == {"precision": 0, "recall": 0, "f1": 0}
     assert evaluation.of_tags([["noun"]], [["verb"]]) == {"accuracy": 0.0}
     assert (
-        not any(map(are_bio, (["O"], ["B-X"], ["O", "S-X"], ["O", "noun"]))) and are_bio(LABELS) and are_bio(["O", "B"])
+        not any(map(are_bio, (["O"], ["B-X"], ["O", "S-X"], ["O", "noun"])))
+        and are_bio(LABELS)
+        and are_bio(["O", "B"])
     )
 
 
@@ -315,7 +403,8 @@ def test_sentences_in_batches_of_one_stay_apart() -> None:
     rows = [Batch(torch.tensor([row]), torch.tensor([row])) for row in ([1, 0], [0, 0])]
     _, facts = Evaluate(lambda: rows, Tag(), 1, labels).measure(model)
     assert facts["f1"] == 1.0 and facts["accuracy"] == 1.0
-    rows[1] = replace(rows[1], tokens=torch.tensor([[1, 0]]))  # told: 1-2, then 1-2; right: 1-2, then 0-2
+    # told: 1-2, then 1-2; right: 1-2, then 0-2
+    rows[1] = replace(rows[1], tokens=torch.tensor([[1, 0]]))
     _, facts = Evaluate(lambda: rows, Tag(), 1, labels).measure(model)
     assert facts["f1"] == 0.5 and facts["accuracy"] == 0.75
 
@@ -335,8 +424,26 @@ def trained(home: Path) -> Path:
         "--data.train",
         str(home / "train.conll"),
     ]
-    words += ["--objective", "Tag", "--steps", "150", "--batch", "8", "--optimizer", '{type = "AdamW", lr = 5e-3}']
-    words += ["--train.context", "32", "--evaluate-every", "30", "--out", str(home / "out"), "--dtype", "float32"]
+    words += [
+        "--objective",
+        "Tag",
+        "--steps",
+        "150",
+        "--batch",
+        "8",
+        "--optimizer",
+        '{type = "AdamW", lr = 5e-3}',
+    ]
+    words += [
+        "--train.context",
+        "32",
+        "--evaluate-every",
+        "30",
+        "--out",
+        str(home / "out"),
+        "--dtype",
+        "float32",
+    ]
     assert main([*words, "--tensorboard", "false"]) == 0
     return home / "out"
 
@@ -357,10 +464,19 @@ def test_commands(trained: Path, home: Path, capsys: pytest.CaptureFixture[str])
     (home / "told.conll").write_text(told)
     assert main(["eval", str(trained), "--data", str(home / "told.conll"), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert figures == {"sentences": 2, "words": 5, "accuracy": 100.0, "precision": 100.0, "recall": 100.0, "f1": 100.0}
+    assert figures == {
+        "sentences": 2,
+        "words": 5,
+        "accuracy": 100.0,
+        "precision": 100.0,
+        "recall": 100.0,
+        "f1": 100.0,
+    }
     assert main(["classify", str(trained), "ann saw rome", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["labels"] == ["B-PER", "O", "B-PLACE"] and all(0.5 < p <= 1 for p in told["probabilities"])
+    assert told["labels"] == ["B-PER", "O", "B-PLACE"] and all(
+        0.5 < p <= 1 for p in told["probabilities"]
+    )
     for words, said in (
         (["--second", "b", "a"], "leave --second out"),
         (["in", "ann " * 40], "Sentence 2 has 42 tokens and the model reads 32"),
@@ -383,25 +499,42 @@ def test_a_checkpoint_opens_in_transformers(trained: Path, home: Path) -> None:
         (ours,) = generation.tag(model, tokenizer, [words])
         marked = {one["start"]: one["entity"] for one in theirs(" ".join(words), ignore_labels=[])}
         starts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])]).tolist()
-        assert [marked[start] for start in starts] == [LABELS[best] for best in ours.argmax(1).tolist()]
+        assert [marked[start] for start in starts] == [
+            LABELS[best] for best in ours.argmax(1).tolist()
+        ]
 
 
 @pytest.mark.parametrize("tune", [Frozen(), LoRA(rank=2)])
 def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Path) -> None:
-    """A head with other labels is drawn anew, the trunk stays or changes little; Classify leaves the head out."""
+    """A head with other labels is drawn anew, the trunk stays or changes little; Classify leaves
+    the head out."""
     (tmp_path / "b.jsonl").write_text(
-        "\n".join(json.dumps({"tokens": w, "labels": [len(x) % 2 for x in w]}) for w, _ in SENTENCES)
+        "\n".join(
+            json.dumps({"tokens": w, "labels": [len(x) % 2 for x in w]}) for w, _ in SENTENCES
+        )
     )
     how = run.Train(Tag(), tune, steps=2, batch=4, dtype="float32", tensorboard=False)
-    training.run(run.Run({"from": str(trained)}, run.Examples(str(tmp_path / "b.jsonl")), how), tmp_path / "out")
+    training.run(
+        run.Run({"from": str(trained)}, run.Examples(str(tmp_path / "b.jsonl")), how),
+        tmp_path / "out",
+    )
     model, tokenizer = store.load(tmp_path / "out")
     before = dict(store.load(trained)[0].named_parameters())
-    assert Checkpoint.open(tmp_path / "out").labels == ("0", "1") and model.config.token_head.labels == 2
+    assert (
+        Checkpoint.open(tmp_path / "out").labels == ("0", "1")
+        and model.config.token_head.labels == 2
+    )
     same = {
-        name: torch.equal(weight, before[name]) for name, weight in model.named_parameters() if "token_head" not in name
+        name: torch.equal(weight, before[name])
+        for name, weight in model.named_parameters()
+        if "token_head" not in name
     }
     moved = {name for name, one in same.items() if not one}
-    assert len(same) > 20 and all(".attn." in name for name in moved) and bool(moved) == isinstance(tune, LoRA)
+    assert (
+        len(same) > 20
+        and all(".attn." in name for name in moved)
+        and bool(moved) == isinstance(tune, LoRA)
+    )
     assert generation.tag(model, tokenizer, [["ann", "saw"]])[0].shape == (2, 2)
     made, _ = Classify().with_heads(model.config, 3)
     assert made.token_head is None and made.pool.labels == 3

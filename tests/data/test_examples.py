@@ -1,4 +1,5 @@
-"""Examples: read from every kind of file, packed as if apart, each once an epoch, resumed exactly."""
+"""Examples: read from every kind of file, packed as if apart, each once an epoch, resumed
+exactly."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ def test_published_files_are_read_whole(shared_data: Path) -> None:
         table = read(str(shared_data / "sst2" / f"{name}.tsv"), Classify())
         assert len(table) == count and table.labels == ("0", "1") and not table.notes
     cola = {"text": "3", "label": "1"}
-    for name, count in (("in_domain_train", 8551), ("in_domain_dev", 527), ("out_of_domain_dev", 516)):
+    for name, count in (
+        ("in_domain_train", 8551),
+        ("in_domain_dev", 527),
+        ("out_of_domain_dev", 516),
+    ):
         table = read(str(shared_data / "cola" / f"{name}.tsv"), Classify(), columns=cola)
         assert len(table) == count and table.labels == ("0", "1")
     for name, count in (("train", 1992), ("dev", 619), ("test", 618)):
@@ -53,10 +58,21 @@ def test_published_files_are_read_whole(shared_data: Path) -> None:
         assert len(table) == count
         assert all(one.second == one.references[0] for one in table)
     raw = json.loads((shared_data / "scitldr" / "test.jsonl").read_text().splitlines()[0])
-    assert first(table).first == " ".join(raw["source"]) and list(first(table).references) == raw["target"]
-    for name, count in (("train_simple", 16728), ("test_simple", 4182), ("train_length", 16990), ("test_length", 3920)):
+    assert (
+        first(table).first == " ".join(raw["source"])
+        and list(first(table).references) == raw["target"]
+    )
+    for name, count in (
+        ("train_simple", 16728),
+        ("test_simple", 4182),
+        ("train_length", 16990),
+        ("test_length", 3920),
+    ):
         assert len(read(str(shared_data / "scan" / f"tasks_{name}.txt"), Seq2Seq())) == count
-    sides = {part: str(shared_data / "multi30k" / f"train.{end}") for part, end in (("source", "en"), ("target", "de"))}
+    sides = {
+        part: str(shared_data / "multi30k" / f"train.{end}")
+        for part, end in (("source", "en"), ("target", "de"))
+    }
     assert len(read(sides, Seq2Seq())) == 29000
 
 
@@ -64,10 +80,15 @@ def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
     rows = [('a "b c', "yes"), ("d, e\u2028f", "no"), ("g", "yes")]
     tsv, named, comma, lines = (tmp_path / name for name in ("a.tsv", "b.tsv", "c.csv", "d.jsonl"))
     tsv.write_text("".join(f"{one}\t{label}\n" for one, label in rows))
-    named.write_bytes(b"\xef\xbb\xbfn\tlabel\tsentence\r\n" + b"".join(f"1\t{b}\t{a}\r\n".encode() for a, b in rows))
+    named.write_bytes(
+        b"\xef\xbb\xbfn\tlabel\tsentence\r\n"
+        + b"".join(f"1\t{b}\t{a}\r\n".encode() for a, b in rows)
+    )
     with comma.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *rows])
-    lines.write_text("\n".join(json.dumps({"text": a.split(" "), "label": b}) for a, b in rows) + "\n\n")
+    lines.write_text(
+        "\n".join(json.dumps({"text": a.split(" "), "label": b}) for a, b in rows) + "\n\n"
+    )
     sides = {part: str(tmp_path / part) for part in ("text", "label")}
     for part, column in zip(sides, zip(*rows, strict=True), strict=True):
         (tmp_path / part).write_text("\n".join(column))
@@ -86,14 +107,19 @@ def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("a\tb\t-2.5\nc\td\t1e1\n")
     scores = read(str(path), Classify(regression=True))
-    assert [(one.first, one.second, one.label) for one in scores] == [("a", "b", -2.5), ("c", "d", 10.0)]
+    assert [(one.first, one.second, one.label) for one in scores] == [
+        ("a", "b", -2.5),
+        ("c", "d", 10.0),
+    ]
     assert scores.labels is None
     assert first(read(str(path), Contrast(), columns={"text": "1", "second": "0"})).second == "a"
     (tmp_path / "b.jsonl").write_text(
         '{"text": "x", "second": "y", "label": 10}\n{"text": "", "second": "", "label": 9}\n'
     )
     pairs = read(str(tmp_path / "b.jsonl"), Classify())
-    assert first(pairs) == Example("x", "y", 1, 1) and pairs.labels == ("9", "10"), "numbers in their own order"
+    assert first(pairs) == Example("x", "y", 1, 1) and pairs.labels == ("9", "10"), (
+        "numbers in their own order"
+    )
     assert len(pairs) == 1 and "left out for an empty text: 1" in pairs.notes[0]
     (tmp_path / "c.jsonl").write_text('{"source": ["a.", "b."], "target": [["c.", "d."], "e."]}')
     assert first(read(str(tmp_path / "c.jsonl"), Seq2Seq())).references[-1] == "e."
@@ -108,16 +134,26 @@ def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
     assert other.fingerprint != train.fingerprint
     assert [one.line for one in valid] == sorted(one.line for one in valid)
     whole = replace(data, valid=str(path), labels=("0", "1", "2"), columns={"text": "text"})
-    with pytest.raises(UserError, match=r'a\.tsv has no column "text" for the text \(line 1 holds "a", "b", "-2.5"\)'):
+    with pytest.raises(
+        UserError,
+        match=r'a\.tsv has no column "text" for the text \(line 1 '
+        r'holds "a", "b", "-2.5"\)',
+    ):
         training_and_validation(whole, Classify())
     with pytest.raises(
-        UserError, match=r"for train --data\.columns\.text NAME, for other commands --columns text=NAME"
+        UserError,
+        match=r"for train --data\.columns\.text NAME, for other commands --columns "
+        r"text=NAME",
     ):
         training_and_validation(whole, Classify())
 
 
 BAD: dict[str, tuple[bytes, object, str]] = {
-    "a.tsv": (b"a\tyes\nb\n", Classify(), r"line 2 has 1 columns and number 1 \(from 0\) is needed"),
+    "a.tsv": (
+        b"a\tyes\nb\n",
+        Classify(),
+        r"line 2 has 1 columns and number 1 \(from 0\) is needed",
+    ),
     "b.tsv": (b"a\tb\tc\td\n", Classify(), 'no column "text" for the text'),
     "c.tsv": (b"text\tkind\na\tb\n", Classify(), 'no column "label" for the label'),
     "d.tsv": (b"a\tyes\n\nb \xff\tno\n", Classify(), "line 3 is not UTF-8"),
@@ -127,13 +163,22 @@ BAD: dict[str, tuple[bytes, object, str]] = {
     "h.tsv": (b"\n \n", Classify(), "no column"),
     "i.tsv": (b" \tyes\n", Classify(), "holds no examples"),
     "j.bin": (b"a\tb\0\n", Classify(), "binary file"),
-    "k.txt": (b"some text\n", Seq2Seq(), r"no columns to find source and target in.*source = FILE, target = FILE"),
+    "k.txt": (
+        b"some text\n",
+        Seq2Seq(),
+        r"no columns to find source and target in.*source = "
+        r"FILE, target = FILE",
+    ),
     "l.txt": (b"IN: a OUT: B\nIN: a\n", Seq2Seq(), "line 2 is not of the form"),
     "m.csv": (b'a,"b\n', Classify(), "not valid CSV"),
     "n.jsonl": (b'{"source": "a"}\n', Seq2Seq(), 'no column "target" for the target'),
     "o.jsonl": (b"{'a': 1}\n", Seq2Seq(), "line 1 is not valid JSON"),
     "p.jsonl": (b'\n["a"]\n', Seq2Seq(), "line 2 is not a JSON object"),
-    "q.jsonl": (b'{"source": 1, "target": "a"}\n', Seq2Seq(), "line 1 holds 1 where a text belongs"),
+    "q.jsonl": (
+        b'{"source": 1, "target": "a"}\n',
+        Seq2Seq(),
+        "line 1 holds 1 where a text belongs",
+    ),
     "r.tsv.gz": (b"no gzip", Classify(), "cannot be read"),
     "s.tsv": (b"a\tb\n", Causal(), "learns from running text"),
 }
@@ -151,7 +196,11 @@ def test_what_does_not_fit_together_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "en").write_text("a\nb\nc\n")
     (tmp_path / "de").write_text("a\nb\n")
     sides = {"source": str(tmp_path / "en"), "target": str(tmp_path / "de")}
-    with pytest.raises(UserError, match=r"en has 3 lines, .*de has 2 lines; parallel files need the same number"):
+    with pytest.raises(
+        UserError,
+        match=r"en has 3 lines, .*de has 2 lines; parallel files need "
+        r"the same number",
+    ):
         read(sides, Seq2Seq())
     with pytest.raises(UserError, match="source and target, and there is one for source"):
         read({"source": sides["source"]}, Seq2Seq())
@@ -183,7 +232,10 @@ def table(kind: str, count: int = 60) -> Table:
     return Table(kind, tuple(Example(a, b, labels[n], n, (b,)) for n, (a, b) in enumerate(pairs)))
 
 
-TOKENIZERS = {"words": train_tokenizer("words", WORDS), "frame": train_tokenizer("words", WORDS, specials=FRAME)}
+TOKENIZERS = {
+    "words": train_tokenizer("words", WORDS),
+    "frame": train_tokenizer("words", WORDS, specials=FRAME),
+}
 VECTORS = replace(tiny.bert(), pool=c.Pool("mean", normalize=True))
 KINDS: dict[str, tuple[str, str, object, c.Model]] = {
     "vaswani": ("seq2seq", "words", Seq2Seq(), tiny.vaswani()),
@@ -192,7 +244,12 @@ KINDS: dict[str, tuple[str, str, object, c.Model]] = {
     "prefix": ("seq2seq", "words", Seq2Seq(), tiny.DECODERS["gpt2"]),
     "bert": ("classify", "frame", Classify(), tiny.bert()),
     "last": ("classify", "words", Classify(), replace(tiny.gpt2(), pool=c.Pool("last", labels=3))),
-    "number": ("regression", "frame", Classify(regression=True), replace(tiny.bert(), pool=c.Pool(labels=1))),
+    "number": (
+        "regression",
+        "frame",
+        Classify(regression=True),
+        replace(tiny.bert(), pool=c.Pool(labels=1)),
+    ),
     "contrast": ("contrast", "frame", Contrast(), VECTORS),
 }
 
@@ -209,8 +266,16 @@ def documents(batch: Batch) -> list[Batch]:
         for number in range(int(batch.document_ids[row].max()) + 1):
             parts = {}
             for name, part in vars(batch).items():
-                if part is not None and name not in ("document_ids", "source_document_ids", "labels"):
-                    document_ids = batch.source_document_ids if name.startswith("source") else batch.document_ids
+                if part is not None and name not in (
+                    "document_ids",
+                    "source_document_ids",
+                    "labels",
+                ):
+                    document_ids = (
+                        batch.source_document_ids
+                        if name.startswith("source")
+                        else batch.document_ids
+                    )
                     parts[name] = part[row][document_ids[row] == number][None]
             labels = None if batch.labels is None else batch.labels[len(made)][None]
             made.append(Batch(**parts, labels=labels))
@@ -226,11 +291,16 @@ def test_packed_equals_apart(name: str) -> None:
     parts = documents(batch)
     assert len(parts) > 6 and batch.document_ids.max() >= 1
     if name == "contrast":
-        together = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids, segments=batch.segments).pooled
+        together = model(
+            batch.tokens, pos=batch.pos, document_ids=batch.document_ids, segments=batch.segments
+        ).pooled
         alone = torch.cat([model(one.tokens, segments=one.segments).pooled for one in parts])
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
         return
-    whole, each = objective.loss(model, batch), [objective.loss(model, replace(one, pos=None)) for one in parts]
+    whole, each = (
+        objective.loss(model, batch),
+        [objective.loss(model, replace(one, pos=None)) for one in parts],
+    )
     assert whole.count == sum(one.count for one in each) > 6
     torch.testing.assert_close(whole.sum, sum(one.sum for one in each), rtol=1e-5, atol=1e-4)
 
@@ -243,15 +313,27 @@ def test_pieces_equal_the_whole(name: str) -> None:
     for pieces in (1, 3):
         model = tiny.model(config)
         gradients(model, batch, objective, pieces)
-        found.append({path: weight.grad for path, weight in model.named_parameters() if weight.grad is not None})
+        found.append(
+            {
+                path: weight.grad
+                for path, weight in model.named_parameters()
+                if weight.grad is not None
+            }
+        )
     assert found[0].keys() == found[1].keys() and len(found[0]) > 10
     scale = max(float(grad.abs().max()) for grad in found[0].values())
-    assert all(torch.allclose(grad, found[1][path], rtol=0, atol=1e-5 * scale) for path, grad in found[0].items())
+    assert all(
+        torch.allclose(grad, found[1][path], rtol=0, atol=1e-5 * scale)
+        for path, grad in found[0].items()
+    )
 
 
 def test_what_each_decoder_is_asked() -> None:
-    closing, opening = (train_tokenizer("byte", specials=names) for names in (("<|endoftext|>",), ("<s>", "</s>")))
-    assert question(closing, [5, 6]) == [5, 6, closing.eos]  # what closes a document is not a beginning of a source
+    closing, opening = (
+        train_tokenizer("byte", specials=names) for names in (("<|endoftext|>",), ("<s>", "</s>"))
+    )
+    # what closes a document is not a beginning of a source
+    assert question(closing, [5, 6]) == [5, 6, closing.eos]
     assert question(opening, [5, 6]) == [opening.bos, 5, 6, opening.bos]
 
 
@@ -260,15 +342,21 @@ def test_what_each_shape_reads() -> None:
     a, b, x, y, z = (TOKENIZERS["words"].id(f"w{n}") for n in range(5))
     start, end = TOKENIZERS["words"].bos, TOKENIZERS["words"].eos
     batch = next(each_once(encode(one, TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 6), 1, 6))
-    assert batch.source.tolist() == [[a, b, end, 0, 0, 0]] and batch.source_pos.tolist() == [[0, 1, 2, -1, -1, -1]]
-    assert batch.tokens.tolist() == [[start, x, y, z, 0, 0]] and batch.targets.tolist() == [[x, y, z, end, -1, -1]]
-    assert batch.document_ids.tolist() == [[0, 0, 0, 0, -1, -1]] and batch.source_document_ids.tolist() == [
-        [0, 0, 0, -1, -1, -1]
+    assert batch.source.tolist() == [[a, b, end, 0, 0, 0]] and batch.source_pos.tolist() == [
+        [0, 1, 2, -1, -1, -1]
     ]
+    assert batch.tokens.tolist() == [[start, x, y, z, 0, 0]] and batch.targets.tolist() == [
+        [x, y, z, end, -1, -1]
+    ]
+    assert batch.document_ids.tolist() == [
+        [0, 0, 0, 0, -1, -1]
+    ] and batch.source_document_ids.tolist() == [[0, 0, 0, -1, -1, -1]]
     alone = next(each_once(encode(one, TOKENIZERS["words"], Seq2Seq(), tiny.gpt2(), 8), 1, 8))
     assert alone.tokens.tolist() == [[start, a, b, start, x, y, z, 0]] and alone.source is None
     assert alone.targets.tolist() == [[-1, -1, -1, x, y, z, end, -1]]
-    assert alone.tokens[0, :4].tolist() == question(TOKENIZERS["words"], [a, b]), "what generation gives it to read"
+    assert alone.tokens[0, :4].tolist() == question(TOKENIZERS["words"], [a, b]), (
+        "what generation gives it to read"
+    )
     frame = TOKENIZERS["frame"]
     pair = next(each_once(encode(one, frame, Contrast(), VECTORS, 12), 1, 12))
     assert pair.document_ids.tolist() == [[0] * 4 + [1] * 5 + [-1] * 3]
@@ -276,21 +364,31 @@ def test_what_each_shape_reads() -> None:
     both = Table("both", (replace(one.examples[0], label=2),), ("a", "b", "c"))
     text_pair = next(each_once(encode(both, frame, Classify(), tiny.bert(), 8), 1, 8))
     assert text_pair.tokens[0].tolist() == frame.encode_pair("w0 w1", "w2 w3 w4")[0]
-    assert text_pair.segments.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]] and text_pair.labels.tolist() == [2]
+    assert text_pair.segments.tolist() == [
+        [0, 0, 0, 0, 1, 1, 1, 1]
+    ] and text_pair.labels.tolist() == [2]
     read_on = next(each_once(encode(both, TOKENIZERS["words"], Classify(), tiny.gpt2(), 8), 1, 8))
-    assert read_on.tokens[0].tolist() == [start, a, b, end, x, y, z, end] and read_on.segments is None
+    assert (
+        read_on.tokens[0].tolist() == [start, a, b, end, x, y, z, end] and read_on.segments is None
+    )
 
 
 def test_what_is_too_long_is_cut_or_refused() -> None:
     one = Table("long.tsv", (Example("w0 w1 w2 w3 w4 w5", "w6 w7", 0, 3),), ("a",))
     words, frame = TOKENIZERS.values()
 
-    def tokens(cut: str, objective: object, model: c.Model, context: int, tokenizer: Tokenizer = words) -> str:
+    def tokens(
+        cut: str, objective: object, model: c.Model, context: int, tokenizer: Tokenizer = words
+    ) -> str:
         made = encode(one, tokenizer, objective, model, context, cut)  # type: ignore[arg-type]
         side = made.sides[-1]
         return tokenizer.decode(next(iter(side.columns.values())).tolist())
 
-    with pytest.raises(UserError, match=r'line 3 has a source of 7 tokens, and a row holds 5.*truncate = "end"'):
+    with pytest.raises(
+        UserError,
+        match=r"line 3 has a source of 7 tokens, and a row holds "
+        r'5.*truncate = "end"',
+    ):
         tokens("no", Seq2Seq(), tiny.t5(), 5)
     assert tokens("end", Seq2Seq(), tiny.t5(), 5) == "w0 w1 w2 w3"
     assert tokens("start", Seq2Seq(), tiny.t5(), 5) == "w2 w3 w4 w5"
@@ -300,14 +398,20 @@ def test_what_is_too_long_is_cut_or_refused() -> None:
     assert tokens("end", Contrast(), VECTORS, 8, frame) == "w0 w1 w6 w7"
     with pytest.raises(UserError, match="a row holds 3"):
         tokens("end", Contrast(), VECTORS, 3, frame)
-    for objective, model in ((Seq2Seq(), tiny.bert()), (Classify(), tiny.t5()), (Contrast(), tiny.t5())):
+    for objective, model in (
+        (Seq2Seq(), tiny.bert()),
+        (Classify(), tiny.t5()),
+        (Contrast(), tiny.t5()),
+    ):
         with pytest.raises(UserError, match="does not fit"):
             tokens("no", objective, model, 20)
     bare = train_tokenizer("char", ["w0123456789 "], specials=())
     for model in (tiny.t5(), tiny.gpt2()):
         with pytest.raises(UserError, match="no end-of-text token"):
             tokens("no", Seq2Seq(), model, 20, bare)
-    with pytest.raises(UserError, match=r"no token to put between two texts|no token to end a text"):
+    with pytest.raises(
+        UserError, match=r"no token to put between two texts|no token to end a text"
+    ):
         tokens("no", Classify(), tiny.gpt2(), 60, bare)
     with pytest.raises(UserError, match="no token to put between two texts"):
         tokens("no", Classify(), tiny.bert(), 60, bare)
@@ -372,7 +476,11 @@ def test_resumed_anywhere_the_batches_are_the_same() -> None:
         again.restore(state)
         assert again.state() == state
         found = next(again)
-        assert all(torch.equal(part, getattr(found, key)) for key, part in vars(batch).items() if part is not None)
+        assert all(
+            torch.equal(part, getattr(found, key))
+            for key, part in vars(batch).items()
+            if part is not None
+        )
     for other in (
         ExampleBatches(made, 3, CONTEXT, seed=2),
         ExampleBatches(made, 3, CONTEXT + 1, seed=1),
@@ -401,12 +509,17 @@ def test_a_side_is_no_wider_than_its_rows() -> None:
     long = tuple(Example(" ".join(WORDS), "w1 w2", None, n) for n in range(4))
     made = encode(Table("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
     batch = next(ExampleBatches(made, 4, 40))
-    assert batch.source.shape == (4, 32) and batch.tokens.shape == batch.document_ids.shape == (4, 8)
+    assert batch.source.shape == (4, 32) and batch.tokens.shape == batch.document_ids.shape == (
+        4,
+        8,
+    )
 
 
 def test_multi30k_fills_its_rows(shared_data: Path) -> None:
     folder = shared_data / "multi30k-bpe-ende"
-    sides = {part: str(folder / f"valid.{end}") for part, end in (("source", "en"), ("target", "de"))}
+    sides = {
+        part: str(folder / f"valid.{end}") for part, end in (("source", "en"), ("target", "de"))
+    }
     found = read(sides, Seq2Seq())
     tokenizer = train_tokenizer("words", found.texts())
     made = encode(found, tokenizer, Seq2Seq(), tiny.t5(), 128)
@@ -439,7 +552,9 @@ def test_rows_of_a_batch_take_their_labels_along() -> None:
 def test_a_word_tokenizer_opens_in_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = train_tokenizer("words", ["a b@@ b\u00a0c a", "</s> a d"], size=7)
-    assert list(tokenizer.vocabulary()) == ["a", "b", "b@@", "<pad>", "<unk>", "<s>", "</s>"], "most frequent first"
+    assert list(tokenizer.vocabulary()) == ["a", "b", "b@@", "<pad>", "<unk>", "<s>", "</s>"], (
+        "most frequent first"
+    )
     ids = tokenizer.encode(" b@@  a <s> zzz\n")
     assert [tokenizer.token(id) for id in ids] == ["b@@", "a", "<unk>", "<unk>"]
     assert tokenizer.decode([tokenizer.bos, *ids[:2], tokenizer.eos, tokenizer.pad]) == "b@@ a"
@@ -448,7 +563,9 @@ def test_a_word_tokenizer_opens_in_transformers(tmp_path: Path) -> None:
     again = open_tokenizer(tmp_path)
     assert again.fingerprint == tokenizer.fingerprint and again.pad == tokenizer.pad
     theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
-    assert theirs("b@@ a zzz", add_special_tokens=False)["input_ids"] == tokenizer.encode("b@@ a zzz")
+    assert theirs("b@@ a zzz", add_special_tokens=False)["input_ids"] == tokenizer.encode(
+        "b@@ a zzz"
+    )
     assert theirs.decode(ids[:2]) == "b@@ a" and theirs.pad_token_id == tokenizer.pad
     with pytest.raises(UserError, match="larger size"):
         train_tokenizer("words", ["a"], size=4)

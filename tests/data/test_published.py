@@ -1,4 +1,5 @@
-"""Published examples by name: the user's folder, the cache, the network, and what is not the published file."""
+"""Published examples by name: the user's folder, the cache, the network, and what is not the
+published file."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GLASSFORMER_DATA", raising=False)
 
 
-def test_the_data_folder_holds_what_is_published(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_folder_holds_what_is_published(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
     for place in registry.example_files():
         assert registry.locate(place) == shared_data / place
@@ -34,7 +37,9 @@ def test_a_path_goes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert registry.locate("some/where.tsv") == Path("some/where.tsv")
 
 
-def test_another_file_of_that_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_of_that_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     files.write(tmp_path / NAME, "IN: jump OUT: I_JUMP\n")
     with pytest.raises(UserError, match="SHA-256"):

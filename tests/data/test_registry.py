@@ -1,4 +1,5 @@
-"""Named corpora: Python's own text without a network or an import, and downloads checked by hash."""
+"""Named corpora: Python's own text without a network or an import, and downloads checked by
+hash."""
 
 from __future__ import annotations
 
@@ -33,13 +34,17 @@ def unreachable(*args: object, **settings: object) -> BytesIO:
 
 
 def small(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
-    file = Download("small/small.txt", "https://example.org/small.txt", hashlib.sha256(CONTENT).hexdigest())
+    file = Download(
+        "small/small.txt", "https://example.org/small.txt", hashlib.sha256(CONTENT).hexdigest()
+    )
     corpus = Published("small", "nowhere", "CC0", (file,), **settings)  # type: ignore[arg-type]
     monkeypatch.setitem(registry.PUBLISHED, "small", corpus)
 
 
 @pytest.mark.slow
-def test_python_docs_needs_nothing_and_is_always_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_docs_needs_nothing_and_is_always_the_same(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sysconfig.get_path("stdlib")  # loads its own table
     modules = set(sys.modules)
     source = find("python-docs")
@@ -50,7 +55,9 @@ def test_python_docs_needs_nothing_and_is_always_the_same(home: Path, monkeypatc
     assert summary.licence == "PSF-2.0"
     texts = list(source.documents())
     assert len(set(texts)) == len(texts)
-    assert any("def os.makedirs(name, mode=511, exist_ok=False)\n\nmakedirs(name" in text for text in texts)
+    assert any(
+        "def os.makedirs(name, mode=511, exist_ok=False)\n\nmakedirs(name" in text for text in texts
+    )
     assert any('The "if" statement' in text for text in texts)
     assert not any("test.test_" in text.splitlines()[0] for text in texts)
     first, digest = source.path.read_bytes(), source.digest()
@@ -79,7 +86,9 @@ def test_a_download_is_checked_and_kept(home: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_wrong_download_is_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
-    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: BytesIO(b"<html>Please log in</html>"))
+    monkeypatch.setattr(
+        urllib.request, "urlopen", lambda url, timeout: BytesIO(b"<html>Please log in</html>")
+    )
     with pytest.raises(UserError, match="not the expected file"):
         find("small")
     assert not (home / "cache" / "corpora" / "small" / "small.txt").exists()
@@ -87,11 +96,17 @@ def test_a_wrong_download_is_not_kept(home: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_network_the_sentence_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
-    with pytest.raises(UserError, match=r"no route to host.*GLASSFORMER_DATA.*small/small\.txt.*python-docs"):
+    with pytest.raises(
+        UserError,
+        match=r"no route to "
+        r"host.*GLASSFORMER_DATA.*small/small\.txt.*python-docs",
+    ):
         find("small")
 
 
-def test_a_file_of_the_data_folder_is_found_by_its_path(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_data_folder_is_found_by_its_path(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(home / "data"))
     (home / "data" / "mine").mkdir(parents=True)
     (home / "data" / "mine" / "a.txt").write_text("far away\n")
@@ -117,7 +132,9 @@ def test_the_users_own_data_folder_goes_first(home: Path, monkeypatch: pytest.Mo
         find("small")
 
 
-def test_real_corpora_are_what_they_should_be(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_corpora_are_what_they_should_be(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
     found = {name: find(name).summary() for name in ("shakespeare", "names", "tinystories")}
     assert {name: summary.documents for name, summary in found.items()} == {
@@ -129,5 +146,10 @@ def test_real_corpora_are_what_they_should_be(shared_data: Path, monkeypatch: py
 
 
 def test_corpora_are_listed_with_origin_and_licence() -> None:
-    assert [corpus.name for corpus in corpora()] == ["python-docs", "shakespeare", "tinystories", "names"]
+    assert [corpus.name for corpus in corpora()] == [
+        "python-docs",
+        "shakespeare",
+        "tinystories",
+        "names",
+    ]
     assert all(corpus.what and corpus.origin and corpus.licence for corpus in corpora())

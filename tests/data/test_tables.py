@@ -1,4 +1,5 @@
-"""Tables and packed files hold the same documents as plain ones; what is wrong with them is told in one sentence."""
+"""Tables and packed files hold the same documents as plain ones; what is wrong with them is told in
+one sentence."""
 
 from __future__ import annotations
 
@@ -39,18 +40,27 @@ def saved(folder: Path, texts: list[Any], shards: int) -> Path:
     for at, name in enumerate(names):
         with ipc.new_stream(str(folder / name), whole.schema) as file:
             file.write_table(whole.slice(at * size, size), max_chunksize=100)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name} for name in names]})
+    )
     (folder / "dataset_info.json").write_text("{}")
     return folder
 
 
 @pytest.mark.parametrize(
-    "kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
+    "kind",
+    [
+        pyarrow.string(),
+        pyarrow.large_string(),
+        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    ],
 )
 def test_a_parquet_file_is_a_document_a_row(tmp_path: Path, kind: Any) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(
-        table(TEXTS, "body", pyarrow.string()).set_column(0, "body", table(TEXTS).column(0).cast(kind)),
+        table(TEXTS, "body", pyarrow.string()).set_column(
+            0, "body", table(TEXTS).column(0).cast(kind)
+        ),
         path,
         row_group_size=400,
     )
@@ -106,7 +116,9 @@ def test_zst_is_unpacked_as_gz_is(tmp_path: Path) -> None:
     assert list(find(folder).documents()) == FULL
 
 
-def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_little(tmp_path: Path) -> None:
+def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_little(
+    tmp_path: Path,
+) -> None:
     line = b"the cat sat on the mat and looked at me. " * 100
     path = write(tmp_path / "a.txt.zst", zstandard.compress(line * 16_000))  # 64 MiB in 6 kB
 
@@ -119,7 +131,8 @@ def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_li
         return size, time.process_time() - began, most
 
     size, seconds, most = read()
-    assert size == len(line) * 16_000 and seconds < 5 and most < 16 << 20  # 15 s where each read copied the others
+    # 15 s where each read copied the others
+    assert size == len(line) * 16_000 and seconds < 5 and most < 16 << 20
 
 
 def broken(folder: Path, name: str) -> Path:
@@ -185,7 +198,9 @@ def broken(folder: Path, name: str) -> Path:
         ("outside", ["lacks ../../etc/passwd"]),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_sentence(tmp_path: Path, name: str, words: list[str]) -> None:
+def test_what_cannot_be_read_is_told_in_one_sentence(
+    tmp_path: Path, name: str, words: list[str]
+) -> None:
     path = broken(tmp_path / "bad", name)
     with pytest.raises(UserError) as caught:
         tokenise(find(path), Bytes(), cache=tmp_path / "cache")
@@ -195,7 +210,9 @@ def test_what_cannot_be_read_is_told_in_one_sentence(tmp_path: Path, name: str, 
     assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").glob("[!.]*")) == []
 
 
-@pytest.mark.parametrize(("name", "package"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")])
+@pytest.mark.parametrize(
+    ("name", "package"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")]
+)
 def test_without_the_packages_their_name_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
@@ -208,5 +225,9 @@ def test_without_the_packages_their_name_is_said(
 
     path = write(tmp_path / name, b"anything")
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(UserError, match=rf"read by {package}, which is missing: pip install {package}"):
+    with pytest.raises(
+        UserError,
+        match=rf"read by {package}, which is missing: pip install "
+        rf"{package}",
+    ):
         list(find(path).documents())

@@ -116,7 +116,9 @@ def test_what_was_done_of_a_broken_corpus_is_removed(tmp_path: Path) -> None:
     path.write_text('{"text": "some words"}\n' * 3000 + "{\n")
     with pytest.raises(UserError, match="line 3001"):
         tokenise(find(path), Bytes(), cache=tmp_path / "cache", workers=1)
-    assert [entry.name for entry in (tmp_path / "cache").iterdir() if not entry.name.endswith(".lock")] == []
+    assert [
+        entry.name for entry in (tmp_path / "cache").iterdir() if not entry.name.endswith(".lock")
+    ] == []
 
 
 # ---------------------------------------------------------------------------------- processes
@@ -132,7 +134,9 @@ def test_processes_write_what_threads_write(tmp_path: Path, shared_data: Path, k
     assert made(tmp_path / "threads") == made(tmp_path / "processes")
 
 
-def test_the_number_of_processes_may_stand_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_processes_may_stand_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, counts = find(write(tmp_path / "a.txt", "some text")), list[int]()
 
     def noted(tokenizer: Any, characters: int, count: int) -> Any:
@@ -194,7 +198,9 @@ tokenise(find(Path(sys.argv[1])), open(sys.argv[2]), cache=Path(sys.argv[3]), pr
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_it_goes_on_and_no_process_is_left(tmp_path: Path, shared_data: Path) -> None:
+def test_killed_in_the_middle_it_goes_on_and_no_process_is_left(
+    tmp_path: Path, shared_data: Path
+) -> None:
     source, gpt2 = corpus(tmp_path / "text"), shared_data / "tok-gpt2"
     tokenise(source, open_tokenizer(gpt2), cache=tmp_path / "whole")
     cache = tmp_path / "cache"
@@ -204,7 +210,10 @@ def test_killed_in_the_middle_it_goes_on_and_no_process_is_left(tmp_path: Path, 
         until, seen = time.monotonic() + 120, set[str]()
         while len(seen) < journals and child.poll() is None and time.monotonic() < until:
             seen |= {path.read_text() for path in cache.glob(".*.work/journal.json")}
-        family = [int(pid) for pid in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
+        family = [
+            int(pid)
+            for pid in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        ]
         child.kill()
         assert child.wait() == -signal.SIGKILL and len(family) == 2
         until = time.monotonic() + 30

@@ -21,7 +21,9 @@ from glassformer.errors import UserError
 from glassformer.nn.quantized import Layout, quantize_weights
 from glassformer.tokenizer import train
 
-REQUESTS = [Request([1 + number % 5, 2], n=2, seed=3, max_new=1 + number % 4) for number in range(12)]
+REQUESTS = [
+    Request([1 + number % 5, 2], n=2, seed=3, max_new=1 + number % 4) for number in range(12)
+]
 JOB = {"samples": 2, "seed": 3}
 
 
@@ -41,22 +43,34 @@ def write(out: Path, job: dict[str, Any] = JOB, stop: int = 99) -> int:
 def test_a_job_that_was_stopped_gives_the_same_file(tmp_path: Path) -> None:
     assert write(tmp_path / "whole.jsonl") == 0
     whole = (tmp_path / "whole.jsonl").read_bytes()
-    assert [json.loads(one)["number"] for one in whole.splitlines()] == [number // 2 for number in range(24)]
+    assert [json.loads(one)["number"] for one in whole.splitlines()] == [
+        number // 2 for number in range(24)
+    ]
     out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     for stop in (2, 5):
         with pytest.raises(KeyboardInterrupt):
             write(out, stop=stop)
         assert not out.exists() and len(part.read_bytes().splitlines()) == 1 + 2 * stop
-        part.write_bytes(part.read_bytes()[:-9])  # the power went off: a line is torn, and a request half done
+        # the power went off: a line is torn, and a request half done
+        part.write_bytes(part.read_bytes()[:-9])
     assert write(out) == 4
-    assert out.read_bytes() == whole and sorted(tmp_path.iterdir()) == [out, tmp_path / "whole.jsonl"]
+    assert out.read_bytes() == whole and sorted(tmp_path.iterdir()) == [
+        out,
+        tmp_path / "whole.jsonl",
+    ]
 
 
-def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(tmp_path: Path) -> None:
+def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=2)
-    with pytest.raises(UserError, match=r"out.jsonl.part is of another job \(other seed\); remove it"):
+    with pytest.raises(
+        UserError,
+        match=r"out.jsonl.part is of another job \(other seed\); "
+        r"remove it",
+    ):
         write(out, {**JOB, "seed": 4})
     write(out)
     with pytest.raises(UserError, match="there already"):
@@ -65,7 +79,11 @@ def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(tmp
 
 def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path: Path) -> None:
     write(tmp_path / "whole.jsonl")
-    whole, out, part = (tmp_path / "whole.jsonl").read_bytes(), tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    whole, out, part = (
+        (tmp_path / "whole.jsonl").read_bytes(),
+        tmp_path / "out.jsonl",
+        tmp_path / "out.jsonl.part",
+    )
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=4)
     begun, draw, refused = part.read_bytes(), random.Random(1), 0
@@ -86,7 +104,9 @@ def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path: Path) -> Non
             assert out.read_bytes() == whole and number > 2
             out.unlink()
         except UserError as error:
-            assert "remove it" in str(error) and ("damaged in line" in str(error) or "another job" in str(error))
+            assert "remove it" in str(error) and (
+                "damaged in line" in str(error) or "another job" in str(error)
+            )
             refused += 1
     assert refused > 35
 
@@ -97,7 +117,8 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
         write(out, stop=2)
     begun = (tmp_path / "out.jsonl.part").read_bytes()
     other = (
-        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print(flush=True); input()"
     )
     words = [sys.executable, "-c", other, str(tmp_path / "out.jsonl.part")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -117,7 +138,16 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(
     cfg = replace(tiny.DECODERS["gpt2"], embed=config.Embed(tokenizer.size))
     folder, out = tmp_path / "model", tmp_path / "out.jsonl"
     (tmp_path / "prompts.txt").write_text("the cat\nthe mat\n")
-    words = ["generate", str(folder), "--prompts", str(tmp_path / "prompts.txt"), "--out", str(out), "--max-new", "3"]
+    words = [
+        "generate",
+        str(folder),
+        "--prompts",
+        str(tmp_path / "prompts.txt"),
+        "--out",
+        str(out),
+        "--max-new",
+        "3",
+    ]
 
     def torn(*more: str) -> None:
         """A job of which the first answer is there."""
@@ -140,7 +170,11 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(
         torn()
     assert cli.main(words) == 0 and "1 were there" in capsys.readouterr().err
     assert [json.loads(one)["number"] for one in out.read_bytes().splitlines()] == [0, 1]
-    for change, names in (("weights", "weights"), ("dtype", "weights, dtype"), ("bits", "weights, bits")):
+    for change, names in (
+        ("weights", "weights"),
+        ("dtype", "weights, dtype"),
+        ("bits", "weights, bits"),
+    ):
         out.unlink()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(batch, "_finish", copying)

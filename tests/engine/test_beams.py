@@ -1,4 +1,5 @@
-"""A search in the engine finds what ``generation.beam`` finds, whatever is read beside it, in however few pages."""
+"""A search in the engine finds what ``generation.beam`` finds, whatever is read beside it, in
+however few pages."""
 
 from __future__ import annotations
 
@@ -19,17 +20,34 @@ ENDS = (3, 5, 7)  # so that some end early
 
 
 def wanted(name: str) -> list[Request]:
-    """Prompts that begin alike and end in the middle of a page, or not, searched for with several widths."""
+    """Prompts that begin alike and end in the middle of a page, or not, searched for with several
+    widths."""
     lot, found = random.Random(4), []
     common = [lot.randrange(8, tiny.VOCAB) for _ in range(32)]
-    for beams, best, penalty, length in ((4, 2, 1.0, 20), (3, 1, 0.0, 32), (2, 2, 1.5, 31), (1, 1, 1.0, 5)):
-        read = [*common[:length], *[lot.randrange(8, tiny.VOCAB) for _ in range(lot.choice([0, 3]))]]
-        how = {"max_new": 10, "stop_tokens": ENDS, "beams": beams, "n": best, "length_penalty": penalty}
+    for beams, best, penalty, length in (
+        (4, 2, 1.0, 20),
+        (3, 1, 0.0, 32),
+        (2, 2, 1.5, 31),
+        (1, 1, 1.0, 5),
+    ):
+        read = [
+            *common[:length],
+            *[lot.randrange(8, tiny.VOCAB) for _ in range(lot.choice([0, 3]))],
+        ]
+        how = {
+            "max_new": 10,
+            "stop_tokens": ENDS,
+            "beams": beams,
+            "n": best,
+            "length_penalty": penalty,
+        }
         found.append(Request([1, 5], read, **how) if name in TWO else Request(read, **how))  # type: ignore[arg-type]
     return found
 
 
-def asked(name: str, requests: list[Request], others: int = 0, **settings: object) -> list[list[Hypothesis]]:
+def asked(
+    name: str, requests: list[Request], others: int = 0, **settings: object
+) -> list[list[Hypothesis]]:
     """What an engine finds when all are asked at once, texts of others between them."""
     with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
         plain = {"sampling": Sampling(0.9), "max_new": 12}
@@ -43,7 +61,9 @@ def asked(name: str, requests: list[Request], others: int = 0, **settings: objec
         while engine.stats().running + engine.stats().waiting:
             time.sleep(0.01)
         assert (
-            engine.room.pool.used == 0 and not engine._worker.scheduler.parked and not engine._worker.scheduler.running
+            engine.room.pool.used == 0
+            and not engine._worker.scheduler.parked
+            and not engine._worker.scheduler.running
         )
         engine.room.pool.check()
     for handle, result in zip(handles, results, strict=True):
@@ -69,19 +89,32 @@ def test_a_search_finds_what_generation_finds(name: str) -> None:
     model, requests = tiny.model(tiny.ALL[name]), wanted(name)
     for one, found in zip(requests, asked(name, requests, 1), strict=True):
         prompt, start = one.source or one.tokens, {"start": list(one.tokens)} if one.source else {}
-        how = {"best": one.n, "length_penalty": one.length_penalty, "max_new": 10, "eos": ENDS, **start}
+        how = {
+            "best": one.n,
+            "length_penalty": one.length_penalty,
+            "max_new": 10,
+            "eos": ENDS,
+            **start,
+        }
         (theirs,) = beam(model, None, [prompt], beams=one.beams or 1, **how)  # type: ignore[arg-type]
         assert told([found]) == told([theirs])
-        assert [hypothesis.score for hypothesis in found] == pytest.approx([x.score for x in theirs], abs=2e-5)
+        assert [hypothesis.score for hypothesis in found] == pytest.approx(
+            [x.score for x in theirs], abs=2e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "nanomoe", "vaswani", "lstm", "strided"])
 def test_alone_or_with_others_is_the_same(name: str) -> None:
-    """In few pages, where beams wait for each other without any, and with fewer places than beams."""
+    """In few pages, where beams wait for each other without any, and with fewer places than
+    beams."""
     requests = wanted(name)
     alone = [asked(name, [one])[0] for one in requests]
     few = {"memory": pages_of(name, 4), "step_tokens": 11}
-    crowds = (asked(name, requests, 2), asked(name, requests, 1, **few), asked(name, requests, 1, max_sequences=2))
+    crowds = (
+        asked(name, requests, 2),
+        asked(name, requests, 1, **few),
+        asked(name, requests, 1, max_sequences=2),
+    )
     for crowd in crowds:
         assert told(crowd) == told(alone)
         if name not in TORCH and kernels.path() != "torch":
@@ -92,7 +125,8 @@ def test_a_search_can_be_left_and_the_next_one_goes_on() -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     with Engine(model, memory=pages_of("llama", 5), max_sequences=3) as engine:
         handles = [
-            engine.submit(Request([number + 8] * 40, max_new=20, stop_tokens=(), beams=4)) for number in range(20)
+            engine.submit(Request([number + 8] * 40, max_new=20, stop_tokens=(), beams=4))
+            for number in range(20)
         ]
         for handle in handles[::2]:
             handle.cancel()
@@ -100,7 +134,11 @@ def test_a_search_can_be_left_and_the_next_one_goes_on() -> None:
         assert reasons[1::2] == ["length"] * 10 and {*reasons[::2]} <= {"cancelled", "length"}
         stats = engine.stats()
         engine.room.pool.check()
-        assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0) and not engine._worker.scheduler.parked
+        assert (stats.running, stats.waiting, stats.pages_used) == (
+            0,
+            0,
+            0,
+        ) and not engine._worker.scheduler.parked
 
 
 def test_pages_of_a_prompt_are_shared_by_its_beams() -> None:

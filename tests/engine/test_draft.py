@@ -10,7 +10,8 @@ def test_what_followed_the_same_end_the_last_time_is_guessed() -> None:
     assert PromptLookup(most=3).propose(text, 9) == [5, 6, 7]
     assert PromptLookup(most=3).propose(text, 1) == [5]
     assert PromptLookup().propose([1, 2, 3, 4], 9) == [] == PromptLookup().propose(text, 0)
-    assert PromptLookup(most=2).propose([1, 2, 3, 8, 9, 7, 2, 3, 5, 1, 2, 3], 9) == [8, 9]  # the longer end counts
+    # the longer end counts
+    assert PromptLookup(most=2).propose([1, 2, 3, 8, 9, 7, 2, 3, 5, 1, 2, 3], 9) == [8, 9]
 
 
 def test_guesses_that_are_wrong_stop_for_a_while() -> None:

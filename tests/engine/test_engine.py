@@ -27,7 +27,11 @@ def told(name: str, how: Sampling, prompt: list[int], new: int = 12) -> list[int
     """What ``generate`` says after a prompt."""
     model = tiny.model(tiny.ALL[name])
     start = {"start": 1} if tiny.OTHERS.get(name) else {}
-    return glassformer.generate(model, None, prompt, max_new=new, seed=7, **vars(how), **start).run().tokens[0]
+    return (
+        glassformer.generate(model, None, prompt, max_new=new, seed=7, **vars(how), **start)
+        .run()
+        .tokens[0]
+    )
 
 
 def asked(name: str, prompt: list[int], **how: object) -> Request:
@@ -38,11 +42,16 @@ def asked(name: str, prompt: list[int], **how: object) -> Request:
 
 
 @pytest.mark.parametrize("how", [GREEDY, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "glass", "gru", "vaswani", "t5", "bahdanau"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "gemma2", "glass", "gru", "vaswani", "t5", "bahdanau"]
+)
 def test_an_engine_says_what_generate_says(name: str, how: Sampling) -> None:
     """Each Continuation of a Job has the luck that generate gives it."""
     with Engine(tiny.model(tiny.ALL[name])) as engine:
-        handles = [engine.submit(asked(name, prompt, sampling=how, max_new=12, seed=7)) for prompt in PROMPTS]
+        handles = [
+            engine.submit(asked(name, prompt, sampling=how, max_new=12, seed=7))
+            for prompt in PROMPTS
+        ]
         for prompt, handle in zip(PROMPTS, handles, strict=True):
             result = handle.result()
             assert result.completions[0].tokens == told(name, how, prompt)
@@ -62,13 +71,17 @@ def test_several_continuations_are_those_of_generate() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "t5", "glass", "gru"])
 def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
-    """To the middle of a page, which is copied; a state is not, and is made again. The same bits as one by one."""
+    """To the middle of a page, which is copied; a state is not, and is made again. The same bits as
+    one by one."""
     model, prompt, paged = tiny.model(tiny.ALL[name]), [*range(1, 22)] * 2, name != "gru"
     how = {"seed": 5, "max_new": 4, "sampling": Sampling(1.0)}
     with Engine(model, lookup=False) as engine:
         start = Request([*range(1, 20)], prompt, **how) if name == "t5" else Request(prompt, **how)  # type: ignore[arg-type]
         length, read = len(start.tokens), list[int]()
-        alone = [engine.submit(dataclasses.replace(start, first=place)).result().completions[0] for place in range(3)]
+        alone = [
+            engine.submit(dataclasses.replace(start, first=place)).result().completions[0]
+            for place in range(3)
+        ]
         plain = engine._worker.runner.read
         engine._worker.runner.read = lambda chunks, wanted: (  # type: ignore[method-assign]
             read.extend(len(chunk.tokens) for chunk in chunks) or plain(chunks, wanted)
@@ -76,16 +89,25 @@ def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
         fresh = [token + 1 for token in start.tokens]  # nothing of it is in pages
         again = engine.submit(dataclasses.replace(start, tokens=fresh, n=3)).result().completions
         assert sum(read) == length + 3 * 3 + 2 * (1 if paged else length)
-        apart = [engine.submit(dataclasses.replace(start, tokens=fresh, first=place)).result() for place in range(3)]
+        apart = [
+            engine.submit(dataclasses.replace(start, tokens=fresh, first=place)).result()
+            for place in range(3)
+        ]
         several = engine.submit(dataclasses.replace(start, n=3)).result().completions
     exact = kernels.path() != "torch" and paged
-    for one, other in [*zip(several, alone, strict=True), *zip(again, (x.completions[0] for x in apart), strict=True)]:
+    for one, other in [
+        *zip(several, alone, strict=True),
+        *zip(again, (x.completions[0] for x in apart), strict=True),
+    ]:
         assert one.tokens == other.tokens
-        assert one.logprobs == (other.logprobs if exact else pytest.approx(other.logprobs, abs=1e-5))
+        assert one.logprobs == (
+            other.logprobs if exact else pytest.approx(other.logprobs, abs=1e-5)
+        )
 
 
 def test_a_prompt_is_scored() -> None:
-    """Each token that was scored has the log-probability that the model gives it after those before."""
+    """Each token that was scored has the log-probability that the model gives it after those
+    before."""
     model, ids = tiny.model(tiny.DECODERS["gpt2"]), PROMPTS[2]
     logprobs = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
     with Engine(model) as engine:
@@ -107,18 +129,28 @@ def test_bias_and_guide_and_stop_tokens_are_kept_to() -> None:
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         guided = engine.submit(Request([1, 2], max_new=8, seed=1, guide=guide)).result()  # type: ignore[arg-type]
         assert {*guided.completions[0].tokens} <= {4, 6} and seen == [*range(8)]
-        biased = engine.submit(Request([1, 2], max_new=4, sampling=GREEDY, logit_bias={9: 100.0})).result()
+        biased = engine.submit(
+            Request([1, 2], max_new=4, sampling=GREEDY, logit_bias={9: 100.0})
+        ).result()
         assert biased.completions[0].tokens == [9] * 4
-        stopped = engine.submit(Request([1, 2], max_new=4, logit_bias={9: 100.0}, stop_tokens=[9])).result()
-        assert stopped.completions[0].stopped_by == 9 and stopped.completions[0].finish_reason == "stop"
+        stopped = engine.submit(
+            Request([1, 2], max_new=4, logit_bias={9: 100.0}, stop_tokens=[9])
+        ).result()
+        assert (
+            stopped.completions[0].stopped_by == 9
+            and stopped.completions[0].finish_reason == "stop"
+        )
 
 
 def test_often_said_is_said_less() -> None:
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         bias = {3: 50.0, 4: 49.5, 5: 49.0}
-        once = engine.submit(Request([1], sampling=GREEDY, max_new=3, logit_bias=bias, presence_penalty=60.0)).result()
+        once = engine.submit(
+            Request([1], sampling=GREEDY, max_new=3, logit_bias=bias, presence_penalty=60.0)
+        ).result()
         assert sorted(once.completions[0].tokens) == [3, 4, 5]
-        bias = {3: 500.0, 4: 450.0}  # 3 is said until it was said twice: 500, 470, then 440 against 450
+        # 3 is said until it was said twice: 500, 470, then 440 against 450
+        bias = {3: 500.0, 4: 450.0}
         often = {"logit_bias": bias, "frequency_penalty": 30.0}
         twice = engine.submit(Request([1], sampling=GREEDY, max_new=4, **often)).result()
         assert twice.completions[0].tokens == [3, 3, 4, 3]
@@ -140,7 +172,10 @@ def test_events_come_to_a_task_too() -> None:
     with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
 
         async def read() -> list[int | None]:
-            return [event.token async for event in engine.submit(Request([1, 2], sampling=GREEDY, max_new=6))]
+            return [
+                event.token
+                async for event in engine.submit(Request([1, 2], sampling=GREEDY, max_new=6))
+            ]
 
         async def several() -> list[list[int | None]]:
             return await asyncio.gather(*[read() for _ in range(5)])
@@ -150,7 +185,10 @@ def test_events_come_to_a_task_too() -> None:
 
 
 def test_a_full_queue_refuses_and_a_closed_engine_too() -> None:
-    engine, hold = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_queue=2, max_sequences=1), threading.Event()
+    engine, hold = (
+        Engine(tiny.model(tiny.DECODERS["gpt2"]), max_queue=2, max_sequences=1),
+        threading.Event(),
+    )
 
     def guide() -> object:
         return lambda tokens: hold.wait(20) and None
@@ -170,7 +208,13 @@ def test_a_full_queue_refuses_and_a_closed_engine_too() -> None:
 
 def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
     with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
-        for wrong in (Request([]), Request([1] * 65), Request([99]), Request([1], [2]), Request([1], stop=["x"])):
+        for wrong in (
+            Request([]),
+            Request([1] * 65),
+            Request([99]),
+            Request([1], [2]),
+            Request([1], stop=["x"]),
+        ):
             with pytest.raises(UserError):
                 engine.submit(wrong)
         with pytest.raises(UserError):
@@ -206,8 +250,12 @@ def test_encoders_give_vectors_labels_and_logits() -> None:
 
 
 def test_a_pass_that_fails_is_tried_one_by_one_and_the_engine_goes_on() -> None:
-    """A pass too large for the memory ends nobody; where every pass fails all are told, and then it works again."""
-    engine, wanted = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=4), Request([1, 2], n=3, max_new=5, seed=1)
+    """A pass too large for the memory ends nobody; where every pass fails all are told, and then it
+    works again."""
+    engine, wanted = (
+        Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=4),
+        Request([1, 2], n=3, max_new=5, seed=1),
+    )
     read, most = engine._worker.runner.read, [3]
 
     def fails(*given: Any) -> torch.Tensor:
@@ -230,8 +278,13 @@ def test_a_pass_that_fails_is_tried_one_by_one_and_the_engine_goes_on() -> None:
 
 
 def test_a_long_prompt_does_not_starve_who_writes() -> None:
-    """Another client that comes later begins within two steps; from then on every step has a token of it."""
-    engine = Engine(tiny.model(dataclasses.replace(tiny.DECODERS["llama"], context=2048)), step_tokens=64, lookup=False)
+    """Another client that comes later begins within two steps; from then on every step has a token
+    of it."""
+    engine = Engine(
+        tiny.model(dataclasses.replace(tiny.DECODERS["llama"], context=2048)),
+        step_tokens=64,
+        lookup=False,
+    )
     read, both, steps = engine._worker.runner.read, threading.Event(), list[dict[int, int]]()
 
     def counted(chunks: Any, wanted: Any) -> torch.Tensor:
@@ -247,7 +300,10 @@ def test_a_long_prompt_does_not_starve_who_writes() -> None:
         assert short.result().usage.generated == 20 and long.result().usage.generated == 1
     of_short = [number for number, step in enumerate(steps) if 2 in step]
     assert of_short == [*range(of_short[0], of_short[0] + 20)] and of_short[0] <= 2
-    assert all(step.get(1, 0) > 0 for step in steps) and max(sum(step.values()) for step in steps) <= 64
+    assert (
+        all(step.get(1, 0) > 0 for step in steps)
+        and max(sum(step.values()) for step in steps) <= 64
+    )
 
 
 def test_closing_ends_what_is_under_way() -> None:
@@ -282,10 +338,14 @@ def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate() -> None:
     whole = glassformer.generate(model, tokenizer, prompts, max_new=30, seed=3, **how).run()
     letters = sorted(letter for letter in {*whole.text} if letter.isalnum())
     stops = [letters[0], whole.texts[1][4:6]]
-    same = glassformer.generate(model, tokenizer, prompts, max_new=30, seed=3, stop=stops, **how).run()
+    same = glassformer.generate(
+        model, tokenizer, prompts, max_new=30, seed=3, stop=stops, **how
+    ).run()
     assert "stop" in same.finishes
     with Engine(model, tokenizer) as engine:
-        for prompt, text, tokens, finish in zip(prompts, same.texts, same.tokens, same.finishes, strict=True):
+        for prompt, text, tokens, finish in zip(
+            prompts, same.texts, same.tokens, same.finishes, strict=True
+        ):
             ids = glassformer.generate(model, tokenizer, prompt, max_new=1).rows[0].prompt
             request = Request(ids, sampling=Sampling(**how), seed=3, max_new=30, stop=stops)
             events = [*engine.submit(request)]
@@ -294,7 +354,9 @@ def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate() -> None:
             last = events[-1]
             assert last.finish_reason == {"eos": "stop"}.get(str(finish), finish)
             assert (last.stopped_by in stops) == (finish == "stop")
-        eos = engine.submit(Request([1, 2], logit_bias={int(tokenizer.eos or 0): 99.0}, max_new=5)).result()
+        eos = engine.submit(
+            Request([1, 2], logit_bias={int(tokenizer.eos or 0): 99.0}, max_new=5)
+        ).result()
         assert eos.completions[0].finish_reason == "stop" and eos.text == ""
         assert eos.completions[0].stopped_by == tokenizer.eos
 
@@ -309,35 +371,55 @@ def test_likeliest_of_equal_ones_does_not_depend_on_neighbours() -> None:
     wide = torch.zeros(2, 300)
     wide[1, 5] = 9.0  # a neighbour that has more or fewer above the bar
     both, alone = top_p(wide, 0.31), top_p(wide[:1], 0.31)
-    assert torch.equal(both[:1], alone) and alone.isfinite().nonzero()[:, 1].tolist() == [*range(93)]
+    assert torch.equal(both[:1], alone) and alone.isfinite().nonzero()[:, 1].tolist() == [
+        *range(93)
+    ]
 
 
 def test_guesses_after_the_end_are_not_taken() -> None:
     """A text that ends at a token in the middle of right guesses says the same as without them."""
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [1, 2, 3, 4] * 8
     with Engine(model, lookup=False) as engine:
-        free = engine.submit(Request(prompt, sampling=GREEDY, max_new=12, logit_bias={1: 50.0})).result()
+        free = engine.submit(
+            Request(prompt, sampling=GREEDY, max_new=12, logit_bias={1: 50.0})
+        ).result()
     assert free.completions[0].tokens == [1] * 12
     for length in range(1, 13):
         with Engine(model) as engine:
-            handle = engine.submit(Request([1] * 20, sampling=GREEDY, max_new=length, logit_bias={1: 50.0}))
+            handle = engine.submit(
+                Request([1] * 20, sampling=GREEDY, max_new=length, logit_bias={1: 50.0})
+            )
             events = [*handle]
-        assert [event.token for event in events] == [1] * length and events[-1].finish_reason == "length"
+        assert [event.token for event in events] == [1] * length and events[
+            -1
+        ].finish_reason == "length"
         assert [event.finish_reason for event in events[:-1]] == [None] * (length - 1)
 
 
 def test_one_client_cannot_starve_another() -> None:
-    """Eight choices in every place: a client that comes later has a place at once, and room in the queue."""
+    """Eight choices in every place: a client that comes later has a place at once, and room in the
+    queue."""
     engine = Engine(tiny.model(tiny.DECODERS["llama"]), max_sequences=4, max_queue=8)
     with engine:
-        greedy = [engine.submit(Request([1, 2, 3], n=8, max_new=50, seed=1, client="a", stop_tokens=()))]
+        greedy = [
+            engine.submit(Request([1, 2, 3], n=8, max_new=50, seed=1, client="a", stop_tokens=()))
+        ]
         for _ in range(2):
             while engine.stats().waiting:
                 pass
-            greedy.append(engine.submit(Request([1, 2, 3], n=8, max_new=50, seed=1, client="a", stop_tokens=())))
+            greedy.append(
+                engine.submit(
+                    Request([1, 2, 3], n=8, max_new=50, seed=1, client="a", stop_tokens=())
+                )
+            )
         with pytest.raises(QueueFull):
             engine.submit(Request([1, 2, 3], n=8, max_new=50, client="a"))
-        assert engine.submit(Request([4], max_new=5, client="b", stop_tokens=())).result().usage.generated == 5
+        assert (
+            engine.submit(Request([4], max_new=5, client="b", stop_tokens=()))
+            .result()
+            .usage.generated
+            == 5
+        )
         assert engine.stats().running + engine.stats().waiting >= 2, "the others are not done"
         tokens = [[one.tokens for one in handle.result().completions] for handle in greedy]
         assert tokens == [tokens[0]] * 3

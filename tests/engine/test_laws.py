@@ -1,4 +1,5 @@
-"""The same answer alone, in any batch, order and chunking, with pages shared, taken away or guessed ahead."""
+"""The same answer alone, in any batch, order and chunking, with pages shared, taken away or guessed
+ahead."""
 
 from __future__ import annotations
 
@@ -20,11 +21,16 @@ from glassformer.nn import gathered, kernels
 from glassformer.nn.engines.varlen import varlen_attention
 from glassformer.nn.quantized import Layout, quantize_weights
 
-GENERATORS = [name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")]
+GENERATORS = [
+    name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")
+]
 TWO = set(tiny.OTHERS)
-BOUND = 2e-5  # of log-probabilities, where torch's products decide: they sum in another order for other row counts
+# of log-probabilities, where torch's products decide: they sum in another order for other row
+# counts
+BOUND = 2e-5
 TORCH = {"strided", "fixed", "prefix", "mixed"} | tiny.RECURRENT
-"""Families in which they do even with compiled kernels: rules that are no window, recurrent cells."""
+"""Families in which they do even with compiled kernels: rules that are no window, recurrent
+cells."""
 
 THREADS = TORCH | TWO
 """Those in which they do where the number of threads is another: torch attends in encoders."""
@@ -37,14 +43,28 @@ def requests(name: str) -> list[Request]:
     for number in range(7):
         own = [lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 12))]
         read = [*common[: lot.choice([0, 20, 36, 40])], 3, 7, 2, 3, 7, 2, *own]
-        how = lot.choice([Sampling(0), Sampling(0.8), Sampling(1.2, top_p=0.9), Sampling(1, repetition_penalty=1.3)])
-        rest = {"sampling": how, "seed": number, "max_new": lot.randint(1, 12), "client": lot.choice("ab")}
+        how = lot.choice(
+            [
+                Sampling(0),
+                Sampling(0.8),
+                Sampling(1.2, top_p=0.9),
+                Sampling(1, repetition_penalty=1.3),
+            ]
+        )
+        rest = {
+            "sampling": how,
+            "seed": number,
+            "max_new": lot.randint(1, 12),
+            "client": lot.choice("ab"),
+        }
         rest["prompt_logprobs"] = lot.choice([None, None, 1])
         found.append(Request([1, 5], read, **rest) if name in TWO else Request(read, **rest))  # type: ignore[arg-type]
     return found
 
 
-def run(name: str, wanted: list[Request], order: list[int] | None = None, **settings: object) -> list[Result]:
+def run(
+    name: str, wanted: list[Request], order: list[int] | None = None, **settings: object
+) -> list[Result]:
     """What an engine answers when all are asked at once, in this order."""
     with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
         handles = {place: engine.submit(wanted[place]) for place in order or range(len(wanted))}
@@ -70,7 +90,9 @@ def logprobs(result: Result) -> list[float]:
     return [*prompt, *itertools.chain.from_iterable(one.logprobs for one in result.completions)]
 
 
-def same(ours: list[Result], theirs: list[Result], name: str = "gru", by_torch: set[str] = TORCH) -> None:
+def same(
+    ours: list[Result], theirs: list[Result], name: str = "gru", by_torch: set[str] = TORCH
+) -> None:
     bound = BOUND if name in by_torch or kernels.path() == "torch" else 0.0
     for a, b in zip(ours, theirs, strict=True):
         assert [one.tokens for one in a.completions] == [one.tokens for one in b.completions]
@@ -92,22 +114,31 @@ def test_alone_or_with_others_is_the_same(name: str) -> None:
     for one, result in zip(wanted, alone, strict=True):
         prompt, start = one.source or one.tokens, {"start": list(one.tokens)} if one.source else {}
         how = {**vars(one.sampling), **start}
-        told = glassformer.generate(tiny.model(tiny.ALL[name]), None, prompt, max_new=one.max_new, seed=one.seed, **how)
+        told = glassformer.generate(
+            tiny.model(tiny.ALL[name]), None, prompt, max_new=one.max_new, seed=one.seed, **how
+        )
         assert told.run().tokens[0] == result.completions[0].tokens
     same(run(name, wanted), alone, name)
     with threads(1 if torch.get_num_threads() > 1 else 2):
         same(run(name, wanted), alone, name, THREADS)
-    same(run(name, wanted, order=[3, 1, 0, 2, 6, 5, 4], step_tokens=7, max_sequences=3), alone, name)
+    same(
+        run(name, wanted, order=[3, 1, 0, 2, 6, 5, 4], step_tokens=7, max_sequences=3), alone, name
+    )
     same(run(name, wanted, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone, name)
 
 
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
-def test_pages_that_are_gathered_give_what_the_kernels_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU gets, computed by a CPU: other pages, attention by PyTorch with borders between the texts."""
+def test_pages_that_are_gathered_give_what_the_kernels_give(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU gets, computed by a CPU: other pages, attention by PyTorch with borders between
+    the texts."""
     wanted, flat = requests(name), []
     expected = run(name, wanted)
     monkeypatch.setattr(memory, "by_kernels", lambda model: False)
-    monkeypatch.setattr(gathered, "varlen_attention", lambda given: flat.append(1) or varlen_attention(given))
+    monkeypatch.setattr(
+        gathered, "varlen_attention", lambda given: flat.append(1) or varlen_attention(given)
+    )
     few = {"memory": pages_of(name, 4), "step_tokens": 11}
     for settings in ({}, few, {"step_tokens": 7, "max_sequences": 3, "lookup": False}):
         for a, b in zip(run(name, wanted, **settings), expected, strict=True):
@@ -118,15 +149,24 @@ def test_pages_that_are_gathered_give_what_the_kernels_give(name: str, monkeypat
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype: torch.dtype) -> None:
-    """Thousands of keys, which the kernels cut in parts; by torch's path there is no such promise."""
+    """Thousands of keys, which the kernels cut in parts; by torch's path there is no such
+    promise."""
     if kernels.path() == "torch":
         pytest.skip("needs the compiled kernels")
     model = tiny.model(dataclasses.replace(tiny.DECODERS["llama"], context=4096)).to(dtype)
     lot = random.Random(1)
-    prompts = [[lot.randrange(tiny.VOCAB) for _ in range(length)] for length in (3000, 30, 700, 1500)]
-    wanted = [Request(prompt, sampling=Sampling(0), max_new=8, prompt_logprobs=0) for prompt in prompts]
+    prompts = [
+        [lot.randrange(tiny.VOCAB) for _ in range(length)] for length in (3000, 30, 700, 1500)
+    ]
+    wanted = [
+        Request(prompt, sampling=Sampling(0), max_new=8, prompt_logprobs=0) for prompt in prompts
+    ]
     threads, found = torch.get_num_threads(), []
-    for count, order, step in ((1, (0, 1, 2, 3), 512), (2, (3, 1, 0, 2), 100), (2, (2, 3, 1, 0), 4096)):
+    for count, order, step in (
+        (1, (0, 1, 2, 3), 512),
+        (2, (3, 1, 0, 2), 100),
+        (2, (2, 3, 1, 0), 4096),
+    ):
         torch.set_num_threads(count)
         with Engine(model, step_tokens=step) as engine:
             handles = {place: engine.submit(wanted[place]) for place in order}
@@ -142,20 +182,26 @@ def test_quantised_models_have_the_same_bits_alone_and_with_others(bits: int) ->
     found = []
     for settings in ({"lookup": False, "max_sequences": 1}, {"step_tokens": 7}, {}):
         with Engine(model, **settings) as engine:  # type: ignore[arg-type]
-            results = [handle.result() for handle in [engine.submit(one) for one in requests("llama")]]
+            results = [
+                handle.result() for handle in [engine.submit(one) for one in requests("llama")]
+            ]
         found.append([(one.completions[0].tokens, logprobs(one)) for one in results])
     assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
-def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(name: str, bits: int) -> None:
+def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(
+    name: str, bits: int
+) -> None:
     model, found = tiny.model(tiny.ALL[name]), []
     quantize_weights(model, Layout(bits=bits))
     alone: dict[str, object] = {"lookup": False, "max_sequences": 1}
     for count, settings in ((1, alone), (2, {"step_tokens": 7}), (2, {})):
         with threads(count), Engine(model, **settings) as engine:  # type: ignore[arg-type]
-            found.append([handle.result() for handle in [engine.submit(one) for one in requests(name)]])
+            found.append(
+                [handle.result() for handle in [engine.submit(one) for one in requests(name)]]
+            )
     same(found[1], found[0], name, THREADS)
     same(found[2], found[0], name, THREADS)
 
@@ -168,7 +214,12 @@ def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes() -> None:
         for handle in [engine.submit(one) for one in wanted * 3 + repeat]:
             handle.result()
         stats = engine.stats()
-    assert stats.preempted and stats.cached_tokens and stats.accepted_tokens and stats.steps < stats.generated_tokens
+    assert (
+        stats.preempted
+        and stats.cached_tokens
+        and stats.accepted_tokens
+        and stats.steps < stats.generated_tokens
+    )
 
 
 @pytest.mark.parametrize("name", ["bert", "reader", "onward", "llama", "pooled", "gru"])
@@ -176,7 +227,11 @@ def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
     lot = random.Random(1)
     texts = [[lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 30))] for _ in range(12)]
     model = tiny.model(tiny.ALL[name])
-    outputs = ["vector", "hidden"] + ["logits"] * (model.head is not None) + ["labels"] * (name in ("bert", "pooled"))
+    outputs = (
+        ["vector", "hidden"]
+        + ["logits"] * (model.head is not None)
+        + ["labels"] * (name in ("bert", "pooled"))
+    )
     wanted = [Encode(text, output=output) for text in texts for output in outputs]  # type: ignore[arg-type]
     with Engine(model, step_tokens=40) as engine:
         alone = [engine.encode(one) for one in wanted]
@@ -188,16 +243,21 @@ def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
 
 def test_half_of_many_leave_and_nothing_is_left_behind() -> None:
     lot, model = random.Random(3), tiny.model(tiny.DECODERS["gemma2"])
-    with Engine(model, max_sequences=6, max_queue=400, memory=pages_of("gemma2", 7), step_tokens=9) as engine:
+    with Engine(
+        model, max_sequences=6, max_queue=400, memory=pages_of("gemma2", 7), step_tokens=9
+    ) as engine:
         handles = [
-            engine.submit(Request([lot.randrange(50)] * lot.randint(1, 30), n=2, max_new=20)) for _ in range(200)
+            engine.submit(Request([lot.randrange(50)] * lot.randint(1, 30), n=2, max_new=20))
+            for _ in range(200)
         ]
         for handle in handles[::2]:
             next(iter(handle))
             handle.cancel()
         for handle in handles:
             reasons = {one.finish_reason for one in handle.result().completions}
-            assert reasons <= {"length", "cancelled"} and (handle in handles[::2] or reasons == {"length"})
+            assert reasons <= {"length", "cancelled"} and (
+                handle in handles[::2] or reasons == {"length"}
+            )
         stats = engine.stats()
         engine.room.pool.check()
     assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)

@@ -1,4 +1,5 @@
-"""What is recorded of a running request is what a look at its text alone shows; others keep their bits."""
+"""What is recorded of a running request is what a look at its text alone shows; others keep their
+bits."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_a_running_request_is_looked_into(name: str) -> None:
         handles += [engine.submit(one) for one in OTHERS[2:]]
         results = [handle.result() for handle in handles]
         tokens = looked.result().completions[0].tokens
-    assert [one.completions[0].tokens for one in results] == [one.completions[0].tokens for one in alone]
+    assert [one.completions[0].tokens for one in results] == [
+        one.completions[0].tokens for one in alone
+    ]
     bound = 0.0 if name in ("llama", "gemma2", "mixtral") and kernels.path() != "torch" else 2e-5
     for a, b in zip(alone, results, strict=True):
         pairs = zip(a.completions[0].logprobs, b.completions[0].logprobs, strict=True)
@@ -46,9 +49,13 @@ def test_a_running_request_is_looked_into(name: str) -> None:
 
 
 def test_only_what_is_asked_for_is_read_again() -> None:
-    """Values from a place on, of every continuation, event by event; what pages hold before it is not computed."""
+    """Values from a place on, of every continuation, event by event; what pages hold before it is
+    not computed."""
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5] * 10
-    paths, tape = ["*.1.attn.pattern", "*.0.resid", "logits"], Tape("*.1.attn.pattern", "*.0.resid", "logits")
+    paths, tape = (
+        ["*.1.attn.pattern", "*.0.resid", "logits"],
+        Tape("*.1.attn.pattern", "*.0.resid", "logits"),
+    )
     with Engine(model, step_tokens=17) as engine:
         engine.submit(Request(prompt, max_new=1)).result()
         how = {"max_new": 7, "n": 2, "seed": 3, "want": paths, "since": 40, "prompt_logprobs": 2}
@@ -66,20 +73,33 @@ def test_only_what_is_asked_for_is_read_again() -> None:
             model(torch.tensor([read]), tape=tape)
         for path, value in handle.records[index].items():
             axis = 2 if path.endswith("pattern") else 1
-            assert torch.allclose(value, tape[path].narrow(axis, 40, len(read) - 40), atol=1e-4), path
+            assert torch.allclose(value, tape[path].narrow(axis, 40, len(read) - 40), atol=1e-4), (
+                path
+            )
         seen = [event.seen for event in events if event.index == index and event.seen is not None]
-        assert [piece.start for piece in seen] == [40, *range(50, 56)], "the prompt's, then one at a time"
+        assert [piece.start for piece in seen] == [40, *range(50, 56)], (
+            "the prompt's, then one at a time"
+        )
 
 
 def test_an_ablation_by_the_mean_is_the_same_in_chunks() -> None:
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5] * 8
-    edit, how = head_off("decoder.blocks.0.attn", 1, fill="mean"), {"sampling": Sampling(0), "max_new": 12}
+    edit, how = (
+        head_off("decoder.blocks.0.attn", 1, fill="mean"),
+        {"sampling": Sampling(0), "max_new": 12},
+    )
     alone = generate(model, None, prompt, temperature=0, max_new=12, edits=[edit]).run().tokens[0]
     with Engine(model, step_tokens=90) as engine:
         others = [engine.submit(Request([number] * 50, max_new=12)) for number in range(3)]
-        assert engine.submit(Request(prompt, edits=[edit], **how)).result().completions[0].tokens == alone  # type: ignore[arg-type]
+        assert (
+            engine.submit(Request(prompt, edits=[edit], **how)).result().completions[0].tokens
+            == alone
+        )  # type: ignore[arg-type]
         assert all(one.result() for one in others)
-    with Engine(model, step_tokens=32) as engine, pytest.raises(UserError, match="mean over 40 tokens"):
+    with (
+        Engine(model, step_tokens=32) as engine,
+        pytest.raises(UserError, match="mean over 40 tokens"),
+    ):
         engine.submit(Request(prompt, edits=[edit], **how))  # type: ignore[arg-type]
 
 
@@ -90,17 +110,26 @@ def test_logits_can_be_edited() -> None:
     plain = generate(model, None, prompt, temperature=0, max_new=8).run().tokens[0]
     with Engine(model) as engine:
         handles = [engine.submit(Request(prompt, edits=some, **how)) for some in (edits, [])]  # type: ignore[arg-type]
-        assert [one.result().completions[0].tokens for one in handles] == [alone, plain] and alone != plain
+        assert [one.result().completions[0].tokens for one in handles] == [
+            alone,
+            plain,
+        ] and alone != plain
 
 
 def test_an_edit_is_of_one_request_alone() -> None:
-    model, prompt, edit = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5] * 8, head_off("decoder.blocks.0.attn", 1)
+    model, prompt, edit = (
+        tiny.model(tiny.DECODERS["llama"]),
+        [3, 1, 4, 1, 5] * 8,
+        head_off("decoder.blocks.0.attn", 1),
+    )
     how = {"sampling": Sampling(0), "max_new": 12}
     plain = generate(model, None, prompt, temperature=0, max_new=12).run().tokens[0]
     edited = generate(model, None, prompt, temperature=0, max_new=12, edits=[edit]).run().tokens[0]
     assert plain != edited
     with Engine(model) as engine:
-        handles = [engine.submit(Request(prompt, edits=some, **how)) for some in ((), [edit], (), [edit])]  # type: ignore[arg-type]
+        handles = [
+            engine.submit(Request(prompt, edits=some, **how)) for some in ((), [edit], (), [edit])
+        ]  # type: ignore[arg-type]
         found = [handle.result().completions[0].tokens for handle in handles]
         again = engine.submit(Request(prompt, **how)).result()  # type: ignore[arg-type]
     assert found == [plain, edited, plain, edited]
@@ -113,16 +142,25 @@ def test_what_is_not_there_is_refused() -> None:
             engine.submit(Request([1], want=["decoder.nothing"]))
         with pytest.raises(UserError):
             engine.submit(Request([1], edits=[head_off("decoder.blocks.9.attn", 1)]))
-    with Engine(tiny.model(tiny.ALL["gru"])) as engine, pytest.raises(UserError, match="decoders with attention alone"):
+    with (
+        Engine(tiny.model(tiny.ALL["gru"])) as engine,
+        pytest.raises(UserError, match="decoders with attention alone"),
+    ):
         engine.submit(Request([1], want=["*"]))
 
 
 def test_what_is_read_again_is_recorded_once() -> None:
     """Texts that lost their pages and were read from the beginning again."""
-    model, room = tiny.model(tiny.DECODERS["llama"]), room_for(tiny.model(tiny.DECODERS["llama"]), None, 8, None)
+    model, room = (
+        tiny.model(tiny.DECODERS["llama"]),
+        room_for(tiny.model(tiny.DECODERS["llama"]), None, 8, None),
+    )
     prompts = [[number, *range(28)] for number in range(6)]
     with Engine(model, memory=room.nbytes // len(room.pool.users) * 5) as engine:
-        wanted = [Request(prompt, sampling=Sampling(0), max_new=30, want=["*.1.resid"]) for prompt in prompts]
+        wanted = [
+            Request(prompt, sampling=Sampling(0), max_new=30, want=["*.1.resid"])
+            for prompt in prompts
+        ]
         handles = [engine.submit(one) for one in wanted]
         for prompt, handle in zip(prompts, handles, strict=True):
             read, tape = [*prompt, *handle.result().completions[0].tokens][:-1], Tape("*.1.resid")

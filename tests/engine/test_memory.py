@@ -47,7 +47,8 @@ def test_a_state_needs_no_pages() -> None:
 
 @pytest.fixture
 def mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model, int | None], Model]:
-    """A model saved and loaded again as a large one is: its weights stay in the file until they are used."""
+    """A model saved and loaded again as a large one is: its weights stay in the file until they are
+    used."""
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
 
     def loaded(model: Model, bits: int | None) -> Model:
@@ -58,7 +59,9 @@ def mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model, 
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_weights_of_a_file_are_read_by_the_blocks_in_c(bits: int | None, mapped: Callable[..., Model]) -> None:
+def test_weights_of_a_file_are_read_by_the_blocks_in_c(
+    bits: int | None, mapped: Callable[..., Model]
+) -> None:
     """What waits to look at them must not keep Python in their blocks."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
@@ -66,7 +69,9 @@ def test_weights_of_a_file_are_read_by_the_blocks_in_c(bits: int | None, mapped:
     assert isinstance(view, Decoder) and isinstance(view.decoder, FusedStack)
 
 
-def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped: Callable[..., Model]) -> None:
+def test_weights_that_are_not_finite_are_refused_before_the_first_request(
+    mapped: Callable[..., Model],
+) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     model.get_parameter("decoder.blocks.1.attn.q.weight").data[0, 0] = torch.nan
     with pytest.raises(UserError, match=r"blocks.1.attn.q.weight holds NaN"):

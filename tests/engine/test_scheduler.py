@@ -102,11 +102,18 @@ def grown(text: Text) -> int:
 
 
 def copied(held: dict[int, tuple[int, int]], source: int, target: int) -> None:
-    held.update({target * SIZE + at: held[source * SIZE + at] for at in range(SIZE) if source * SIZE + at in held})
+    held.update(
+        {
+            target * SIZE + at: held[source * SIZE + at]
+            for at in range(SIZE)
+            if source * SIZE + at in held
+        }
+    )
 
 
 def play(seed: int) -> None:
-    """A random life of a scheduler, with texts that begin alike or branch, guesses, cancellations and too few pages."""
+    """A random life of a scheduler, with texts that begin alike or branch, guesses, cancellations
+    and too few pages."""
     lot = random.Random(seed)
     pages, longest = lot.randint(6, 14), 6 * SIZE
     pool, budget, most, span = (
@@ -135,21 +142,36 @@ def play(seed: int) -> None:
     part = windows.parts
     copy = scheduler.copy
     assert copy is not None
-    groups, read = dict[Text, list[Text]](), set[Text]()  # texts that go on together, and those of them that were read
-    held: dict[int, tuple[int, int]] = {}  # what a careful reader would find in each slot: place and token
+    # texts that go on together, and those of them that were read
+    groups, read = dict[Text, list[Text]](), set[Text]()
+    # what a careful reader would find in each slot: place and token
+    held: dict[int, tuple[int, int]] = {}
     near: dict[int, tuple[int, int]] = {}  # the same where layers with windows look
     todo, ends, live = lot.randint(1, 9), dict[Text, int](), list[Text]()
     for step in range(400):
         while todo and lot.random() < 0.6:
-            tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][: lot.randint(3, 20)]
-            text = Text(tokens, lot.choice("abc"), root=lot.choice([None, 7]), own=lot.choice([None] * 9 + [0]))
+            tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][
+                : lot.randint(3, 20)
+            ]
+            text = Text(
+                tokens,
+                lot.choice("abc"),
+                root=lot.choice([None, 7]),
+                own=lot.choice([None] * 9 + [0]),
+            )
             running = [one for one in scheduler.running if one.computed and one not in groups]
             if running and lot.random() < 0.3:
                 text.twin = twin = lot.choice(running)
-                text.tokens, text.root = twin.tokens[: max(1, lot.randint(3, len(twin.tokens)))], twin.root
+                text.tokens, text.root = (
+                    twin.tokens[: max(1, lot.randint(3, len(twin.tokens)))],
+                    twin.root,
+                )
             ends[text] = min(longest, len(tokens) + lot.randint(1, 9))
             if text.twin is None and lot.random() < 0.3:
-                groups[text] = [text, *(Text([*tokens], text.client, text.root) for _ in range(lot.randint(0, 3)))]
+                groups[text] = [
+                    text,
+                    *(Text([*tokens], text.client, text.root) for _ in range(lot.randint(0, 3))),
+                ]
                 groups.update(dict.fromkeys(groups[text], groups[text]))
             scheduler.add(text)
             live.append(text)
@@ -190,7 +212,11 @@ def play(seed: int) -> None:
             if chunk.finishes:
                 guesses = chunk.tokens[len(chunk.tokens) - chunk.drafted :]
                 text.tokens.append(grown(text))
-                while accepted < chunk.drafted and guesses[accepted] == text.tokens[-1] and len(text.tokens) < longest:
+                while (
+                    accepted < chunk.drafted
+                    and guesses[accepted] == text.tokens[-1]
+                    and len(text.tokens) < longest
+                ):
                     accepted += 1
                     text.tokens.append(grown(text))
             if len(text.tokens) >= ends[text] and chunk.finishes:
@@ -219,7 +245,9 @@ def play(seed: int) -> None:
             break
     else:
         raise AssertionError(f"seed {seed}: somebody waits for ever")
-    assert pool.used == windows.pool.used == 0 and not scheduler.running and not len(scheduler.waiting)
+    assert (
+        pool.used == windows.pool.used == 0 and not scheduler.running and not len(scheduler.waiting)
+    )
 
 
 @pytest.mark.parametrize("part", range(10))
@@ -244,7 +272,9 @@ def test_a_long_prompt_does_not_hold_up_what_is_being_written() -> None:
 
 def test_prompts_of_two_clients_are_read_in_turns() -> None:
     scheduler = Scheduler(PagePool(200), SIZE, budget=8, most=9)
-    texts = [Text([*range(40)], "greedy", number) for number in range(5)] + [Text([*range(40)], "other", 9)]
+    texts = [Text([*range(40)], "greedy", number) for number in range(5)] + [
+        Text([*range(40)], "other", 9)
+    ]
     for text in texts:
         scheduler.add(text)
     for _ in range(10):

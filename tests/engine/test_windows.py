@@ -1,4 +1,5 @@
-"""Layers with windows hold the pages that a token to come still sees, and no answer changes by it."""
+"""Layers with windows hold the pages that a token to come still sees, and no answer changes by
+it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from glassformer.nn import kernels
 from .test_laws import logprobs
 
 CONTEXT = 400
-NAMES = ["starcoder2", "gemma2", "mixed"]  # all layers, some of them, windows by a rule of their own
+# all layers, some of them, windows by a rule of their own
+NAMES = ["starcoder2", "gemma2", "mixed"]
 STEP = 7  # tokens a step; with a window of 6 to 9 tokens that is two pages of thirteen
 
 
@@ -33,14 +35,23 @@ def model(name: str) -> glassformer.Model:
 
 
 def requests(count: int = 6) -> list[Request]:
-    """Long texts that begin alike, end in the middle of a page or not, are guessed, repeated, drawn several times."""
+    """Long texts that begin alike, end in the middle of a page or not, are guessed, repeated, drawn
+    several times."""
     lot = random.Random(8)
     common, found = [lot.randrange(tiny.VOCAB) for _ in range(200)], []
     for number in range(count):
         own = [lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 40))]
         read = [*common[: lot.choice([0, 64, 150, 192])], *own, *[4, 1, 4, 2] * lot.choice([0, 8])]
-        how = {"sampling": lot.choice([Sampling(0), Sampling(0.8)]), "seed": number, "max_new": lot.randint(1, 40)}
-        rest = {"prompt_logprobs": lot.choice([None, None, 0]), "n": lot.choice([1, 1, 3]), "client": lot.choice("ab")}
+        how = {
+            "sampling": lot.choice([Sampling(0), Sampling(0.8)]),
+            "seed": number,
+            "max_new": lot.randint(1, 40),
+        }
+        rest = {
+            "prompt_logprobs": lot.choice([None, None, 0]),
+            "n": lot.choice([1, 1, 3]),
+            "client": lot.choice("ab"),
+        }
         found.append(Request(read, **how, **rest))  # type: ignore[arg-type]
     return found
 
@@ -57,7 +68,8 @@ def answers(engine: Engine, wanted: list[Request]) -> list[Result]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_bits_as_with_all_pages(name: str) -> None:
-    """Alone and with others, in small steps, with few pages, after prompts that are found again, guessed."""
+    """Alone and with others, in small steps, with few pages, after prompts that are found again,
+    guessed."""
     served, wanted = model(name), requests()
     few = name == "mixed"  # read text by text
     wanted = wanted[:2] if few else wanted
@@ -71,11 +83,20 @@ def test_the_same_bits_as_with_all_pages(name: str) -> None:
     with pytest.raises(UserError, match="400 tokens needs"):
         room_for(served, None, 8, least - 1, None, STEP)
     seen = [0, 0, 0]
-    for settings in ({"lookup": False, "max_sequences": 3}, {"memory": least * 2}, {"memory": least})[2 * few :]:
+    for settings in (
+        {"lookup": False, "max_sequences": 3},
+        {"memory": least * 2},
+        {"memory": least},
+    )[2 * few :]:
         with Engine(served, step_tokens=STEP, **{"max_sequences": 8, **settings}) as engine:  # type: ignore[arg-type]
             assert engine.room.windows is not None
-            for some in (range(len(wanted)), [0], [0], [1, 0]):  # at once, and after one another: much is found
-                same(name, answers(engine, [wanted[place] for place in some]), [alone[place] for place in some])
+            # at once, and after one another: much is found
+            for some in (range(len(wanted)), [0], [0], [1, 0]):
+                same(
+                    name,
+                    answers(engine, [wanted[place] for place in some]),
+                    [alone[place] for place in some],
+                )
             stats = engine.stats()
             now = stats.cached_tokens, stats.preempted, stats.accepted_tokens
             seen = [a + b for a, b in zip(seen, now, strict=True)]
@@ -97,7 +118,8 @@ def test_beams_find_what_they_find_with_all_pages(name: str) -> None:
     for memory in (None, room_for(served, None, 2, None, None, STEP).nbytes):
         with Engine(served, step_tokens=STEP, max_sequences=8, memory=memory) as engine:
             assert engine.room.windows is not None
-            engine.room.windows.pool._free.reverse()  # so that parts have other numbers than their pages
+            # so that parts have other numbers than their pages
+            engine.room.windows.pool._free.reverse()
             handles = [engine.submit(one) for one in wanted]
             for prompt, handle in zip(prompts, handles, strict=True):
                 handle.result()
@@ -114,13 +136,17 @@ def test_what_was_given_back_is_not_looked_at(name: str) -> None:
     prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 15
     with Engine(served, step_tokens=STEP, max_sequences=2) as engine:
         assert isinstance(engine._worker.runner, PagedRunner) and engine.room.windows is not None
-        engine.room.windows.pool._free.reverse()  # so that page 0, which stands where nothing is, is not written
+        # so that page 0, which stands where nothing is, is not written
+        engine.room.windows.pool._free.reverse()
         for own, _ in engine._worker.runner.cache.pages:
             own.pages.keys.fill_(torch.nan)
             own.pages.values.fill_(torch.nan)
         edits = ["head_off('decoder.blocks.0.attn', 1)"] if name == "gemma2" else []
-        for _ in range(2):  # the second time nobody else will look for its pages, and what is given back is free
-            handle = engine.submit(Request(prompt, sampling=Sampling(0), max_new=6, want=paths, edits=edits))
+        # the second time nobody else will look for its pages, and what is given back is free
+        for _ in range(2):
+            handle = engine.submit(
+                Request(prompt, sampling=Sampling(0), max_new=6, want=paths, edits=edits)
+            )
             tokens = handle.result().completions[0].tokens
     truth = look(served, None, [prompt + tokens[:-1]], *paths, edits=[parse(one) for one in edits])
     assert truth.keys() == handle.records[0].keys()
@@ -147,7 +173,9 @@ def test_a_long_text_holds_its_window_and_no_more() -> None:
             near, most = engine.room.windows.pool, dict[PagePool, int]()
             for pool in (near, engine.room.pool):
                 watch(pool, most)
-            engine.submit(Request([1] * 300, max_new=50, sampling=Sampling(0), stop_tokens=())).result()
+            engine.submit(
+                Request([1] * 300, max_new=50, sampling=Sampling(0), stop_tokens=())
+            ).result()
             assert most == {near: 2, engine.room.pool: 11}
             assert len(near.users) == 2 * 2 * 3  # of two texts, wherever their windows begin, twice
             assert (engine.room.page_bytes[0] > 0) == every
@@ -175,7 +203,8 @@ def test_a_window_of_one_token_and_every_place_in_a_page() -> None:
 
 
 def test_parts_follow_their_pages() -> None:
-    """What is known is kept when it is given back, what is not is free; a page that is taken again has none."""
+    """What is known is kept when it is given back, what is not is free; a page that is taken again
+    has none."""
     pool = PagePool(4)
     windows = Windows(pool, 4, 5, 3)
     pages = [pool.take() for _ in range(3)]
@@ -184,8 +213,16 @@ def test_parts_follow_their_pages() -> None:
     pool.know(pages[0])
     windows.give(pages[:2])
     windows.check()
-    assert windows.covers(pages, 12) and windows.covers(pages[:1], 4) and not windows.covers(pages[:2], 8)
-    assert windows.fits(pages[:2]) == 1 and (windows.pool.used, windows.pool.cached, windows.pool.free) == (1, 1, 1)
+    assert (
+        windows.covers(pages, 12)
+        and windows.covers(pages[:1], 4)
+        and not windows.covers(pages[:2], 8)
+    )
+    assert windows.fits(pages[:2]) == 1 and (
+        windows.pool.used,
+        windows.pool.cached,
+        windows.pool.free,
+    ) == (1, 1, 1)
     windows.share(pages[:1])
     windows.give(pages[:1])
     pool.give(pages[:1])

@@ -1,4 +1,5 @@
-"""Whatever one request raises, wherever it does: it ends alone, others get what they get alone, no page is lost."""
+"""Whatever one request raises, wherever it does: it ends alone, others get what they get alone, no
+page is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ from glassformer.engine.worker import Turn
 from glassformer.generation.sample import Sampling
 from glassformer.tokenizer import train
 
-ROOMS = "worker scheduler continuation pages prefix windows turns runner looking scoring beams draft draft_model"
+ROOMS = (
+    "worker scheduler continuation pages prefix windows turns runner looking scoring beams "
+    "draft draft_model"
+)
 PLACES = [importlib.import_module(f"glassformer.engine.{name}") for name in ROOMS.split()]
 APART = {
     "_draw",
@@ -48,9 +52,22 @@ APART = {
 """What keeps requests apart, and what runs when all else failed."""
 CROWDS = ("gemma2", "draft", "t5", "gru")
 NOT_REACHED = {"Worker._plan", "Worker._encode", "looking.looks", "draft_model.check_draft"}
-NOT_REACHED |= {"Scheduler.plan", "Scheduler._admit", "Scheduler._in_turns", "Turns.peek", "Turns.pop"}
+NOT_REACHED |= {
+    "Scheduler.plan",
+    "Scheduler._admit",
+    "Scheduler._in_turns",
+    "Turns.peek",
+    "Turns.pop",
+}
 """Of no request, or before its first step."""
-RARE = {"PagePool.drop", "Turns.remove", "Windows._forget", "Sources._forget", "StateRunner.copy", "PagePool.knows"}
+RARE = {
+    "PagePool.drop",
+    "Turns.remove",
+    "Windows._forget",
+    "Sources._forget",
+    "StateRunner.copy",
+    "PagePool.knows",
+}
 RARE |= {"PagedRunner._parts", "PagedRunner._previous", "StateRunner._memory"}
 GUESSES = {"DraftModel.propose", "DraftModel._room"}
 """Where a fault ends nobody, since guesses change no answer."""
@@ -69,10 +86,14 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
             if isinstance(value, FunctionType) and name != "_whole":
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name
             methods = (
-                vars(value).items() if isinstance(value, type) and value.__name__ not in ("Runner", "Item") else ()
+                vars(value).items()
+                if isinstance(value, type) and value.__name__ not in ("Runner", "Item")
+                else ()
             )
             for inner, method in methods:
-                plain = isinstance(method, FunctionType) and (inner == "__call__" or not inner.startswith("__"))
+                plain = isinstance(method, FunctionType) and (
+                    inner == "__call__" or not inner.startswith("__")
+                )
                 if plain and inner not in APART:
                     yield f"{value.__name__}.{inner}", value, inner
 
@@ -84,7 +105,13 @@ def handle_of(value: Any) -> Any:
             return value.handle
         if isinstance(value, Search):
             return value.rows[0].handle
-        value = value.chunk if isinstance(value, Turn) else value.text if isinstance(value, Chunk) else value.owner
+        value = (
+            value.chunk
+            if isinstance(value, Turn)
+            else value.text
+            if isinstance(value, Chunk)
+            else value.owner
+        )
     return value if isinstance(value, Handle) else None
 
 
@@ -92,7 +119,9 @@ def handles(args: Any) -> set[Handle]:
     """The requests that a call is for: its arguments say so, or those of whoever calls."""
     frame: Any = sys._getframe(2)
     found = _handles(args)
-    while not found and frame is not None and frame.f_code.co_name not in ("step", "run", "_restart"):
+    while (
+        not found and frame is not None and frame.f_code.co_name not in ("step", "run", "_restart")
+    ):
         found, frame = _handles(frame.f_locals.values()), frame.f_back
     return found
 
@@ -101,12 +130,17 @@ def _handles(values: Any) -> set[Handle]:
     """Of the first that is of one request, or of all that stand in lists."""
     single = next((handle for value in values if (handle := handle_of(value)) is not None), None)
     lists = [value for value in values if isinstance(value, list | tuple)]
-    several = {handle_of(one[0] if isinstance(one, tuple) and one else one) for some in lists for one in some}
+    several = {
+        handle_of(one[0] if isinstance(one, tuple) and one else one)
+        for some in lists
+        for one in some
+    }
     return several - {None} if single is None else {single}
 
 
 class Fault:
-    """Raises in one function for one request: before or after its work, at one call or from that one on."""
+    """Raises in one function for one request: before or after its work, at one call or from that
+    one on."""
 
     def __init__(self, after: bool, skip: int, always: bool) -> None:
         self.after, self.skip, self.always = after, skip, always
@@ -117,7 +151,9 @@ class Fault:
         def failing(*args: Any, **kwargs: Any) -> Any:
             fails = self.handle is not None and self.handle in handles((*args, *kwargs.values()))
             self.calls += fails
-            fails = fails and (self.calls > self.skip if self.always else self.calls == self.skip + 1)
+            fails = fails and (
+                self.calls > self.skip if self.always else self.calls == self.skip + 1
+            )
             result = plain(*args, **kwargs) if self.after or not fails else None
             if fails:
                 self.fired += 1
@@ -127,7 +163,9 @@ class Fault:
         return failing
 
 
-def patch(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, make: Callable[[Any], Any]) -> None:
+def patch(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, make: Callable[[Any], Any]
+) -> None:
     """Another function wherever this one is known."""
     plain = vars(place)[name]
     for module in [place] if isinstance(place, type) else PLACES:
@@ -151,10 +189,22 @@ def requests(name: str) -> list[Request | Encode]:
             Request([1], [2, 2], beams=2, max_new=4, seed=9),
         ]
     if name == "gru":
-        return [Request([number, 5, 6], n=2, max_new=5, seed=number, sampling=warm) for number in range(3)]
+        return [
+            Request([number, 5, 6], n=2, max_new=5, seed=number, sampling=warm)
+            for number in range(3)
+        ]
     again: dict[str, Any] = {"max_new": 12, "sampling": Sampling(0), "logit_bias": {1: 30.0}}
     return [
-        Request([*loop, 7], n=3, max_new=6, guide=guide, sampling=warm, seed=1, logprobs=2, prompt_logprobs=1),
+        Request(
+            [*loop, 7],
+            n=3,
+            max_new=6,
+            guide=guide,
+            sampling=warm,
+            seed=1,
+            logprobs=2,
+            prompt_logprobs=1,
+        ),
         Request([*loop, 8], seed=2, stop=["zz"], client="b", **again),
         Request([*loop, 8], seed=3, want=["*.1.resid"], max_new=9, n=2, client="b"),
         Request([*loop, 9, 9], seed=4, beams=3, n=2, max_new=5),
@@ -177,7 +227,8 @@ def engine_of(name: str) -> Engine:
 
 
 def answer(handle: Handle) -> tuple[Any, list[float]] | None:
-    """The tokens and all numbers that a request was answered; None where it was told of the fault."""
+    """The tokens and all numbers that a request was answered; None where it was told of the
+    fault."""
     try:
         result = handle.result()
     except Planted:
@@ -189,7 +240,8 @@ def answer(handle: Handle) -> tuple[Any, list[float]] | None:
 
 
 def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[float]] | None]:
-    """The answers to a crowd that came at once, the faulty one last, and that one again without its fault."""
+    """The answers to a crowd that came at once, the faulty one last, and that one again without its
+    fault."""
     kinds = requests(name)
     with engine_of(name) as engine:
         found: dict[int, Handle] = {}
@@ -202,9 +254,15 @@ def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[flo
         fault.handle = None
         answers.append(answer(engine.submit(kinds[faulty or 0])))
         assert engine.alive and not worker.jobs and not worker.scheduler.broken
-        assert not worker.scheduler.running and not worker.scheduler.parked and not len(worker.scheduler.waiting)
+        assert (
+            not worker.scheduler.running
+            and not worker.scheduler.parked
+            and not len(worker.scheduler.waiting)
+        )
         engine.room.pool.check()
-        assert engine.room.pool.used == 0 and (engine.room.windows is None or engine.room.windows.pool.used == 0)
+        assert engine.room.pool.used == 0 and (
+            engine.room.windows is None or engine.room.windows.pool.used == 0
+        )
         assert not hasattr(worker.runner, "sources") or worker.runner.sources.pool.used == 0
         assert not hasattr(worker.runner, "memories") or not worker.runner.memories
     return answers
@@ -253,15 +311,22 @@ def reached() -> dict[str, list[tuple[str, int, int]]]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("place", "name"), [pytest.param(*some, id=label) for label, *some in functions()])
-def test_a_fault_of_one_request_ends_it_alone(place: Any, name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("place", "name"), [pytest.param(*some, id=label) for label, *some in functions()]
+)
+def test_a_fault_of_one_request_ends_it_alone(
+    place: Any, name: str, request: pytest.FixtureRequest
+) -> None:
     """At its first call and in the middle, before its work and after, once and for ever."""
     label = request.node.callspec.id
     several = reached()[label]
     if label in NOT_REACHED or (label in RARE and not several):
         return
     assert several, "no request comes here"
-    first = [next(one for one in several if one[0] == crowd) for crowd in dict.fromkeys(one[0] for one in several)]
+    first = [
+        next(one for one in several if one[0] == crowd)
+        for crowd in dict.fromkeys(one[0] for one in several)
+    ]
     most = max(several, key=lambda one: one[2])
     for crowd, number, count in dict.fromkeys([*first[:2], most, several[-1]]):
         for after, skip, always in ((False, 0, True), (True, count // 2, False)):
@@ -273,7 +338,14 @@ def test_a_fault_of_one_request_ends_it_alone(place: Any, name: str, request: py
             for other, (ours, theirs) in enumerate(zip(answers, alone(crowd), strict=True)):
                 assert ours is not None or other == number, f"{case}: it ended request {other}"
                 if ours is not None:
-                    assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-4), case
-            assert again == (alone(crowd)[number][0], pytest.approx(alone(crowd)[number][1], abs=1e-4)), case
+                    assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-4), (
+                        case
+                    )
+            assert again == (
+                alone(crowd)[number][0],
+                pytest.approx(alone(crowd)[number][1], abs=1e-4),
+            ), case
             told = answers[number] is None
-            assert told or not fault.fired or not always or label in GUESSES, f"{case}: it was not told"
+            assert told or not fault.fired or not always or label in GUESSES, (
+                f"{case}: it was not told"
+            )

@@ -1,4 +1,5 @@
-"""Likelihoods of continuations, against one forward pass for each token; and lm-evaluation-harness on top of them."""
+"""Likelihoods of continuations, against one forward pass for each token; and lm-evaluation-harness
+on top of them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ from glassformer.evaluation import likelihoods
 from glassformer.nn import Model
 from glassformer.tokenizer import train as train_tokenizer
 
-PAIRS = [([1, 2, 3], [4, 5]), ([7], [8]), ([9, 9], [1, 2, 3, 4, 5, 6]), ([3] * 60, [2] * 10), ([1], [5] * 64)]
+PAIRS = [
+    ([1, 2, 3], [4, 5]),
+    ([7], [8]),
+    ([9, 9], [1, 2, 3, 4, 5, 6]),
+    ([3] * 60, [2] * 10),
+    ([1], [5] * 64),
+]
 
 
 @torch.no_grad()
@@ -68,17 +75,22 @@ def test_what_cannot_be_judged_is_said() -> None:
 
 @pytest.fixture
 def questions(tmp_path: Path) -> tuple[Path, Path]:
-    """A model of bytes, and a task of one's own over a local file: which of two endings is written after "ab"."""
+    """A model of bytes, and a task of one's own over a local file: which of two endings is written
+    after "ab"."""
     from glassformer import config as c
 
     tokenizer = train_tokenizer("byte")
     model = tiny.model(replace(tiny.DECODERS["llama"], embed=c.Embed(tokenizer.size)))
     save(model, tmp_path / "model", tokenizer)
     (tmp_path / "q.jsonl").write_text(
-        "".join(json.dumps({"q": f"ab{i}", "choices": [" x y", " zzz"], "answer": i % 2}) + "\n" for i in range(6))
+        "".join(
+            json.dumps({"q": f"ab{i}", "choices": [" x y", " zzz"], "answer": i % 2}) + "\n"
+            for i in range(6)
+        )
     )
     (tmp_path / "own.yaml").write_text(
-        f"task: own_choice\ndataset_path: json\ndataset_kwargs:\n  data_files: {tmp_path}/q.jsonl\ntest_split: train\n"
+        "task: own_choice\ndataset_path: json\ndataset_kwargs:\n  data_files: "
+        f"{tmp_path}/q.jsonl\ntest_split: train\n"
         "output_type: multiple_choice\n"
         'doc_to_text: "{{q}}"\ndoc_to_choice: "{{choices}}"\ndoc_to_target: "{{answer}}"\n'
         "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
@@ -87,9 +99,13 @@ def questions(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_tasks_of_the_harness(
-    questions: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    questions: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("lm_eval", reason="lm-evaluation-harness (744 MB with what it needs) is an extra")
+    pytest.importorskip(
+        "lm_eval", reason="lm-evaluation-harness (744 MB with what it needs) is an extra"
+    )
     monkeypatch.setenv("HF_DATASETS_CACHE", str(questions[1] / "cache"))
     model, folder = questions
     words = ["eval", str(model), "--tasks", "own_choice", "--task-files", str(folder), "--json"]
@@ -100,7 +116,10 @@ def test_tasks_of_the_harness(
     loaded, tokenizer = load(model)
     right = 0
     for i in range(6):
-        ends = [naive(loaded, tokenizer.encode(f"ab{i}"), tokenizer.encode(end))[0] for end in (" x y", " zzz")]
+        ends = [
+            naive(loaded, tokenizer.encode(f"ab{i}"), tokenizer.encode(end))[0]
+            for end in (" x y", " zzz")
+        ]
         right += int(max(range(2), key=ends.__getitem__) == i % 2)
     assert figures["own_choice"]["acc"] == pytest.approx(right / 6)
     assert main([*words[:3], "no_such_task"]) == 2
@@ -108,7 +127,9 @@ def test_tasks_of_the_harness(
 
 
 def test_tasks_without_the_harness_say_what_to_install(
-    questions: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    questions: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import sys
 
@@ -117,5 +138,17 @@ def test_tasks_without_the_harness_say_what_to_install(
     assert "pip install lm_eval" in capsys.readouterr().err
     assert main(["eval", str(questions[0])]) == 2
     assert "--tasks" in capsys.readouterr().err
-    assert main(["eval", str(questions[0]), "--data", str(questions[1] / "q.jsonl"), "--columns", "text=q"]) == 2
+    assert (
+        main(
+            [
+                "eval",
+                str(questions[0]),
+                "--data",
+                str(questions[1] / "q.jsonl"),
+                "--columns",
+                "text=q",
+            ]
+        )
+        == 2
+    )
     assert "--columns means nothing" in capsys.readouterr().err

@@ -21,15 +21,21 @@ def test_bleu_is_the_papers_formula() -> None:
     written, right = ["the cat sat on a mat"], ["the cat sat on the mat"]
     precisions = (5 / 6, 3 / 5, 2 / 4, 1 / 3)
     expected = 100 * math.exp(sum(map(math.log, precisions)) / 4)
-    assert of_texts(written, right, ("bleu",), tokenised=True)["bleu"] == pytest.approx(expected, abs=0.01)
+    assert of_texts(written, right, ("bleu",), tokenised=True)["bleu"] == pytest.approx(
+        expected, abs=0.01
+    )
 
 
 def test_capitals_and_pieces() -> None:
     same = of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], ("bleu", "chrf"), lower=True)
     assert same == pytest.approx({"bleu": 100, "chrf": 100})
     assert max(of_texts(["A CAT SAT ON IT"], ["a cat sat on it"]).values()) < 50
-    parted = [of_texts(["a b c d!"], ["a b c d !"], ("bleu",), tokenised=told)["bleu"] for told in (False, True)]
-    assert parted[0] == pytest.approx(100) and parted[1] < 100  # white space alone parts what is parted already
+    parted = [
+        of_texts(["a b c d!"], ["a b c d !"], ("bleu",), tokenised=told)["bleu"]
+        for told in (False, True)
+    ]
+    # white space alone parts what is parted already
+    assert parted[0] == pytest.approx(100) and parted[1] < 100
     assert of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], ("bleu", "exact"))["exact"] == 0
     assert whole_words("ein bo@@ ston ter@@ rier@@") == "ein boston terrier"
 
@@ -44,7 +50,8 @@ def test_several_references_take_the_best() -> None:
 def test_rouge_is_f1_of_stems() -> None:
     assert of_texts(["the dogs runs"], ["the dog run"], ("rouge1",))["rouge1"] == pytest.approx(100)
     found = of_texts(["a b c d e f"], ["a b c"], ("rouge1",))["rouge1"]
-    assert found == pytest.approx(100 * 2 * 0.5 * 1.0 / 1.5)  # half of what is written is right, all of the right one
+    # half of what is written is right, all of the right one
+    assert found == pytest.approx(100 * 2 * 0.5 * 1.0 / 1.5)
 
 
 def test_labels_and_numbers() -> None:
@@ -56,14 +63,21 @@ def test_labels_and_numbers() -> None:
     )
     assert found["matthews"] == pytest.approx(mcc)
     assert found["accuracy"] == pytest.approx(100 * 4 / 6)
-    three = of_labels([0, 0, 0, 1, 2], [0, 0, 1, 1, 1])  # F1 4/5, 1/2 and 0: of each label, then their mean
+    # F1 4/5, 1/2 and 0: of each label, then their mean
+    three = of_labels([0, 0, 0, 1, 2], [0, 0, 1, 1, 1])
     assert three["f1"] == pytest.approx(100 * (4 / 5 + 1 / 2 + 0) / 3)
     assert of_numbers([1.0, 2.0, 3.0, 9.0], [1.0, 4.0, 9.0, 10.0])["spearman"] == pytest.approx(1.0)
-    assert of_numbers([1.0, 2.0, 4.0], [1.0, 3.0, 2.0])["pearson"] == pytest.approx(0.3273, abs=1e-4)
+    assert of_numbers([1.0, 2.0, 4.0], [1.0, 3.0, 2.0])["pearson"] == pytest.approx(
+        0.3273, abs=1e-4
+    )
 
 
 def test_lengths() -> None:
-    assert by_length(["a b", "a b c d e", "a b c d e f g"], (4, 6)) == {"1-4": [0], "5-6": [1], "7+": [2]}
+    assert by_length(["a b", "a b c d e", "a b c d e f g"], (4, 6)) == {
+        "1-4": [0],
+        "5-6": [1],
+        "7+": [2],
+    }
     assert by_length(["a b c d", "a b c d e f"], (4, 6)) == {"1-4": [0], "5-6": [1], "7+": []}
 
 

@@ -1,4 +1,5 @@
-"""The score against a reference that runs the model once per token; every token once, every byte counted."""
+"""The score against a reference that runs the model once per token; every token once, every byte
+counted."""
 
 from __future__ import annotations
 
@@ -19,14 +20,22 @@ from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import train as train_tokenizer
 
 CONTEXT = 16
-STORIES = ["Once upon a time, é was lost.", "a", "", "bb", "The \U0001f600 end of a much longer story than the others."]
+STORIES = [
+    "Once upon a time, é was lost.",
+    "a",
+    "",
+    "bb",
+    "The \U0001f600 end of a much longer story than the others.",
+]
 STORIES += ["ab" * k for k in range(1, 9)]
 
 
 def made(vocab: int, position: c.Position | None = None, dropout: float = 0.0) -> Model:
     block = c.Block(c.Attention(4, kv_heads=2), c.GatedMLP(32))
     stack = c.Stack(2, (block,), position or c.Rotary(), last_norm=c.RMSNorm(), dropout=dropout)
-    cfg = c.Decoder(32, CONTEXT, c.Embed(vocab), stack, init=c.Init(std=0.2, embed_std=0.4, residual="plain"))
+    cfg = c.Decoder(
+        32, CONTEXT, c.Embed(vocab), stack, init=c.Init(std=0.2, embed_std=0.4, residual="plain")
+    )
     return build_model(cfg, seed=1).eval()
 
 
@@ -43,7 +52,9 @@ def naive(model: Model, documents: list[list[int]], context: int, stride: int) -
     return sum(losses) / len(losses), len(losses)
 
 
-def check(got: Score, model: Model, documents: list[list[int]], size: int, context: int, stride: int) -> None:
+def check(
+    got: Score, model: Model, documents: list[list[int]], size: int, context: int, stride: int
+) -> None:
     loss, count = naive(model, documents, context, stride)
     assert got.tokens == count
     assert got.bytes == size
@@ -56,7 +67,9 @@ def check(got: Score, model: Model, documents: list[list[int]], size: int, conte
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "stories.jsonl"
-    path.write_text("".join(json.dumps({"text": story}) + "\n" for story in STORIES), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({"text": story}) + "\n" for story in STORIES), encoding="utf-8"
+    )
     return path
 
 
@@ -70,15 +83,21 @@ TEXT = "".join(STORIES)
 
 @pytest.mark.parametrize(("context", "stride"), [(16, 8), (16, 16), (16, 1), (5, 3), (1, 1)])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_text_is_scored_like_token_by_token(byte: Tokenizer, context: int, stride: int, batch: int) -> None:
+def test_a_text_is_scored_like_token_by_token(
+    byte: Tokenizer, context: int, stride: int, batch: int
+) -> None:
     model = made(byte.size)
     got = score(model, byte, TEXT, context=context, stride=stride, batch=batch)
     check(got, model, [[byte.eos, *TEXT.encode()]], len(TEXT.encode()), context, stride)
 
 
-@pytest.mark.parametrize("position", [c.Rotary(), c.Learned(CONTEXT), c.Alibi(), c.RelativeBias(8, 16)])
+@pytest.mark.parametrize(
+    "position", [c.Rotary(), c.Learned(CONTEXT), c.Alibi(), c.RelativeBias(8, 16)]
+)
 @pytest.mark.parametrize("batch", [1, 4])
-def test_documents_do_not_see_each_other(byte: Tokenizer, corpus: Path, position: c.Position, batch: int) -> None:
+def test_documents_do_not_see_each_other(
+    byte: Tokenizer, corpus: Path, position: c.Position, batch: int
+) -> None:
     model = made(byte.size, position)
     got = score(model, byte, find_corpus(corpus), batch=batch)
     documents = [[byte.eos, *story.encode(), byte.eos] for story in STORIES if story]
@@ -94,15 +113,25 @@ def test_an_own_bos_opens_and_is_not_scored(corpus: Path) -> None:
     model = made(tokenizer.size)
     documents = [[tokenizer.bos, *story.encode(), tokenizer.eos] for story in STORIES if story]
     size = sum(len(story.encode()) for story in STORIES)
-    check(score(model, tokenizer, find_corpus(corpus)), model, documents, size, CONTEXT, CONTEXT // 2)
-    check(score(model, tokenizer, "Emma"), model, [[tokenizer.bos, *b"Emma"]], 4, CONTEXT, CONTEXT // 2)
+    check(
+        score(model, tokenizer, find_corpus(corpus)), model, documents, size, CONTEXT, CONTEXT // 2
+    )
+    check(
+        score(model, tokenizer, "Emma"),
+        model,
+        [[tokenizer.bos, *b"Emma"]],
+        4,
+        CONTEXT,
+        CONTEXT // 2,
+    )
 
 
 def test_without_an_opening_the_first_token_is_context(corpus: Path) -> None:
     tokenizer = train_tokenizer("char", ["é\U0001f600", *STORIES], specials=())
     model = made(tokenizer.size)
     got = score(model, tokenizer, "éa\U0001f600")
-    check(got, model, [tokenizer.encode("éa\U0001f600")], 5, CONTEXT, CONTEXT // 2)  # without the two of é
+    # without the two of é
+    check(got, model, [tokenizer.encode("éa\U0001f600")], 5, CONTEXT, CONTEXT // 2)
     documents = [tokenizer.encode(story) for story in STORIES if story]
     size = sum(len(story[1:].encode()) for story in STORIES)
     for closing in (True, False):  # there is nothing that closes them
@@ -116,8 +145,16 @@ def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) 
     train, valid = tokenise(find_corpus(path), byte).split(0.25)
     model = made(byte.size)
     ids = valid.tokens.tolist()
-    check(score(model, byte, valid), model, [ids], len(ids) - 2, CONTEXT, 8)  # less the first and the closing token
-    check(score(model, byte, train), model, [[byte.eos, *train.tokens.tolist()]], len(train), CONTEXT, 8)
+    # less the first and the closing token
+    check(score(model, byte, valid), model, [ids], len(ids) - 2, CONTEXT, 8)
+    check(
+        score(model, byte, train),
+        model,
+        [[byte.eos, *train.tokens.tolist()]],
+        len(train),
+        CONTEXT,
+        8,
+    )
 
 
 def test_training_goes_on_and_progress_is_told(byte: Tokenizer) -> None:
@@ -146,7 +183,9 @@ def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte: Tokenizer) -> None:
         ("ab", {"batch": 0}, "batch is 0"),
     ],
 )
-def test_one_clear_sentence(byte: Tokenizer, words: str, settings: dict[str, int], sentence: str) -> None:
+def test_one_clear_sentence(
+    byte: Tokenizer, words: str, settings: dict[str, int], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         score(made(byte.size), byte, words, **settings)
 

@@ -54,8 +54,16 @@ def test_a_notebook_gets_one_bar_that_moves(notebook: list[Handle]) -> None:
             report(done, 3, "KL 0.5")
     (board,) = notebook
     assert len(board.pages) == 4 and "<b>" not in "".join(board.pages)
-    assert '<progress value="1" max="3"' in board.pages[0] and "1 of 3" in board.pages[0] and "left" in board.pages[0]
-    assert "3 of 3" in board.pages[-1] and "left" not in board.pages[-1] and "KL 0.5" in board.pages[-1]
+    assert (
+        '<progress value="1" max="3"' in board.pages[0]
+        and "1 of 3" in board.pages[0]
+        and "left" in board.pages[0]
+    )
+    assert (
+        "3 of 3" in board.pages[-1]
+        and "left" not in board.pages[-1]
+        and "KL 0.5" in board.pages[-1]
+    )
 
 
 def test_what_was_stopped_says_so(notebook: list[Handle]) -> None:
@@ -75,7 +83,9 @@ def test_a_bar_is_not_drawn_more_often_than_can_be_seen(
     assert len(notebook[0].pages) == 2 and "100 of 100" in notebook[0].pages[-1]
 
 
-def test_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ipython: Any = types.ModuleType("IPython")  # imported by somebody, no kernel
     ipython.get_ipython = lambda: None
     monkeypatch.setitem(sys.modules, "IPython", ipython)
@@ -115,7 +125,9 @@ def test_a_patch_grid_shows_it(notebook: list[Handle]) -> None:
 def test_a_work_of_unknown_length_says_how_far_it_is() -> None:
     bar = Progress("reading", False)
     bar(1234, 0)
-    assert "reading: 1,234, 0" in bar.html() and " of " not in bar.html() and "left" not in bar.html()
+    assert (
+        "reading: 1,234, 0" in bar.html() and " of " not in bar.html() and "left" not in bar.html()
+    )
     assert "<progress style" in bar.html()
 
 
@@ -124,7 +136,14 @@ def test_neurons_and_saliency_tell_how_far_they_are(limit: int | None) -> None:
     model, told = tiny.model(tiny.DECODERS["llama"]), list[Any]()
     tokenizer = train_tokenizer("words", ["a b c d e f g"])
     asked = ["decoder.blocks.0.ffn.hidden[0]"]
-    top_activations(model, tokenizer, ["a b c d e f g"], asked, limit=limit, progress=lambda *at: told.append(at))
+    top_activations(
+        model,
+        tokenizer,
+        ["a b c d e f g"],
+        asked,
+        limit=limit,
+        progress=lambda *at: told.append(at),
+    )
     assert told[-1] == (limit or 8, limit or 0)
     told.clear()
     saliency(model, None, [1, 2, 3], steps=3, progress=lambda *at: told.append(at))

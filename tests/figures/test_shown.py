@@ -1,4 +1,5 @@
-"""Results in a notebook and on disk: every number is there, within the bound, and no token is more than text."""
+"""Results in a notebook and on disk: every number is there, within the bound, and no token is more
+than text."""
 
 from __future__ import annotations
 
@@ -45,9 +46,13 @@ def results() -> dict[str, Any]:
         "attribution": glassformer.attribute(model, tokenizer, TEXT, against="t"),
         "saliency": glassformer.saliency(model, tokenizer, TEXT, steps=2),
         "contexts": glassformer.word_in_contexts(model, tokenizer, "be", TEXT, "<b>be</b> or"),
-        "grid": glassformer.patch_grid(model, tokenizer, clean, corrupted, answer="s", parts="resid", progress=False)
+        "grid": glassformer.patch_grid(
+            model, tokenizer, clean, corrupted, answer="s", parts="resid", progress=False
+        )
         if len(tokenizer.encode(clean)) == len(tokenizer.encode(corrupted))
-        else glassformer.patch_grid(model, None, [5, 6, 7], [5, 9, 7], answer=3, parts="resid", progress=False),
+        else glassformer.patch_grid(
+            model, None, [5, 6, 7], [5, 9, 7], answer=3, parts="resid", progress=False
+        ),
     }
 
 
@@ -57,12 +62,25 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
     lines = [{"step": n, "loss": 5 - n / 500, "tokens": 64, "seconds": 0.5} for n in range(1, 1001)]
     lines[700]["loss"] = 99.0
     lines[999]["valid_loss"] = 3.25
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 10')
+    (folder / "log.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 10'
+    )
     (folder / "samples.jsonl").write_text(json.dumps({"step": 1000, "text": HOSTILE}) + "\n")
     return glassformer.training_log(folder)
 
 
-KINDS = ("attention", "values", "lens", "tuned", "heads", "attribution", "saliency", "contexts", "grid", "log")
+KINDS = (
+    "attention",
+    "values",
+    "lens",
+    "tuned",
+    "heads",
+    "attribution",
+    "saliency",
+    "contexts",
+    "grid",
+    "log",
+)
 
 
 @pytest.fixture
@@ -105,7 +123,12 @@ def test_a_notebook_shows_it_without_scripts_and_without_a_network(one: Shown) -
         drawn = ElementTree.fromstring(base64.b64decode(source.removeprefix(prefix)))
         names = {part.tag.rpartition("}")[2] for part in drawn.iter()}
         assert names <= {"svg", "title", "rect", "text", "image", "polyline"}, names
-        links = [value for part in drawn.iter() for name, value in part.attrib.items() if name.endswith("href")]
+        links = [
+            value
+            for part in drawn.iter()
+            for name, value in part.attrib.items()
+            if name.endswith("href")
+        ]
         assert all(link.startswith("data:image/png;base64,") for link in links)
 
 
@@ -115,7 +138,9 @@ def test_it_is_saved_as_a_picture(one: Shown, kind: str, tmp_path: Path) -> None
     path = one.save(tmp_path / f"it.{kind}")
     data = path.read_bytes()
     if kind == "html":
-        assert len(data) <= 2_000_000 and b"default-src 'none'" in data and b"script-src" not in data
+        assert (
+            len(data) <= 2_000_000 and b"default-src 'none'" in data and b"script-src" not in data
+        )
         assert Parsed(data.decode()).tags[:2] == ["html", "head"]
     elif kind == "svg":
         assert ElementTree.fromstring(data).tag.endswith("svg")
@@ -132,7 +157,9 @@ def test_a_table_has_every_number(results: dict[str, Any], log: Any, tmp_path: P
     """To the last bit: a float's text gives the float again."""
     seen, lens, grid, heads = (results[name] for name in ("attention", "lens", "grid", "heads"))
     read = rows(seen, tmp_path)
-    assert [float(row["value"]) for row in read] == torch.cat([x.flatten() for x in seen.values()]).tolist()
+    assert [float(row["value"]) for row in read] == torch.cat(
+        [x.flatten() for x in seen.values()]
+    ).tolist()
     assert read[-1]["key_token"].endswith(seen.words[-1])
     likely = [float(row["probability"]) for row in rows(lens, tmp_path) if not row["tracked"]]
     assert likely == np.array(lens.probability).flatten().tolist()
@@ -141,13 +168,17 @@ def test_a_table_has_every_number(results: dict[str, Any], log: Any, tmp_path: P
     previous = [float(row["value"]) for row in rows(heads, tmp_path) if row["score"] == "previous"]
     assert previous == [head.scores["previous"] for head in heads.heads]
     losses = rows(log, tmp_path)
-    assert len(losses) == 1000 and float(losses[700]["loss"]) == 99.0 and losses[0]["valid_loss"] == ""
+    assert (
+        len(losses) == 1000 and float(losses[700]["loss"]) == 99.0 and losses[0]["valid_loss"] == ""
+    )
 
 
 def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: Path) -> None:
     seen = results["values"]
     held = load_file(seen.save(tmp_path / "it.safetensors"))
-    assert set(held) == set(seen) and all(np.array_equal(held[path], seen[path].numpy()) for path in seen)
+    assert set(held) == set(seen) and all(
+        np.array_equal(held[path], seen[path].numpy()) for path in seen
+    )
     held = load_file(results["lens"].save(tmp_path / "lens.safetensors"))
     assert held["kl"].tolist() == results["lens"].kl and held["tracked_rank"].shape[0] == 1
     held = load_file(results["grid"].save(tmp_path / "grid.safetensors"))
@@ -166,7 +197,9 @@ def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: 
 ])  # fmt: skip
 def test_what_a_token_is_made_of_stays_text(chart: Any) -> None:
     read = Parsed(chart.html())
-    assert not {"script", "style", "b"} & set(read.tags) and not [n for n in read.attributes if n.startswith("on")]
+    assert not {"script", "style", "b"} & set(read.tags) and not [
+        n for n in read.attributes if n.startswith("on")
+    ]
     assert all(source.startswith("data:image/svg+xml;base64,") for source in read.sources)
     drawn = ElementTree.fromstring(chart.drawing().svg())
     said = "".join(drawn.itertext())
@@ -175,14 +208,22 @@ def test_what_a_token_is_made_of_stays_text(chart: Any) -> None:
 
 
 def test_a_browser_shows_what_holds_html_and_runs_none_of_it(chromium: Any, tmp_path: Path) -> None:
-    """With a notebook's own rights: no policy keeps a script from running but that there is none."""
-    values = {f"a.{HOSTILE}.pattern": torch.eye(2)[None, None].expand(1, 2, 2, 2), HOSTILE: torch.ones(1, 2, 3)}
+    """With a notebook's own rights: no policy keeps a script from running but that there is
+    none."""
+    values = {
+        f"a.{HOSTILE}.pattern": torch.eye(2)[None, None].expand(1, 2, 2, 2),
+        HOSTILE: torch.ones(1, 2, 3),
+    }
     path = tmp_path / "it.html"
-    path.write_text(f"<!doctype html><body>{Seen(values, [HOSTILE, HOSTILE])._repr_html_()}", encoding="utf-8")
+    path.write_text(
+        f"<!doctype html><body>{Seen(values, [HOSTILE, HOSTILE])._repr_html_()}", encoding="utf-8"
+    )
     wrong: list[str] = []
     page = chromium.new_page()
     page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
-    page.on("request", lambda asked: wrong.append(asked.url) if asked.url.startswith("http") else None)
+    page.on(
+        "request", lambda asked: wrong.append(asked.url) if asked.url.startswith("http") else None
+    )
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto(f"file://{path}")
     page.locator("summary").first.click()
@@ -192,7 +233,10 @@ def test_a_browser_shows_what_holds_html_and_runs_none_of_it(chromium: Any, tmp_
 
 
 def test_what_does_not_fit_is_said() -> None:
-    values = {f"b.{n}.pattern": torch.rand(1, 12, 40, 40, generator=torch.Generator().manual_seed(n)) for n in range(9)}
+    values = {
+        f"b.{n}.pattern": torch.rand(1, 12, 40, 40, generator=torch.Generator().manual_seed(n))
+        for n in range(9)
+    }
     seen = Seen(values, ["a"] * 40)
     whole, cut = fragment(seen, 10**9), fragment(seen, 300_000)
     assert len(cut.encode()) <= 300_000 < len(whole.encode())
@@ -203,7 +247,9 @@ def test_a_head_by_itself(results: dict[str, Any]) -> None:
     seen = results["attention"]
     one = seen.head(2)
     assert [*one] == [f"{path}[2]" for path in seen]
-    assert all(torch.equal(a[:, 0], b[:, 2]) for a, b in zip(one.values(), seen.values(), strict=True))
+    assert all(
+        torch.equal(a[:, 0], b[:, 2]) for a, b in zip(one.values(), seen.values(), strict=True)
+    )
     assert "each of" in fragment(seen) and "each of" not in fragment(one)
     with pytest.raises(UserError, match="heads 0 to"):
         seen.head(99)
@@ -219,17 +265,23 @@ def test_every_shape_shows_itself(name: str) -> None:
     seen = glassformer.look(model, None, [1, 2, 3], source=[4, 5, 6, 7, 8] if pair else None)
     assert "<img" in seen._repr_html_()
     if pair:
-        heat = next(chart for chart in seen.charts() if isinstance(chart, Heat) and ".cross.pattern" in chart.title)
+        heat = next(
+            chart
+            for chart in seen.charts()
+            if isinstance(chart, Heat) and ".cross.pattern" in chart.title
+        )
         assert [len(heat.rows), len(heat.columns)] == [3, 5] and heat.columns[4] == "4:#8"
 
 
-def test_files_that_cannot_be_written(results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_written(
+    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match=r"\.html, \.svg, \.png, \.csv, \.safetensors"):
         results["lens"].save(tmp_path / "it.pdf")
     with pytest.raises(UserError, match=r"too many for \.csv"):
         Seen({"x": torch.zeros(1, 500, 500)}).save(tmp_path / "it.csv")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"glassformer\[plot\]"):
+    with pytest.raises(UserError, match=r"needs matplotlib; pip install matplotlib"):
         results["lens"].save(tmp_path / "it.png")
     assert not list(tmp_path.iterdir())
 
@@ -252,7 +304,10 @@ def test_a_png_is_what_was_painted() -> None:
     drawing = Heat("", np.array([[0.0, 1.0]]), ["r"], ["a", "b"], span=(0, 1)).drawing()
     painted = np.array(Image.open(BytesIO(drawing.png(1))))
     dark = np.argwhere((painted == (0x00, 0x22, 0x4E)).all(-1))
-    assert len(dark) >= 18 * 18 - 40 and painted.shape[:2] == (round(drawing.height), round(drawing.width))
+    assert len(dark) >= 18 * 18 - 40 and painted.shape[:2] == (
+        round(drawing.height),
+        round(drawing.width),
+    )
 
 
 def test_no_spike_is_lost_in_a_long_curve() -> None:
@@ -264,10 +319,16 @@ def test_no_spike_is_lost_in_a_long_curve() -> None:
     assert drawn == sorted(drawn)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (2.514, 6.931), (1, 1000), (-1e-7, 3e-7), (1e8, 1.00001e8)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (2.514, 6.931), (1, 1000), (-1e-7, 3e-7), (1e8, 1.00001e8)]
+)
 def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     found = ticks(low, high)
-    assert 2 <= len(found) <= 7 and low - 1e-6 * abs(low) <= found[0] and found[-1] <= high * (1 + 1e-9)
+    assert (
+        2 <= len(found) <= 7
+        and low - 1e-6 * abs(low) <= found[0]
+        and found[-1] <= high * (1 + 1e-9)
+    )
 
 
 def test_texts_keep_what_can_be_seen() -> None:
@@ -288,8 +349,13 @@ def test_words_on_a_colour_can_be_read() -> None:
     from glassformer.figures.charts import ink_on
 
     def luminance(colour: tuple[int, ...]) -> float:
-        parts = [one / 255 / 12.92 if one / 255 <= 0.04045 else ((one / 255 + 0.055) / 1.055) ** 2.4 for one in colour]
-        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+        parts = [
+            one / 255 / 12.92 if one / 255 <= 0.04045 else ((one / 255 + 0.055) / 1.055) ** 2.4
+            for one in colour
+        ]
+        return sum(
+            weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True)
+        )
 
     steps = (0, 39, 85, 118, 150, 197, 230, 255)
     for colour in ((r, g, b) for r in steps for g in steps for b in steps):

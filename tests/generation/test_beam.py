@@ -32,9 +32,13 @@ def total(made: object, prompt: list[int], tokens: tuple[int, ...]) -> float:
 
 
 def test_wide_beams_find_the_best_of_all_continuations() -> None:
-    made = build_model(c.Decoder(16, 16, c.Embed(6), tiny.gpt2().decoder, c.Head(), tiny.WIDE), seed=1).eval()
+    made = build_model(
+        c.Decoder(16, 16, c.Embed(6), tiny.gpt2().decoder, c.Head(), tiny.WIDE), seed=1
+    ).eval()
     prompt, length = [1, 2], 3
-    everything = {tokens: total(made, prompt, tokens) for tokens in itertools.product(range(6), repeat=length)}
+    everything = {
+        tokens: total(made, prompt, tokens) for tokens in itertools.product(range(6), repeat=length)
+    }
     ranked = sorted(everything, key=lambda tokens: -everything[tokens])[:4]
     found = beam(made, None, prompt, beams=36, best=4, max_new=length, length_penalty=0.0)[0]
     assert [tuple(h.tokens) for h in found] == ranked
@@ -42,7 +46,8 @@ def test_wide_beams_find_the_best_of_all_continuations() -> None:
         assert hypothesis.score == pytest.approx(everything[tuple(hypothesis.tokens)], abs=1e-4)
         assert hypothesis.finish == "length"
     pairs = beam(made, None, prompt, beams=36, best=36, max_new=2)[0]
-    assert {tuple(h.tokens) for h in pairs} == set(itertools.product(range(6), repeat=2))  # none twice
+    # none twice
+    assert {tuple(h.tokens) for h in pairs} == set(itertools.product(range(6), repeat=2))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "vaswani", "glass"])
@@ -56,7 +61,9 @@ def test_one_beam_is_greedy(name: str) -> None:
         assert hypotheses[0].logprobs == pytest.approx(logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "starcoder2", "t5", "vaswani", "glass", "cho", "bahdanau"])
+@pytest.mark.parametrize(
+    "name", ["llama", "starcoder2", "t5", "vaswani", "glass", "cho", "bahdanau"]
+)
 def test_a_prompt_finds_the_same_in_a_batch_as_alone(name: str) -> None:
     made = model(name)
     prompts = [[5, 7, 9, 11, 3], [4, 8], [6]]
@@ -66,15 +73,26 @@ def test_a_prompt_finds_the_same_in_a_batch_as_alone(name: str) -> None:
         alone = beam(made, None, [prompt], **settings)[0]  # type: ignore[arg-type]
         assert [h.tokens for h in alone] == [h.tokens for h in found]
         assert [h.score for h in alone] == pytest.approx([h.score for h in found], abs=1e-5)
-        assert [h.score for h in found] == sorted((sum(h.logprobs) / len(h.tokens) for h in found), reverse=True)
+        assert [h.score for h in found] == sorted(
+            (sum(h.logprobs) / len(h.tokens) for h in found), reverse=True
+        )
 
 
 def test_equal_to_transformers() -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    shape = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
-    theirs = T5ForConditionalGeneration(T5Config(**shape, decoder_start_token_id=0, dropout_rate=0.0)).eval()
+    shape = {
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 50,
+    }
+    theirs = T5ForConditionalGeneration(
+        T5Config(**shape, decoder_start_token_id=0, dropout_rate=0.0)
+    ).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     from glassformer.checkpoints import weights  # noqa: F401  # the recipe turns their weights into ours
@@ -90,7 +108,14 @@ def test_equal_to_transformers() -> None:
     assert isinstance(ours, EncoderDecoder)
     prompts = [[5, 7, 9, 11, 1], [4, 8, 22, 30, 1]]
     some = list(range(1, 50, 4))  # among so many endings beams end at every step
-    cases = ((0.0, None, [1]), (1.0, None, [1]), (2.0, None, [1]), (0.0, 33, [1]), (0.0, None, some), (1.0, None, some))
+    cases = (
+        (0.0, None, [1]),
+        (1.0, None, [1]),
+        (2.0, None, [1]),
+        (0.0, 33, [1]),
+        (0.0, None, some),
+        (1.0, None, some),
+    )
     for penalty, forced, ends in cases:  # forced: a language's tag
         told = theirs.generate(
             torch.tensor(prompts),
@@ -107,9 +132,21 @@ def test_equal_to_transformers() -> None:
         )
         start = [0] if forced is None else [0, forced]
         room = 13 - len(start)
-        found = beam(ours, None, prompts, beams=4, best=4, max_new=room, length_penalty=penalty, eos=ends, start=start)
+        found = beam(
+            ours,
+            None,
+            prompts,
+            beams=4,
+            best=4,
+            max_new=room,
+            length_penalty=penalty,
+            eos=ends,
+            start=start,
+        )
         flat = [h for hypotheses in found for h in hypotheses]
-        for row, score, hypothesis in zip(told.sequences.tolist(), told.sequences_scores.tolist(), flat, strict=True):
+        for row, score, hypothesis in zip(
+            told.sequences.tolist(), told.sequences_scores.tolist(), flat, strict=True
+        ):
             assert row[: len(start) + len(hypothesis.tokens)] == start + hypothesis.tokens
             assert score == pytest.approx(hypothesis.score, abs=1e-4)
 
@@ -145,13 +182,22 @@ def test_a_beginning_that_is_none(way: Callable[..., object], start: object, sai
 
 def test_several_tokens_begin_a_target_on_the_greedy_path() -> None:
     made = model("t5")
-    rest = generate(made, None, [[5, 7]], start=[0, 33, 4], max_new=6, temperature=0, eos=()).run().tokens[0]  # type: ignore[arg-type]
+    rest = (
+        generate(made, None, [[5, 7]], start=[0, 33, 4], max_new=6, temperature=0, eos=())
+        .run()
+        .tokens[0]
+    )  # type: ignore[arg-type]
     row = [0, 33, 4]
     with torch.no_grad():
         for _ in range(6):
-            row.append(int(made(torch.tensor([row]), torch.tensor([[5, 7]])).logits[0, -1].argmax()))  # type: ignore[operator]
+            row.append(
+                int(made(torch.tensor([row]), torch.tensor([[5, 7]])).logits[0, -1].argmax())
+            )  # type: ignore[operator]
     assert rest == row[3:]
-    assert rest == beam(made, None, [[5, 7]], beams=1, start=(0, 33, 4), max_new=6, eos=())[0][0].tokens  # type: ignore[arg-type]
+    assert (
+        rest
+        == beam(made, None, [[5, 7]], beams=1, start=(0, 33, 4), max_new=6, eos=())[0][0].tokens
+    )  # type: ignore[arg-type]
 
 
 def pooled(head: c.Head | None) -> c.Decoder:
@@ -161,9 +207,14 @@ def pooled(head: c.Head | None) -> c.Decoder:
 def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_cannot() -> None:
     plain = replace(pooled(c.Head()), pool=None)
     with_pool, alone = (build_model(cfg, seed=1).eval() for cfg in (pooled(c.Head()), plain))
-    made = [generate(one, None, [[5, 7, 9]], max_new=8, eos=(), temperature=0) for one in (with_pool, alone)]
+    made = [
+        generate(one, None, [[5, 7, 9]], max_new=8, eos=(), temperature=0)
+        for one in (with_pool, alone)
+    ]
     assert made[0].run().tokens == made[1].run().tokens
-    assert beam(with_pool, None, [[5, 7, 9]], max_new=8, eos=()) == beam(alone, None, [[5, 7, 9]], max_new=8, eos=())
+    assert beam(with_pool, None, [[5, 7, 9]], max_new=8, eos=()) == beam(
+        alone, None, [[5, 7, 9]], max_new=8, eos=()
+    )
     told = build_model(pooled(None), seed=1)(torch.tensor([[5, 7, 9]]))
     assert told.pooled.shape == (1, tiny.DIM) and told.logits.numel() == 0
     for way in (generate, beam):
@@ -177,7 +228,8 @@ def test_an_encoder_continues_nothing() -> None:
 
 
 def test_a_prompt_is_done_when_as_many_have_ended_as_there_are_beams() -> None:
-    made, settings = model("gpt2"), {"beams": 1, "max_new": 12, "length_penalty": 9.0}  # a longer one would be better
+    # a longer one would be better
+    made, settings = model("gpt2"), {"beams": 1, "max_new": 12, "length_penalty": 9.0}
     whole = beam(made, None, [[5, 7, 9]], eos=(), **settings)[0][0].tokens  # type: ignore[arg-type]
     found = beam(made, None, [[5, 7, 9]], eos=whole[3], **settings)[0][0]  # type: ignore[arg-type]
     assert found.tokens == whole[: whole.index(whole[3]) + 1] and found.finish == "eos"
@@ -187,7 +239,8 @@ def test_a_beam_ends_where_the_context_does() -> None:
     prompt = [1 + place % 40 for place in range(tiny.CONTEXT - 2)]
     for beams in (1, 3):
         found = beam(model("llama"), None, [prompt], beams=beams, eos=())[0][0]  # type: ignore[arg-type]
-        assert len(found.tokens) == 3 and found.finish == "length"  # the last one is never read back
+        # the last one is never read back
+        assert len(found.tokens) == 3 and found.finish == "length"
 
 
 def test_many_sources_are_answered_in_their_order() -> None:
@@ -205,12 +258,16 @@ def test_many_sources_are_answered_in_their_order() -> None:
 def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
     tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
     made = build_model(replace(tiny.ALL[name], context=12), seed=3).eval()
-    room = 11 if name == "vaswani" else 10  # eos closes a source; a decoder reads bos, source and what starts a target
+    # eos closes a source; a decoder reads bos, source and what starts a target
+    room = 11 if name == "vaswani" else 10
     long = "abcdefghabcdefgh"
     with pytest.raises(UserError, match="context is 12"):
         search(made, tokenizer, [long], beams=2, max_new=2)
     for cut, kept in (("end", long[:room]), ("start", long[-room:])):
-        found, right = (search(made, tokenizer, [one], beams=2, max_new=2, cut=cut)[0][0] for one in (long, kept))
+        found, right = (
+            search(made, tokenizer, [one], beams=2, max_new=2, cut=cut)[0][0]
+            for one in (long, kept)
+        )
         assert found.tokens == right.tokens and found.score == pytest.approx(right.score, abs=1e-6)
     with pytest.raises(UserError, match="cut is"):
         search(made, tokenizer, [long], cut="middle")  # type: ignore[arg-type]
@@ -218,12 +275,15 @@ def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
 
 @pytest.mark.parametrize("beams", [2, 3])
 def test_only_endings_among_the_best_count(beams: int) -> None:
-    """Of twice as many candidates as beams, those behind the first ``beams`` only take the place of ended ones."""
+    """Of twice as many candidates as beams, those behind the first ``beams`` only take the place of
+    ended ones."""
     made, prompt = model("llama"), [5, 7, 9]
     with torch.no_grad():
         likeliest = made(torch.tensor([prompt])).logits[0, -1].topk(2 * beams).indices.tolist()  # type: ignore[operator]
-    ends = (likeliest[0], likeliest[beams])  # one ends among the best, which leaves room to look behind them
-    how = {"beams": beams, "best": beams, "max_new": 4, "length_penalty": 0.0}  # short ones are before long ones
+    # one ends among the best, which leaves room to look behind them
+    ends = (likeliest[0], likeliest[beams])
+    # short ones are before long ones
+    how = {"beams": beams, "best": beams, "max_new": 4, "length_penalty": 0.0}
     found = beam(made, None, [prompt], eos=ends, **how)[0]  # type: ignore[arg-type]
     assert [likeliest[0]] in [one.tokens for one in found]
     assert [likeliest[beams]] not in [one.tokens for one in found]
@@ -232,7 +292,11 @@ def test_only_endings_among_the_best_count(beams: int) -> None:
 def test_the_likeliest_of_a_large_vocabulary_are_all_found() -> None:
     """With what is left over behind the last whole block, and equals across blocks."""
     logprobs = torch.randn(5, 128 * 40 + 77, generator=torch.Generator().manual_seed(2))
-    logprobs[0, -1], logprobs[1, 300:420], logprobs[2, 128 * 7 : 128 * 7 + 9] = 9.0, 8.0, torch.arange(9.0) + 5
+    logprobs[0, -1], logprobs[1, 300:420], logprobs[2, 128 * 7 : 128 * 7 + 9] = (
+        9.0,
+        8.0,
+        torch.arange(9.0) + 5,
+    )
     best, places = _likeliest(logprobs, 8)
     assert torch.equal(best, logprobs.topk(8)[0]) and torch.equal(logprobs.gather(1, places), best)
     assert all(len(set(row)) == 8 for row in places.tolist())

@@ -1,4 +1,5 @@
-"""Decode steps of one shape: the same logits, the same memory each time, nothing asked of the device."""
+"""Decode steps of one shape: the same logits, the same memory each time, nothing asked of the
+device."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ PADDED = torch.tensor([[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])
 
 
 def drawn(cfg: config.Decoder, *shape: int) -> torch.Tensor:
-    return torch.randint(cfg.embed.vocab, shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randint(
+        cfg.embed.vocab, shape, generator=torch.Generator().manual_seed(sum(shape))
+    )
 
 
 @pytest.mark.parametrize("pos", [None, PADDED], ids=["even", "padded"])
@@ -41,7 +44,9 @@ def test_a_cache_of_one_shape_gives_the_same_logits(name: str, pos: torch.Tensor
             fixed.fix(cfg.context)
         held = [kv.k.data_ptr() for kv, _ in fixed.layers]
         token = drawn(cfg, 2, 1)
-        torch.testing.assert_close(model(token, cache=fixed).logits, model(token, cache=plain).logits)
+        torch.testing.assert_close(
+            model(token, cache=fixed).logits, model(token, cache=plain).logits
+        )
         assert held == [kv.k.data_ptr() for kv, _ in fixed.layers]
 
 
@@ -57,7 +62,8 @@ def test_such_a_step_asks_the_device_nothing(name: str, asked_nothing: Any) -> N
 
 
 class Recorded(TorchDispatchMode):
-    """What CUDAGraph is on a GPU, on a CPU: the operations of a step, played again from and into the same memory."""
+    """What CUDAGraph is on a GPU, on a CPU: the operations of a step, played again from and into
+    the same memory."""
 
     made = 0
 
@@ -67,7 +73,9 @@ class Recorded(TorchDispatchMode):
         self.played = 0
         Recorded.made += 1
 
-    def __torch_dispatch__(self, operation: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, given: Any = (), named: Any = None
+    ) -> Any:
         found = operation(*given, **(named or {}))
         self.operations.append((operation, given, named or {}, found))
         return found

@@ -1,4 +1,5 @@
-"""Generation obeys the laws: cached = uncached, padded = alone, batch = one by one, fork = apart; it ends well."""
+"""Generation obeys the laws: cached = uncached, padded = alone, batch = one by one, fork = apart;
+it ends well."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ VOCAB, CONTEXT = 61, 48
 
 
 def decoder(
-    position: c.Position, mask_rule: c.MaskRule = c.Full(), think: c.FeedForward = c.GatedMLP(48), **attention: int
+    position: c.Position,
+    mask_rule: c.MaskRule = c.Full(),
+    think: c.FeedForward = c.GatedMLP(48),
+    **attention: int,
 ) -> c.Decoder:
     """Two small blocks; with a window, the second block sees everything."""
     blocks = tuple(
@@ -33,7 +37,9 @@ def decoder(
         for reach in dict.fromkeys((mask_rule, c.Full()))
     )
     stack = c.Stack(2, blocks, position, last_norm=c.RMSNorm())
-    return c.Decoder(32, CONTEXT, c.Embed(VOCAB), stack, init=c.Init(std=0.15, embed_std=0.3, residual="plain"))
+    return c.Decoder(
+        32, CONTEXT, c.Embed(VOCAB), stack, init=c.Init(std=0.15, embed_std=0.3, residual="plain")
+    )
 
 
 KINDS: dict[str, c.Decoder] = {
@@ -46,7 +52,12 @@ KINDS: dict[str, c.Decoder] = {
     "window": decoder(c.Rotary(), c.Window(5)),
     "window alibi": decoder(c.Alibi(), c.Window(7), kv_heads=1),
 }
-PROMPTS = [[5, 9, 2, 33, 1, 60, 7, 8, 21], [4], [11, 12, 13, 14], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]]
+PROMPTS = [
+    [5, 9, 2, 33, 1, 60, 7, 8, 21],
+    [4],
+    [11, 12, 13, 14],
+    [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8],
+]
 
 
 @pytest.fixture(params=KINDS)
@@ -94,7 +105,9 @@ def test_cached_is_uncached(model: Model) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", [(1,), (2, 3), (7, 1, 4), (12, 5)])
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_any_chunking_gives_the_same_logits(cfg: c.Decoder, sizes: list[int], dtype: torch.dtype, near: float) -> None:
+def test_any_chunking_gives_the_same_logits(
+    cfg: c.Decoder, sizes: list[int], dtype: torch.dtype, near: float
+) -> None:
     model = build_model(cfg, seed=7, dtype=dtype).eval()
     tokens = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
     cache, parts, rest = Cache(model.config), [], tokens
@@ -126,14 +139,18 @@ SAMPLED = {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repet
 
 def test_sampling_in_a_batch_is_sampling_alone(model: Model) -> None:
     together = generate(model, None, PROMPTS, max_new=15, seed=3, **SAMPLED).run()
-    alone = [generate(model, None, prompt, max_new=15, seed=3, **SAMPLED).run() for prompt in PROMPTS]
+    alone = [
+        generate(model, None, prompt, max_new=15, seed=3, **SAMPLED).run() for prompt in PROMPTS
+    ]
     assert together.tokens == [one.tokens[0] for one in alone]
     assert len({tuple(tokens) for tokens in together.tokens}) == len(PROMPTS)
 
 
 def test_samples_are_the_prompt_given_again(model: Model) -> None:
     forked = generate(model, None, PROMPTS[:2], max_new=12, samples=3, seed=5).run()
-    repeated = generate(model, None, [ids for ids in PROMPTS[:2] for _ in range(3)], max_new=12, seed=5).run()
+    repeated = generate(
+        model, None, [ids for ids in PROMPTS[:2] for _ in range(3)], max_new=12, seed=5
+    ).run()
     assert forked.tokens == repeated.tokens
     assert len({tuple(tokens) for tokens in forked.tokens}) == 6
 
@@ -141,30 +158,47 @@ def test_samples_are_the_prompt_given_again(model: Model) -> None:
 def test_each_row_has_luck_of_its_own(rotary: Model) -> None:
     model = build_model(rotary.config, seed=7).eval()
     with torch.no_grad():
-        model.embed.token.weight.zero_()  # every token is as likely as any other: luck alone decides
+        # every token is as likely as any other: luck alone decides
+        model.embed.token.weight.zero_()
     made = generate(model, None, [*PROMPTS, PROMPTS[0]], max_new=12, samples=2, seed=0).run()
     assert len({tuple(tokens) for tokens in made.tokens}) == len(made.rows)
     assert all(len(set(tokens)) > 3 for tokens in made.tokens)
-    assert made.seed == 0 and generate(model, None, PROMPTS[1], max_new=12, seed=0).run().tokens[0] == made.tokens[2]
+    assert (
+        made.seed == 0
+        and generate(model, None, PROMPTS[1], max_new=12, seed=0).run().tokens[0] == made.tokens[2]
+    )
 
 
 def test_logits_are_fp32_whatever_the_model_is(rotary: Model) -> None:
     session = Session(build_model(rotary.config, seed=7, dtype=torch.bfloat16).eval())
-    assert session.prefill(PROMPTS, None, 1).dtype == session.decode(torch.tensor([1, 2, 3, 4])).dtype == torch.float32
+    assert (
+        session.prefill(PROMPTS, None, 1).dtype
+        == session.decode(torch.tensor([1, 2, 3, 4])).dtype
+        == torch.float32
+    )
 
 
 def test_ids_come_in_any_container(rotary: Model) -> None:
     expected = greedy(rotary, [PROMPTS[0], PROMPTS[0]], 5).tokens
-    for ids in (torch.tensor([PROMPTS[0]] * 2), np.array([PROMPTS[0]] * 2), [tuple(np.array(PROMPTS[0]))] * 2):
+    for ids in (
+        torch.tensor([PROMPTS[0]] * 2),
+        np.array([PROMPTS[0]] * 2),
+        [tuple(np.array(PROMPTS[0]))] * 2,
+    ):
         assert greedy(rotary, ids, 5).tokens == expected
     assert greedy(rotary, np.array(PROMPTS[0], np.uint16), 5).tokens == expected[:1]
 
 
 def test_the_seed_repeats_and_another_does_not(rotary: Model) -> None:
-    first, again, other = (generate(rotary, None, PROMPTS, max_new=9, seed=seed).run().tokens for seed in (1, 1, 2))
+    first, again, other = (
+        generate(rotary, None, PROMPTS, max_new=9, seed=seed).run().tokens for seed in (1, 1, 2)
+    )
     assert first == again != other
     unseeded = generate(rotary, None, PROMPTS, max_new=9).run()
-    assert generate(rotary, None, PROMPTS, max_new=9, seed=unseeded.seed).run().tokens == unseeded.tokens
+    assert (
+        generate(rotary, None, PROMPTS, max_new=9, seed=unseeded.seed).run().tokens
+        == unseeded.tokens
+    )
     torch.manual_seed(4)
     one = generate(rotary, None, [1], max_new=9).run().tokens
     torch.manual_seed(4)
@@ -177,9 +211,14 @@ def test_rows_that_end_leave_the_others_alone(model: Model) -> None:
     made = generate(model, None, prompts, max_new=40, temperature=0, eos=()).run()
     assert [len(tokens) for tokens in made.tokens] == [1, 4, 40, 40]
     assert made.finishes == ["context", "context", "length", "length"]
-    assert made.tokens == [recomputed(model, ids, len(own))[0] for ids, own in zip(prompts, made.tokens, strict=True)]
+    assert made.tokens == [
+        recomputed(model, ids, len(own))[0] for ids, own in zip(prompts, made.tokens, strict=True)
+    ]
     drawn = generate(model, None, prompts, max_new=20, seed=2, eos=(), **SAMPLED).run()
-    alone = [generate(model, None, ids, max_new=20, seed=2, eos=(), **SAMPLED).run().tokens[0] for ids in prompts]
+    alone = [
+        generate(model, None, ids, max_new=20, seed=2, eos=(), **SAMPLED).run().tokens[0]
+        for ids in prompts
+    ]
     assert drawn.tokens == alone
 
 
@@ -194,11 +233,14 @@ def test_one_token_costs_one_position(rotary: Model, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(type(rotary), "forward", watched)
     generate(rotary, None, PROMPTS, max_new=4, samples=2, seed=1).run()
     first, *others = sizes  # one prefill for all samples; the last token is not read back
-    assert first == (4, 12) and others in ([(8, 1)] * 3, [(1, 8)] * 3)  # in pages all rows lie side by side
+    # in pages all rows lie side by side
+    assert first == (4, 12) and others in ([(8, 1)] * 3, [(1, 8)] * 3)
 
 
 def test_dropout_sleeps_and_training_goes_on(rotary: Model) -> None:
-    cfg = dataclasses.replace(rotary.config, decoder=dataclasses.replace(rotary.config.decoder, dropout=0.5))
+    cfg = dataclasses.replace(
+        rotary.config, decoder=dataclasses.replace(rotary.config.decoder, dropout=0.5)
+    )
     model = build_model(cfg, seed=7)
     model.load_state_dict(rotary.state_dict())
     model.train()
@@ -223,14 +265,18 @@ def test_eos_ends_a_row(rotary: Model) -> None:
     tokenizer = Digits()
     tokenizer.eos = end
     told = generate(rotary, tokenizer, PROMPTS[0], max_new=20, temperature=0).run()
-    assert told.tokens[0] == made.tokens[0] and told.text == "".join(map(tokenizer.push, made.tokens[0][:-1]))
+    assert told.tokens[0] == made.tokens[0] and told.text == "".join(
+        map(tokenizer.push, made.tokens[0][:-1])
+    )
 
 
 def test_steps_tell_everything(rotary: Model) -> None:
     made = generate(rotary, None, PROMPTS[:2], max_new=3, samples=2, seed=1)
     assert made.texts == ["", "", "", ""] and made.finishes == [None] * 4
     steps = list(made)
-    assert [(step.row, step.index) for step in steps] == [(row, index) for index in range(3) for row in range(4)]
+    assert [(step.row, step.index) for step in steps] == [
+        (row, index) for index in range(3) for row in range(4)
+    ]
     assert [step.finish for step in steps] == [None] * 8 + ["length"] * 4
     for row in made.rows:
         assert row.tokens == [step.token for step in steps if step.row == row.number]
@@ -241,7 +287,9 @@ def test_steps_tell_everything(rotary: Model) -> None:
 def test_steps_come_in_the_order_of_rows_whichever_end(rotary: Model) -> None:
     prompts = [[1 + i % 50 for i in range(size)] for size in (4, CONTEXT, 3, CONTEXT - 3, 2)]
     steps = list(generate(rotary, None, prompts, max_new=8, seed=1, eos=()))
-    assert [(step.index, step.row) for step in steps] == sorted((step.index, step.row) for step in steps)
+    assert [(step.index, step.row) for step in steps] == sorted(
+        (step.index, step.row) for step in steps
+    )
 
 
 class Digits:
@@ -278,24 +326,36 @@ def test_text_in_text_out(rotary: Model) -> None:
     assert "".join(step.text for step in made) == made.text == expected
     assert made.rows[0].prompt == ids
     stop = expected[4:7]
-    cut = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=["@@@@", stop])
+    cut = generate(
+        rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=["@@@@", stop]
+    )
     assert "".join(step.text for step in cut) == cut.text == expected[: expected.index(stop)]
     assert cut.finishes == ["stop"] and len(cut.tokens[0]) == expected.index(stop) + 3
-    last = generate(rotary, tokenizer, "HELLO", max_new=len(cut.tokens[0]), temperature=0, eos=(), stop=stop).run()
+    last = generate(
+        rotary, tokenizer, "HELLO", max_new=len(cut.tokens[0]), temperature=0, eos=(), stop=stop
+    ).run()
     assert last.finishes == ["stop"] and last.text == cut.text  # in the very last token
-    held = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=expected[-2:] + "@@").run()
-    assert held.text == expected and held.finishes == ["length"]  # what might have begun a stop string is shown
+    held = generate(
+        rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=expected[-2:] + "@@"
+    ).run()
+    # what might have begun a stop string is shown
+    assert held.text == expected and held.finishes == ["length"]
     tokenizer.bos = tokenizer.eos
-    assert generate(rotary, tokenizer, "HELLO").rows[0].prompt == ids[1:]  # a border of documents is not a beginning
+    # a border of documents is not a beginning
+    assert generate(rotary, tokenizer, "HELLO").rows[0].prompt == ids[1:]
     tokenizer.bos = 1
-    many = generate(rotary, tokenizer, ["HELLO", None, "ME"], max_new=12, temperature=0, eos=()).run()
+    many = generate(
+        rotary, tokenizer, ["HELLO", None, "ME"], max_new=12, temperature=0, eos=()
+    ).run()
     assert many.texts[0] == expected and many.rows[1].prompt == [1]
 
 
 def test_only_what_the_tokenizer_can_write_is_drawn(rotary: Model) -> None:
     tokenizer = Digits()
     tokenizer.size = 20
-    made = generate(rotary, tokenizer, [1], max_new=30, samples=5, seed=1, repetition_penalty=1.1).run()
+    made = generate(
+        rotary, tokenizer, [1], max_new=30, samples=5, seed=1, repetition_penalty=1.1
+    ).run()
     assert max(max(tokens) for tokens in made.tokens) < 20
     assert all(sum(row) < -9 for row in made.logprobs)  # of the model's whole vocabulary
     for step in generate(rotary, tokenizer, [1], max_new=8, temperature=0, likely=3):
@@ -327,7 +387,9 @@ def test_only_what_the_tokenizer_can_write_is_drawn(rotary: Model) -> None:
         ([1], {"stop": ["x", ""]}, "stop string is empty"),
     ],
 )
-def test_one_clear_sentence(rotary: Model, prompt: object, settings: dict[str, object], words: str) -> None:
+def test_one_clear_sentence(
+    rotary: Model, prompt: object, settings: dict[str, object], words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         generate(rotary, None, prompt, **settings)
 
@@ -369,23 +431,31 @@ def test_an_encoder_decoder_answers_its_source() -> None:
     block = c.Block(attention, c.MLP(48), c.LayerNorm())
     encoder = c.Stack(2, (block,), c.RelativeBias(8, 16), causal=False)
     stack = c.Stack(2, (dataclasses.replace(block, cross=attention),), c.RelativeBias(8, 16))
-    model = build_model(c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), encoder, stack, init=init), seed=3).eval()
+    model = build_model(
+        c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), encoder, stack, init=init), seed=3
+    ).eval()
     made = generate(model, None, PROMPTS, start=2, max_new=10, temperature=0).run()
     for prompt, tokens in zip(PROMPTS, made.tokens, strict=True):
         row = [2]
         with torch.no_grad():
             for _ in range(10):
-                row.append(int(model(torch.tensor([row]), torch.tensor([prompt])).logits[0, -1].argmax()))
+                row.append(
+                    int(model(torch.tensor([row]), torch.tensor([prompt])).logits[0, -1].argmax())
+                )
         assert tokens == row[1:]
     samples = generate(model, None, PROMPTS[:2], start=2, max_new=6, samples=2, seed=1).run()
-    alone = [generate(model, None, ids, start=2, max_new=6, samples=2, seed=1).run() for ids in PROMPTS[:2]]
+    alone = [
+        generate(model, None, ids, start=2, max_new=6, samples=2, seed=1).run()
+        for ids in PROMPTS[:2]
+    ]
     assert samples.tokens == alone[0].tokens + alone[1].tokens
     with pytest.raises(UserError, match="start=ID"):
         generate(model, None, PROMPTS)
     tokenizer = Digits()
     tokenizer.pad = 5
     row = generate(model, tokenizer, "HELLO").rows[0]
-    assert row.prompt == tokenizer.encode("HELLO", eos=True) and row.start == [1]  # a source is closed, not opened
+    # a source is closed, not opened
+    assert row.prompt == tokenizer.encode("HELLO", eos=True) and row.start == [1]
     tokenizer.bos = None
     assert generate(model, tokenizer, "HELLO").rows[0].start == [5]
 
@@ -394,9 +464,18 @@ def test_an_encoder_decoder_answers_its_source() -> None:
 
 
 def saved_llama(folder: Path) -> transformers.PreTrainedModel:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+    }
     cfg = transformers.LlamaConfig(
-        **sizes, vocab_size=VOCAB, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3
+        **sizes,
+        vocab_size=VOCAB,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
     )
     return _saved(transformers.LlamaForCausalLM, cfg, folder)
 
@@ -408,7 +487,9 @@ def saved_gpt2(folder: Path) -> transformers.PreTrainedModel:
     return _saved(transformers.GPT2LMHeadModel, cfg, folder)
 
 
-def _saved(kind: type, cfg: transformers.PreTrainedConfig, folder: Path) -> transformers.PreTrainedModel:
+def _saved(
+    kind: type, cfg: transformers.PreTrainedConfig, folder: Path
+) -> transformers.PreTrainedModel:
     torch.manual_seed(2)
     model = kind(cfg).eval()
     model.save_pretrained(folder)
@@ -423,14 +504,19 @@ def test_greedy_is_transformers(
     theirs = save(tmp_path)
     theirs.generation_config.eos_token_id = None  # both go on to the end
     ours, _ = glassformer.load(tmp_path)
-    made = generate(ours, None, PROMPTS, max_new=25, temperature=0, repetition_penalty=penalty).run()
+    made = generate(
+        ours, None, PROMPTS, max_new=25, temperature=0, repetition_penalty=penalty
+    ).run()
     for ids, tokens, logprobs in zip(PROMPTS, made.tokens, made.logprobs, strict=True):
         asked = torch.tensor([ids])
         expected = theirs.generate(
             asked,
             attention_mask=torch.ones_like(asked),
             generation_config=transformers.GenerationConfig(
-                max_new_tokens=25, do_sample=False, repetition_penalty=penalty, return_dict_in_generate=True
+                max_new_tokens=25,
+                do_sample=False,
+                repetition_penalty=penalty,
+                return_dict_in_generate=True,
             ),
         ).sequences[0, len(ids) :]
         assert tokens == expected.tolist()
@@ -454,7 +540,9 @@ def test_a_real_model_tells_its_story(shared_data: Path) -> None:
     made = generate(model, tokenizer, None, max_new=60, temperature=0)
     assert "".join(step.text for step in made) == made.text == STORY
     half, rest = STORY[: STORY.index(" She wanted")], STORY[STORY.index(" She wanted") :]
-    batch = generate(model, tokenizer, [half, None, "Lily"], max_new=60, temperature=0, stop="too high").run()
+    batch = generate(
+        model, tokenizer, [half, None, "Lily"], max_new=60, temperature=0, stop="too high"
+    ).run()
     assert batch.texts[0] == rest.removesuffix("too high") and batch.finishes[0] == "stop"
     assert batch.texts[1] == STORY.removesuffix("too high")
     alone = generate(model, tokenizer, "Lily", max_new=60, temperature=0, stop="too high").run()

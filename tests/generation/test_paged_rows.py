@@ -20,7 +20,8 @@ FAMILIES = ["gpt2", "llama", "qwen3", "gemma2", "alibi", "starcoder2", "phi2"]
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
-    """Prompts of three lengths, windows among the masks; one row is dropped on the way and two change places."""
+    """Prompts of three lengths, windows among the masks; one row is dropped on the way and two
+    change places."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     model = tiny.model(replace(tiny.DECODERS[name], context=64))
@@ -44,7 +45,8 @@ def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["starcoder2", "gemma2"])
 def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
-    """Of windows alone, and of both kinds; over several ends of pages, and with a row that leaves."""
+    """Of windows alone, and of both kinds; over several ends of pages, and with a row that
+    leaves."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     model = tiny.model(replace(tiny.DECODERS[name], context=256))
@@ -58,7 +60,8 @@ def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
             assert session.paged is not None
             sizes = {own.lookback: len(own.pages.keys) for own, _ in session.paged.cache.pages}
             assert sizes == {
-                own.lookback: 3 * (6 if own.lookback is None else 2) for own, _ in session.paged.cache.pages
+                own.lookback: 3 * (6 if own.lookback is None else 2)
+                for own, _ in session.paged.cache.pages
             }
         for step in range(105):
             if step == 50:
@@ -72,13 +75,20 @@ def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "vaswani", "t5"])
 def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
-    """Three prompts (of a pair: three sources), two rows of each; over a page's end and with a prompt that is done."""
+    """Three prompts (of a pair: three sources), two rows of each; over a page's end and with a
+    prompt that is done."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     model = tiny.model(replace(tiny.ALL[name], context=64))
     pair = isinstance(model, EncoderDecoder)
     prompts = [[5, 3, 9, 2, 7, 1, 4, 8], [1, 2], [4, 4, 6, 1, 9, 3]]
-    orders = {0: [0, 0, 3, 2, 5, 5], 5: [1, 0, 2, 2, 4, 5], 6: [0, 0, 4, 4], 28: [1, 0, 3, 3], 30: [1, 1, 2, 3]}
+    orders = {
+        0: [0, 0, 3, 2, 5, 5],
+        5: [1, 0, 2, 2, 4, 5],
+        6: [0, 0, 4, 4],
+        28: [1, 0, 3, 3],
+        30: [1, 1, 2, 3],
+    }
     found = []
     for paged in (True, False):
         session = Session(model)
@@ -91,7 +101,9 @@ def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
             if step in orders:
                 session.select(orders[step])
             rows = 6 if step < 6 else 4
-            logits.append(session.decode(torch.tensor([(3 + 5 * step + 7 * row) % 50 for row in range(rows)])))
+            logits.append(
+                session.decode(torch.tensor([(3 + 5 * step + 7 * row) % 50 for row in range(rows)]))
+            )
         found.append(logits)
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
@@ -102,14 +114,17 @@ def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
 def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of every length through several page borders, in as many pages as they fill at most; none is wasted."""
+    """Rows of every length through several page borders, in as many pages as they fill at most;
+    none is wasted."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     copied, copy = list[int](), Pages.copy
 
     def counted(self: Pages, source: torch.Tensor, target: torch.Tensor) -> None:
         copied.append(len(source))
-        assert not set(source.tolist()) & set(target.tolist()) and len(set(target.tolist())) == len(target)
+        assert not set(source.tolist()) & set(target.tolist()) and len(set(target.tolist())) == len(
+            target
+        )
         copy(self, source, target)
 
     monkeypatch.setattr(Pages, "copy", counted)
@@ -133,7 +148,9 @@ def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(
             copied.clear()
             for session in (paged, plain):
                 session.select(rows)
-            doubled = len(rows) - len(set(rows)) - sum(at[place] % PAGE == 0 for place in doubles(rows))
+            doubled = (
+                len(rows) - len(set(rows)) - sum(at[place] % PAGE == 0 for place in doubles(rows))
+            )
             assert not copied or set(copied) == {doubled}
         tokens = torch.tensor([rng.randrange(50) for _ in at])
         at = [place + 1 for place in at]
@@ -152,7 +169,9 @@ def test_beams_in_c_find_the_same_alone_and_in_a_batch() -> None:
     how = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
     together = beam(model, None, sources, **how)  # type: ignore[arg-type]
     alone = [beam(model, None, [source], **how)[0] for source in sources]  # type: ignore[arg-type]
-    assert [[one.tokens for one in some] for some in together] == [[one.tokens for one in some] for some in alone]
+    assert [[one.tokens for one in some] for some in together] == [
+        [one.tokens for one in some] for some in alone
+    ]
 
 
 def test_a_model_that_does_not_fit_goes_on_in_its_cache() -> None:

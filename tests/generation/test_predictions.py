@@ -19,7 +19,22 @@ from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "man", "sat", "ran", "on", "to"]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "man",
+    "sat",
+    "ran",
+    "on",
+    "to",
+]
 WORDS += ["hill", "mat", ".", ",", "red", "big", "old", "new", "in", "house"]
 TEXTS = ["the cat sat on the mat .", "a dog ran", "the old man , in the big red house .", "hill"]
 
@@ -37,11 +52,19 @@ def encoder(pool: c.Pool | None = None) -> Model:
     return build_model(shape, seed=1).eval()
 
 
-POOLS = [None, c.Pool("mean", normalize=True), c.Pool("max"), c.Pool("first", "tanh"), c.Pool("last")]
+POOLS = [
+    None,
+    c.Pool("mean", normalize=True),
+    c.Pool("max"),
+    c.Pool("first", "tanh"),
+    c.Pool("last"),
+]
 
 
 @pytest.mark.parametrize("pool", [*POOLS, c.Pool("attention")])
-def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer: Tokenizer, pool: c.Pool | None) -> None:
+def test_a_vector_is_the_same_alone_and_in_a_batch(
+    tokenizer: Tokenizer, pool: c.Pool | None
+) -> None:
     model = encoder(pool)
     together = embed(model, tokenizer, TEXTS, batch=3)
     assert together.shape == (4, tiny.DIM)
@@ -52,7 +75,8 @@ def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer: Tokenizer, pool: c
 def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups of at most so many tokens with padding, or of one text; the vectors are in the order of the texts."""
+    """Groups of at most so many tokens with padding, or of one text; the vectors are in the order
+    of the texts."""
     model, seen = encoder(), []
     texts = [" ".join(["the cat"] * words) for words in (1, 9, 2, 3, 1, 4)]
     model.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
@@ -71,15 +95,20 @@ def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None
     model = encoder()
     ids, segments = tokenizer.encode_pair(TEXTS[0])
     hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden[0]
-    torch.testing.assert_close(embed(model, tokenizer, [TEXTS[0]])[0], hidden.mean(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        embed(model, tokenizer, [TEXTS[0]])[0], hidden.mean(0), atol=1e-6, rtol=0
+    )
     unit = embed(model, tokenizer, TEXTS, unit=True)
-    torch.testing.assert_close(unit, torch.nn.functional.normalize(embed(model, tokenizer, TEXTS), dim=-1))
+    torch.testing.assert_close(
+        unit, torch.nn.functional.normalize(embed(model, tokenizer, TEXTS), dim=-1)
+    )
     most = embed(encoder(c.Pool("max")), tokenizer, [TEXTS[0]])[0]
     torch.testing.assert_close(most, hidden.max(0).values, atol=1e-6, rtol=0)
 
 
 def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer: Tokenizer) -> None:
-    """As PyTorch's own attention of that query over the text's hidden states, its keys and values."""
+    """As PyTorch's own attention of that query over the text's hidden states, its keys and
+    values."""
     model = encoder(c.Pool("attention"))
     assert model.pool is not None and model.pool.query is not None
     with torch.no_grad():
@@ -87,7 +116,9 @@ def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer: Tokenizer)
     ids, segments = tokenizer.encode_pair(TEXTS[0])
     hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden
     query = model.pool.query.weight[None]
-    expected = torch.nn.functional.scaled_dot_product_attention(query, hidden, hidden, scale=1.0)[0, 0]
+    expected = torch.nn.functional.scaled_dot_product_attention(query, hidden, hidden, scale=1.0)[
+        0, 0
+    ]
     found = embed(model, tokenizer, TEXTS[:2])[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert (found - hidden[0].mean(0)).abs().max() > 0.05, "no plain mean"
@@ -101,7 +132,9 @@ def test_labels_of_texts_and_pairs(tokenizer: Tokenizer) -> None:
     ids, segments = tokenizer.encode_pair(*pair)
     with torch.no_grad():
         logits = model(torch.tensor([ids]), segments=torch.tensor([segments])).pooled
-    torch.testing.assert_close(classify(model, tokenizer, [pair])[0], logits.softmax(-1)[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        classify(model, tokenizer, [pair])[0], logits.softmax(-1)[0], atol=1e-6, rtol=0
+    )
     swapped = classify(model, tokenizer, [(pair[1], pair[0])])[0]
     assert not torch.allclose(swapped, logits.softmax(-1)[0], atol=1e-4)
 
@@ -113,7 +146,9 @@ def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(
     model = encoder(None if answer is embed else c.Pool("first", "tanh", labels=3))
     room = tiny.CONTEXT - 2
     texts = ["a cat", " ".join(["dog"] * room), " ".join(["dog"] * room) + " ran", "red " * 500]
-    with pytest.raises(UserError, match=r"Text 3 has 65 tokens and the model reads 64; .*--truncate"):
+    with pytest.raises(
+        UserError, match=r"Text 3 has 65 tokens and the model reads 64; .*--truncate"
+    ):
         answer(model, tokenizer, texts)
     found = answer(model, tokenizer, texts, truncate=True)
     assert capsys.readouterr().err == "2 of 4 texts lost their end; the model reads 64 tokens.\n"
@@ -134,7 +169,9 @@ def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
         best = share[blank].topk(4)
         assert [way.tokens[0] for way in ways] == best.indices.tolist()
         assert [way.probability for way in ways] == pytest.approx(best.values.tolist(), rel=1e-4)
-    wide = build_model(replace(model.config, embed=c.Embed(len(WORDS) + 40, segments=2)), seed=1).eval()
+    wide = build_model(
+        replace(model.config, embed=c.Embed(len(WORDS) + 40, segments=2)), seed=1
+    ).eval()
     logits = wide(torch.tensor([ids]), segments=torch.tensor([segments])).logits[0, blanks[0]]
     best = logits.softmax(-1)[: len(WORDS)].max().item()  # among all rows, as `generate` says it
     assert logits.softmax(-1)[len(WORDS) :].sum() > 0.1  # of what no tokenizer can write
@@ -148,7 +185,9 @@ def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
 def test_blanks_together_see_each_other(tokenizer: Tokenizer, order: str) -> None:
     model = encoder()
     vocab = len(WORDS)
-    ids, segments = tokenizer.encode_pair("the ___ sat ___ .".replace("___", "[MASK]"), special=True)
+    ids, segments = tokenizer.encode_pair(
+        "the ___ sat ___ .".replace("___", "[MASK]"), special=True
+    )
     first, second = (place for place, token in enumerate(ids) if token == tokenizer.mask)
 
     @torch.no_grad()

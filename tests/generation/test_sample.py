@@ -1,4 +1,5 @@
-"""Sampling against transformers' logits processors; drawing against the distribution; stop strings at every border."""
+"""Sampling against transformers' logits processors; drawing against the distribution; stop strings
+at every border."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from glassformer.errors import UserError
-from glassformer.generation.sample import Sampling, choose, cut, draw, log_probability, min_p, penalise, top_k, top_p
+from glassformer.generation.sample import (
+    Sampling,
+    choose,
+    cut,
+    draw,
+    log_probability,
+    min_p,
+    penalise,
+    top_k,
+    top_p,
+)
 from glassformer.generation.stop_strings import Writer
 
 
@@ -26,7 +37,9 @@ def test_top_k_is_theirs(k: int) -> None:
 
 
 def test_top_k_keeps_equals() -> None:
-    assert top_k(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), 2).isfinite().tolist() == [[False, True, True, True]]
+    assert top_k(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), 2).isfinite().tolist() == [
+        [False, True, True, True]
+    ]
 
 
 @pytest.mark.parametrize("p", [0.01, 0.3, 0.9, 0.999])
@@ -43,20 +56,32 @@ def test_min_p_is_theirs(p: float) -> None:
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3])
 def test_penalty_is_theirs(penalty: float) -> None:
-    logits, ids = logits_of(), torch.randint(97, (6, 20), generator=torch.Generator().manual_seed(2))
+    logits, ids = (
+        logits_of(),
+        torch.randint(97, (6, 20), generator=torch.Generator().manual_seed(2)),
+    )
     seen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
-    assert torch.equal(penalise(logits, seen, penalty), theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits))
+    assert torch.equal(
+        penalise(logits, seen, penalty),
+        theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits),
+    )
 
 
 def test_the_order_is_theirs() -> None:
     logits = logits_of()
-    chain = [theirs.TopKLogitsWarper(20), theirs.TopPLogitsWarper(0.8), theirs.MinPLogitsWarper(0.1)]
+    chain = [
+        theirs.TopKLogitsWarper(20),
+        theirs.TopPLogitsWarper(0.8),
+        theirs.MinPLogitsWarper(0.1),
+    ]
     expected = theirs.TemperatureLogitsWarper(0.7)(None, logits)
     for warper in chain:
         expected = warper(None, expected)
     assert torch.equal(cut(logits / 0.7, Sampling(top_k=20, top_p=0.8, min_p=0.1)), expected)
     most = torch.full((6,), 1 - 2**-24)  # draws the last token that is left
-    assert torch.equal(choose(logits, most, None, Sampling(0.7, 20, 0.8, 0.1)), draw(expected, most))
+    assert torch.equal(
+        choose(logits, most, None, Sampling(0.7, 20, 0.8, 0.1)), draw(expected, most)
+    )
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -65,7 +90,8 @@ def test_draws_follow_the_distribution() -> None:
     uniform = torch.rand(many, generator=torch.Generator().manual_seed(3))
     share = draw(logits.expand(many, -1), uniform).bincount(minlength=5) / many
     assert share[1] == 0
-    assert (share - logits.softmax(-1)[0]).abs().max() < 4 * 0.5 / math.sqrt(many)  # four standard deviations at most
+    # four standard deviations at most
+    assert (share - logits.softmax(-1)[0]).abs().max() < 4 * 0.5 / math.sqrt(many)
 
 
 def test_extreme_luck_never_draws_what_was_cut() -> None:
@@ -79,7 +105,8 @@ def test_extreme_luck_never_draws_what_was_cut() -> None:
 def test_the_rounding_of_sums_does_not_reach_the_tail() -> None:
     logits = torch.full((64, 1001), -18.0)
     logits[:, 0] = 0.0
-    uniform = 1 - torch.arange(1, 65) * 2.0**-24  # each falls on another part of the tail, which fp32 cannot tell apart
+    # each falls on another part of the tail, which fp32 cannot tell apart
+    uniform = 1 - torch.arange(1, 65) * 2.0**-24
     shares = logits[0].softmax(-1).double().numpy().cumsum()
     assert (
         draw(logits, uniform).tolist()
@@ -169,7 +196,9 @@ def borders(text: str) -> list[list[str]]:
         ("caf\u00e9\u2026X", ["\u2026"], "caf\u00e9", True),
     ],
 )
-def test_stop_strings_wherever_the_tokens_end(text: str, stops: list[str], expected: str, stopped: bool) -> None:
+def test_stop_strings_wherever_the_tokens_end(
+    text: str, stops: list[str], expected: str, stopped: bool
+) -> None:
     for pieces in borders(text):
         out, ended = written(pieces, stops)
         assert "".join(out) == expected
@@ -179,7 +208,8 @@ def test_stop_strings_wherever_the_tokens_end(text: str, stops: list[str], expec
 def test_what_was_held_back_comes_before_the_end() -> None:
     class Broken:
         push = staticmethod(chr)
-        flush = staticmethod(lambda: "\ufffd")  # an unfinished character, which might begin a stop string of its own
+        # an unfinished character, which might begin a stop string of its own
+        flush = staticmethod(lambda: "\ufffd")
 
     writer = Writer(Broken(), stops=["ab", "\ufffdc"])
     assert writer.push(ord("a")) == "" and writer.close() == "a\ufffd"

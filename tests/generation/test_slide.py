@@ -24,13 +24,20 @@ def made(mask_rule: c.MaskRule = c.Full(), previous_token_embeddings: int = 0) -
     stack = c.Stack(2, (block,), c.Rotary(), last_norm=c.RMSNorm())
     init = c.Init(std=0.2, embed_std=0.4, residual="plain")
     return build_model(
-        c.Decoder(16, CONTEXT, c.Embed(11, previous_token_embeddings=previous_token_embeddings), stack, init=init),
+        c.Decoder(
+            16,
+            CONTEXT,
+            c.Embed(11, previous_token_embeddings=previous_token_embeddings),
+            stack,
+            init=init,
+        ),
         seed=3,
     ).eval()
 
 
 def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
-    """The likeliest tokens one by one, without a cache: where the context is full its last half is all there is."""
+    """The likeliest tokens one by one, without a cache: where the context is full its last half is
+    all there is."""
     window, told = list(prompt), []
     while len(told) < count:
         if len(window) > CONTEXT:
@@ -48,16 +55,22 @@ def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
     ids=["full", "window", "previous_token_embeddings"],
 )
 def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
-    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3] * CONTEXT, [7]]  # each is full at another moment
+    # each is full at another moment
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3] * CONTEXT, [7]]
     together = generate(model, None, prompts, max_new=40, temperature=0.0, slide=True).run()
     assert together.tokens == [by_hand(model, prompt, 40) for prompt in prompts]
     assert together.finishes == ["length"] * 4
     drawn = generate(model, None, prompts, max_new=30, seed=5, slide=True).run()
     for prompt, tokens in zip(prompts, drawn.tokens, strict=True):
-        assert generate(model, None, prompt, max_new=30, seed=5, slide=True).run().tokens == [tokens]
+        assert generate(model, None, prompt, max_new=30, seed=5, slide=True).run().tokens == [
+            tokens
+        ]
     short = generate(model, None, prompts, max_new=40, temperature=0.0).run()
     assert short.finishes == ["context"] * 4
-    assert all(long[: len(tokens)] == tokens for long, tokens in zip(together.tokens, short.tokens, strict=True))
+    assert all(
+        long[: len(tokens)] == tokens
+        for long, tokens in zip(together.tokens, short.tokens, strict=True)
+    )
 
 
 def test_a_prompt_longer_than_the_context_slides_too(folder, capsys):
@@ -76,7 +89,10 @@ def test_what_cannot_slide():
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     glassformer.save(
-        made(), tmp_path / "tiny", train_tokenizer("char", ["abcdefghijk"], specials=()), layout="glassformer"
+        made(),
+        tmp_path / "tiny",
+        train_tokenizer("char", ["abcdefghijk"], specials=()),
+        layout="glassformer",
     )
     return str(tmp_path / "tiny")
 
@@ -85,7 +101,10 @@ def test_the_end_of_the_context_is_told_with_the_way_out(folder, capsys):
     words = ["generate", folder, "abc", "--max-new", "40", "--seed", "1", "--top-k", "5"]
     assert not cli.main(words)
     found = capsys.readouterr()
-    assert "Ended at the model's context of 12 tokens; --slide goes on, reading the last 6 again." in found.err
+    assert (
+        "Ended at the model's context of 12 tokens; --slide goes on, reading the last 6 again."
+        in found.err
+    )
     assert not cli.main([*words, "--slide"])
     longer = capsys.readouterr()
     assert longer.out.startswith(found.out.rstrip("\n")) and "context" not in longer.err

@@ -1,4 +1,5 @@
-"""What the parts added sums to the logit, and each is the gradient along what it wrote when norms and readers hold.
+"""What the parts added sums to the logit, and each is the gradient along what it wrote when norms
+and readers hold.
 
 ``attribution`` reads what ``direction`` carried back.
 """
@@ -33,7 +34,9 @@ STACKED.pop("reader")
 MODELS = {
     **STACKED,
     "narrow": dataclasses.replace(
-        tiny.bert(), embed=c.Embed(tiny.VOCAB, segments=2, dim=24), head=c.Head(tied=False, transform="tanh")
+        tiny.bert(),
+        embed=c.Embed(tiny.VOCAB, segments=2, dim=24),
+        head=c.Head(tied=False, transform="tanh"),
     ),
     "scaled": dataclasses.replace(
         tiny.DECODERS["glass"],
@@ -56,7 +59,11 @@ def model_of(name: str) -> Model:
 
 def asked(model: Model, length: int = 9) -> dict[str, Tensor]:
     tokens = {"text": tiny.tokens(1, length)}
-    return {**tokens, "source": tiny.tokens(1, 7, seed=1)} if isinstance(model.config, c.EncoderDecoder) else tokens
+    return (
+        {**tokens, "source": tiny.tokens(1, 7, seed=1)}
+        if isinstance(model.config, c.EncoderDecoder)
+        else tokens
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -77,7 +84,9 @@ def test_the_parts_sum_to_the_logit(name: str, against: int | None) -> None:
     assert found.logit == pytest.approx(own.item(), abs=1e-11)
     assert found.sum == math.fsum(part.value for part in found.parts)
     assert abs(found.sum - own.item()) < 1e-9 and found.difference < 1e-9
-    assert sum(value for _, kinds in found.by_block() for value in kinds.values()) == pytest.approx(found.sum)
+    assert sum(value for _, kinds in found.by_block() for value in kinds.values()) == pytest.approx(
+        found.sum
+    )
     assert len({(part.kind, part.address) for part in found.parts}) == len(found.parts)
 
 
@@ -90,7 +99,11 @@ class Held(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         right = self.norm(x)
-        gain = 1.0 if self.norm.weight is None else self.norm.weight + getattr(self.norm, "offset", 0.0)
+        gain = (
+            1.0
+            if self.norm.weight is None
+            else self.norm.weight + getattr(self.norm, "offset", 0.0)
+        )
         shift = getattr(self.norm, "bias", None)
         y = x - x.mean(-1, keepdim=True) if isinstance(self.norm, LayerNorm) else x
         scale = (y.square().mean(-1, keepdim=True) + self.norm.eps).rsqrt().detach()
@@ -100,7 +113,8 @@ class Held(nn.Module):
 
 
 def linear_in_the_stream(model: Model) -> Model:
-    """A copy whose norms on the stream hold, and whose sublayers read without being asked for a gradient."""
+    """A copy whose norms on the stream hold, and whose sublayers read without being asked for a
+    gradient."""
     held = copy.deepcopy(model)
     body = getattr(held, body_of(held))
     for path, module in list(body.named_modules()):
@@ -112,7 +126,9 @@ def linear_in_the_stream(model: Model) -> Model:
     return held
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if getattr(MODELS[name].head, "transform", None) is None])
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if getattr(MODELS[name].head, "transform", None) is None]
+)
 def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
     """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold."""
     model = model_of(name)
@@ -127,7 +143,9 @@ def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
     paths = [path for path in tape.records if path.count(".") != 5]  # not a mixture's shared expert
     values = [tape[path] for path in paths]
     wanted = [value for value in values if value.requires_grad]
-    grads = dict(zip(map(id, wanted), torch.autograd.grad(logits[7] - logits[11], wanted), strict=True))
+    grads = dict(
+        zip(map(id, wanted), torch.autograd.grad(logits[7] - logits[11], wanted), strict=True)
+    )
     for path, value in zip(paths, values, strict=True):
         if id(value) in grads:
             along = (grads[id(value)][0, 4] * value[0, 4]).sum().item()
@@ -139,7 +157,8 @@ def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
 
 
 def test_heads_by_hand() -> None:
-    """One head of a GPT-2: its slice of the output matrix, centred, scaled, times the token's row."""
+    """One head of a GPT-2: its slice of the output matrix, centred, scaled, times the token's
+    row."""
     model = model_of("gpt2")
     tokens = tiny.tokens(1, 9)
     tape = Tape("decoder.blocks.0.attn.z", "decoder.blocks.1.resid")
@@ -157,7 +176,10 @@ def test_heads_by_hand() -> None:
 
 
 def kinds(found: Attribution) -> dict[str, int]:
-    return {kind: sum(part.kind == kind for part in found.parts) for kind in sorted({p.kind for p in found.parts})}
+    return {
+        kind: sum(part.kind == kind for part in found.parts)
+        for kind in sorted({p.kind for p in found.parts})
+    }
 
 
 @pytest.mark.parametrize(
@@ -206,27 +228,42 @@ EDITS: dict[str, list[Any]] = {
     "head": [edits.head_off("{body}.blocks.0.attn", 1)],
     "mlp": [edits.scale("{body}.blocks.1.ffn.hidden", 0.0)],
     "stream": [edits.scale("{body}.blocks.0.resid", 1.5), edits.scale("{body}.blocks.1.mid", 0.5)],
-    "ends": [edits.scale("{body}.embed", 2.0), edits.scale("{body}.out", 0.7), edits.scale("embed.token", 1.1)],
-    "writes": [edits.scale("{body}.blocks.*.attn.write", 3.0), edits.scale("{body}.blocks.*.ffn.write", -1.0)],
+    "ends": [
+        edits.scale("{body}.embed", 2.0),
+        edits.scale("{body}.out", 0.7),
+        edits.scale("embed.token", 1.1),
+    ],
+    "writes": [
+        edits.scale("{body}.blocks.*.attn.write", 3.0),
+        edits.scale("{body}.blocks.*.ffn.write", -1.0),
+    ],
 }
 
 
-@pytest.mark.parametrize("name", ["gpt2", "phi2", "gemma2", "bert", "t5", "vaswani", "deepseek", "glass"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "phi2", "gemma2", "bert", "t5", "vaswani", "deepseek", "glass"]
+)
 @pytest.mark.parametrize("kind", EDITS)
 def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> None:
     model = model_of(name)
     given, body = asked(model), body_of(model)
-    changes = [dataclasses.replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]]
+    changes = [
+        dataclasses.replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]
+    ]
     if name == "phi2":
         changes = [edit for edit in changes if not edit.path.endswith(".mid")]
     found = attribute(model, None, **given, token=7, position=4, edits=changes)
-    logit = look(model, None, given["text"], source=given.get("source"), edits=changes)["logits"][0, 4, 7]
+    logit = look(model, None, given["text"], source=given.get("source"), edits=changes)["logits"][
+        0, 4, 7
+    ]
     if (cap := model.config.head.softcap) is not None:
         logit = cap * torch.atanh(logit / cap)
     assert found.difference < 1e-9 and found.sum == pytest.approx(logit.item(), abs=1e-9)
     plain = attribute(model, None, **given, token=7, position=4)
     assert abs(plain.logit - found.logit) > 1e-6
-    assert any(part.kind == "edit" for part in found.parts) == (kind in ("stream", "ends", "writes"))
+    assert any(part.kind == "edit" for part in found.parts) == (
+        kind in ("stream", "ends", "writes")
+    )
 
 
 def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
@@ -236,7 +273,9 @@ def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
     found = attribute(model, None, tokens)
     assert (found.position, found.token) == (8, own[-1].argmax().item())
     tokenizer = train_tokenizer("byte", specials=("[CLS]", "[SEP]", "[MASK]"))
-    encoder = build_model(dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1)
+    encoder = build_model(
+        dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1
+    )
     assert attribute(encoder, tokenizer, "ab___c").position == 3
     assert "held at the gate" in attribute(encoder, tokenizer, "ab___c").notes[0]
 
@@ -253,7 +292,11 @@ def test_one_clear_sentence() -> None:
     with pytest.raises(UserError, match="same one"):
         attribute(model, None, [1, 2], token=3, against=3)
     with pytest.raises(UserError, match="no head over tokens"):
-        attribute(build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1), None, [1, 2])
+        attribute(
+            build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1),
+            None,
+            [1, 2],
+        )
     with pytest.raises(UserError, match="Position 5 is not in the text"):
         attribute(model, None, [1, 2], position=5)
 
@@ -267,7 +310,11 @@ def test_one_clear_sentence() -> None:
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["attribution", str(STORIES), "Once upon a time, there was a little girl named Lily. She loved to"]
+    words = [
+        "attribution",
+        str(STORIES),
+        "Once upon a time, there was a little girl named Lily. She loved to",
+    ]
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["piece"] == "▁play" and told["difference"] < 1e-4
@@ -279,7 +326,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     off = 'head_off("decoder.blocks.4.attn", 2)'
     assert main([*words, "--top", "3", "--edit", off]) == 0
     said = capsys.readouterr().out
-    assert f", with {off}: " in said and "the edited run's own" in said and "the model's own" not in said
+    assert (
+        f", with {off}: " in said
+        and "the edited run's own" in said
+        and "the model's own" not in said
+    )
     assert main([*words, "--json", "--edit", off]) == 0
     assert json.loads(capsys.readouterr().out)["edits"] == [off]
 
@@ -290,7 +341,9 @@ POOLS = {
     "attention": tiny.ALL["pooled"],
     "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
     "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
-    "unit": dataclasses.replace(tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)),
+    "unit": dataclasses.replace(
+        tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)
+    ),
     "across": dataclasses.replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
 }
 
@@ -323,20 +376,33 @@ def test_the_parts_sum_to_a_label(name: str, against: int | None) -> None:
 
 @pytest.mark.parametrize("name", ["last", "mean", "across"])
 def test_each_sublayer_added_its_gradient_to_a_label(name: str) -> None:
-    """PyTorch's own gradient of the label's logit, through norms that hold, at all positions together."""
+    """PyTorch's own gradient of the label's logit, through norms that hold, at all positions
+    together."""
     model = pooled(name)
     given = asked(model)
     found = attribute(model, None, **given, token=1, against=0, of="label")
     held, body = linear_in_the_stream(model), body_of(model)
     tape = Tape(f"{body}.*.write", "embed.token", graph=True)
     logits = held(*given.values(), tape=tape).pooled[0]
-    values = [(path, value) for path, value in tape.records.items() if value.requires_grad and path.count(".") != 5]
-    grads = torch.autograd.grad(logits[1] - logits[0], [value for _, value in values], allow_unused=True)
+    values = [
+        (path, value)
+        for path, value in tape.records.items()
+        if value.requires_grad and path.count(".") != 5
+    ]
+    grads = torch.autograd.grad(
+        logits[1] - logits[0], [value for _, value in values], allow_unused=True
+    )
     seen = 0
     for (path, value), grad in zip(values, grads, strict=True):
         if grad is not None:
-            mine = [p for p in found.parts if p.address.startswith((path.removesuffix("write"), f"{path}["))]
-            assert math.fsum(part.value for part in mine) == pytest.approx((grad * value).sum().item(), abs=1e-9), path
+            mine = [
+                p
+                for p in found.parts
+                if p.address.startswith((path.removesuffix("write"), f"{path}["))
+            ]
+            assert math.fsum(part.value for part in mine) == pytest.approx(
+                (grad * value).sum().item(), abs=1e-9
+            ), path
             seen += 1
     assert seen >= len(model.get_submodule(body).blocks) + 1
 

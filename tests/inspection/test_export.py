@@ -1,4 +1,5 @@
-"""A trace as one file: it holds the trace's numbers, is small, needs no network, and a real browser shows it."""
+"""A trace as one file: it holds the trace's numbers, is small, needs no network, and a real browser
+shows it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from test_packaging import licences
 
 TEXT = "To be, or not to be: that is the question"
 built = pytest.mark.skipif(
-    not (Path(glassformer.__file__).parent / "static" / "inline.js").is_file(), reason="the page is not built (web/)"
+    not (Path(glassformer.__file__).parent / "static" / "inline.js").is_file(),
+    reason="the page is not built (web/)",
 )
 
 
@@ -45,7 +47,9 @@ def inside(page: str) -> bytes:
 def facts(data: bytes) -> dict[str, Any]:
     """What is said beside the tensors."""
     size = int.from_bytes(data[:8], "little")
-    return {key: json.loads(one) for key, one in json.loads(data[8 : 8 + size])["__metadata__"].items()}
+    return {
+        key: json.loads(one) for key, one in json.loads(data[8 : 8 + size])["__metadata__"].items()
+    }
 
 
 @built
@@ -63,11 +67,17 @@ def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path
     assert card["name"] == "decoder" and card["unsaved"] == ["generate", "lens", "attribution"]
     run = told["answers"][f"GET api/runs/{told['run']}"]
     raw = b"".join(base64.b64decode(one["bytes"]) for one in run["tokens"])
-    assert raw.decode() == TEXT and run["cut"] is None and run["saved"] == {"as": "f32", "left_out": 0}
+    assert (
+        raw.decode() == TEXT and run["cut"] is None and run["saved"] == {"as": "f32", "left_out": 0}
+    )
     asked = export.canonical({"model": "decoder", "text": TEXT})
     assert told["answers"][f"POST api/runs {asked}"] == run
     assert told["cells"]["logits[3,7]"]["value"] == trace.explain("logits[3,7]").value
-    assert len(told["cells"]["probs[3,7]"]["terms"]) == told["cells"]["probs[3,7]"]["count"] > export.TERMS
+    assert (
+        len(told["cells"]["probs[3,7]"]["terms"])
+        == told["cells"]["probs[3,7]"]["count"]
+        > export.TERMS
+    )
 
 
 @built
@@ -77,7 +87,9 @@ def test_a_saved_page_of_a_mixture_holds_who_went_where() -> None:
     told = facts(inside(export.page(trace)))
     (card,) = told["answers"]["GET api/models"]
     found = told["answers"][f"GET api/runs/{told['run']}/experts"]
-    assert card["abilities"]["experts"] and found["of"] == sum(one["experts"] for one in found["layers"])
+    assert card["abilities"]["experts"] and found["of"] == sum(
+        one["experts"] for one in found["layers"]
+    )
     for layer in found["layers"]:
         assert layer["chosen"] == trace[f"{layer['address']}.chosen"][0].tolist()
         assert sum(layer["load"]) == 2 * 6 and len(layer["probabilities"]) == 6
@@ -88,12 +100,14 @@ def test_a_saved_page_asks_no_network(trace: Trace) -> None:
     page = export.page(trace)
     assert "default-src 'none'" in page
     addresses = set(re.findall(r"""["'(=]\s*(?:https?:)?//[^\s"')]+""", page))
-    assert all("www.w3.org" in one for one in addresses), addresses  # names of XML, which nobody fetches
+    # names of XML, which nobody fetches
+    assert all("www.w3.org" in one for one in addresses), addresses
 
 
 @built
 def test_a_live_page_keeps_markup_of_its_text_as_text() -> None:
-    """What closes a script, or opens a comment in it, stays within the element that holds the start."""
+    """What closes a script, or opens a comment in it, stays within the element that holds the
+    start."""
     start = {"text": '</script><img src=x onerror="alert(1)"><!-- <script>', "source": "a < b"}
     elements: dict[str, str] = {}
 
@@ -107,7 +121,8 @@ def test_a_live_page_keeps_markup_of_its_text_as_text() -> None:
 
     Scripts().feed(export.live(start))
     assert json.loads(elements["glassformer-live"]) == start
-    assert "<" not in elements["glassformer-live"]  # a browser reads `<!--` and `<script` in a script in its own way
+    # a browser reads `<!--` and `<script` in a script in its own way
+    assert "<" not in elements["glassformer-live"]
 
 
 @built
@@ -132,7 +147,9 @@ def test_what_does_not_fit_is_left_out_and_said(trace: Trace, room: int) -> None
     held = set(load(inside(page)))
     assert run["saved"]["left_out"] == len(trace.plan) - len(held) or run["saved"]["as"] == "f16"
     assert run["cut"] and "glassformer page" in run["cut"]
-    assert all(op.id in held for op in trace.plan if op.id.endswith(".pattern")), "attention is kept before the rest"
+    assert all(op.id in held for op in trace.plan if op.id.endswith(".pattern")), (
+        "attention is kept before the rest"
+    )
 
 
 @built
@@ -168,8 +185,11 @@ def test_a_file_of_another_kind_is_refused(trace: Trace, tmp_path: Path) -> None
 
 
 @built
-def test_a_browser_opens_the_file_from_the_disk(chromium: Any, trace: Trace, tmp_path: Path) -> None:
-    """Numbers on the screen are the trace's; nothing is asked of any network, nothing goes wrong."""
+def test_a_browser_opens_the_file_from_the_disk(
+    chromium: Any, trace: Trace, tmp_path: Path
+) -> None:
+    """Numbers on the screen are the trace's; nothing is asked of any network, nothing goes
+    wrong."""
     path = trace.save(tmp_path / "it.html")
     notebook = tmp_path / "notebook.html"
     notebook.write_text(f"<!doctype html>{trace._repr_html_()}")
@@ -178,30 +198,42 @@ def test_a_browser_opens_the_file_from_the_disk(chromium: Any, trace: Trace, tmp
         page = chromium.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda one: wrong.append(one.text) if one.type == "error" else None)
-        page.on("request", lambda one: wrong.append(one.url) if one.url.startswith(("http", "ws")) else None)
+        page.on(
+            "request",
+            lambda one: wrong.append(one.url) if one.url.startswith(("http", "ws")) else None,
+        )
         page.goto(url)
         frame = page.frames[-1]
         frame.wait_for_selector("[data-addr]", timeout=60_000)
         page.wait_for_timeout(500)
         assert "does not hold that" not in frame.inner_text("body")
-        shown = frame.eval_on_selector_all("[data-addr]", "all => all.map(e => [e.dataset.addr, e.dataset.v])")
+        shown = frame.eval_on_selector_all(
+            "[data-addr]", "all => all.map(e => [e.dataset.addr, e.dataset.v])"
+        )
         held = 0
         for address, value in shown:
             name = address.partition("[")[0]
             if name in trace.plan and value and trace[address].ndim == 0:
-                assert abs(float(value) - trace[address].item()) <= 1e-5 * max(1.0, abs(trace[address].item()))
+                assert abs(float(value) - trace[address].item()) <= 1e-5 * max(
+                    1.0, abs(trace[address].item())
+                )
                 held += 1
         assert held or "#attention" not in url  # Inside opens with lengths of rows
     page = chromium.new_page()
     page.goto(f"{path.as_uri()}#lens")
     said = page.locator("main .note").inner_text()
-    assert "This saved file does not hold the lens" in said and "no head" not in said and "`" not in said
+    assert (
+        "This saved file does not hold the lens" in said
+        and "no head" not in said
+        and "`" not in said
+    )
     page.close()
     assert not wrong, wrong
 
 
 def test_a_saved_file_has_its_words(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every entry of the vocabulary, so that what is likely next has a name; left out where it is too large."""
+    """Every entry of the vocabulary, so that what is likely next has a name; left out where it is
+    too large."""
     told = facts(gzip.decompress(export.container(trace, 2_000_000, name="mine")))
     data, found = base64.b64decode(told["answers"]["GET api/vocab/mine"]["base64"]), []
     while data:
@@ -209,7 +241,9 @@ def test_a_saved_file_has_its_words(trace: Trace, monkeypatch: pytest.MonkeyPatc
         found, data = [*found, data[4 : 4 + length]], data[4 + length :]
     one = trace.tokenizer
     assert one is not None
-    assert found == [one.token(id).encode() if one.hides(id) else one.bytes_of(id) for id in range(one.size)]
+    assert found == [
+        one.token(id).encode() if one.hides(id) else one.bytes_of(id) for id in range(one.size)
+    ]
     monkeypatch.setattr(export, "WORDS", 0.001)
     small = facts(gzip.decompress(export.container(trace, 2_000_000, name="mine")))
     assert "GET api/vocab/mine" not in small["answers"]

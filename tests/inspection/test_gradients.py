@@ -23,10 +23,16 @@ from glassformer.tokenizer import train as train_tokenizer
 
 def asked(model: Model, length: int = 7) -> dict[str, Tensor]:
     tokens = {"text": tiny.tokens(1, length)}
-    return {**tokens, "source": tiny.tokens(1, 5, seed=1)} if isinstance(model.config, c.EncoderDecoder) else tokens
+    return (
+        {**tokens, "source": tiny.tokens(1, 5, seed=1)}
+        if isinstance(model.config, c.EncoderDecoder)
+        else tokens
+    )
 
 
-def answer(model: Model, given: dict[str, Tensor], edits: dict[str, Any], of: str = "logit") -> float:
+def answer(
+    model: Model, given: dict[str, Tensor], edits: dict[str, Any], of: str = "logit"
+) -> float:
     with torch.no_grad():
         logits = model(*given.values(), tape=Tape(edits=edits)).logits[0, 4]
     return (logits.log_softmax(-1) if of == "logprob" else logits)[7].item()
@@ -50,14 +56,21 @@ def test_gradient_times_input_is_what_a_longer_vector_would_change(name: str) ->
     h = 1e-5
     sides = {"embed": found.tokens, **({"source_embed": found.source} if "source" in given else {})}
     for side, shares in sides.items():
-        assert [one.token for one in shares] == given["source" if side == "source_embed" else "text"][0].tolist()
+        assert [one.token for one in shares] == given[
+            "source" if side == "source_embed" else "text"
+        ][0].tolist()
         for one in shares[::3]:
             paths = [(f"{side}.token", one.position)]
             paths += [
-                (f"{side}.lag.{k}", one.position + k + 1) for k in range(model.config.embed.previous_token_embeddings)
+                (f"{side}.lag.{k}", one.position + k + 1)
+                for k in range(model.config.embed.previous_token_embeddings)
             ]
             slope = sum(
-                (answer(model, given, grown(path, at, h)) - answer(model, given, grown(path, at, -h))) / (2 * h)
+                (
+                    answer(model, given, grown(path, at, h))
+                    - answer(model, given, grown(path, at, -h))
+                )
+                / (2 * h)
                 for path, at in paths
                 if at < len(shares)
             )
@@ -65,7 +78,19 @@ def test_gradient_times_input_is_what_a_longer_vector_would_change(name: str) ->
     assert bool(found.source) == ("source" in given)
 
 
-SMOOTH = ("gpt2", "llama", "qwen3", "gemma2", "glass", "phi2", "bert", "t5", "gru", "bahdanau", "pooled")
+SMOOTH = (
+    "gpt2",
+    "llama",
+    "qwen3",
+    "gemma2",
+    "glass",
+    "phi2",
+    "bert",
+    "t5",
+    "gru",
+    "bahdanau",
+    "pooled",
+)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -81,7 +106,9 @@ def test_integrated_gradients_are_complete(name: str, of: Any) -> None:
         table = embed.token if kind == "token" else embed.lag[int(index[0])]
         return table.weight.mean(0).expand_as(x)
 
-    empty = answer(model, given, {"embed.token": mean, "embed.lag.*": mean, "source_embed.token": mean}, of)
+    empty = answer(
+        model, given, {"embed.token": mean, "embed.lag.*": mean, "source_embed.token": mean}, of
+    )
     assert found.at_baseline == pytest.approx(empty, abs=1e-10)
     assert found.value == pytest.approx(answer(model, given, {}, of), abs=1e-10)
     assert found.gap == pytest.approx(found.value - found.at_baseline - found.sum, abs=1e-12)
@@ -100,7 +127,9 @@ def test_norms_are_of_the_rows_of_the_table() -> None:
     rows = model.embed.token.weight.grad[tokens[0]]
     model.zero_grad()
     found = saliency(model, None, tokens, token=7, position=4, steps=1)
-    assert [one.norm for one in found.tokens] == pytest.approx(rows.norm(dim=-1).tolist(), abs=1e-12)
+    assert [one.norm for one in found.tokens] == pytest.approx(
+        rows.norm(dim=-1).tolist(), abs=1e-12
+    )
     assert all(one.norm == 0 for one in found.tokens[5:])  # after the answer
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
@@ -122,7 +151,9 @@ def test_where_the_walk_begins() -> None:
     model = tiny.model(tiny.DECODERS["gpt2"]).double()
     given = {"text": tiny.tokens(1, 7)}
     zero = saliency(model, None, **given, token=7, position=4, baseline="zero", steps=1)
-    assert zero.at_baseline == pytest.approx(answer(model, given, {"embed.token": lambda _, x: x * 0}), abs=1e-10)
+    assert zero.at_baseline == pytest.approx(
+        answer(model, given, {"embed.token": lambda _, x: x * 0}), abs=1e-10
+    )
     tokenizer = train_tokenizer("byte", specials=("<pad>",))
     wide = build_model(dataclasses.replace(tiny.DECODERS["gpt2"], embed=c.Embed(260)), seed=1)
     padded = saliency(wide, tokenizer, "abc", token="d", baseline="pad", steps=1)
@@ -137,7 +168,9 @@ def test_in_training_nothing_is_dropped_and_it_goes_on() -> None:
     cfg = tiny.with_dropout(tiny.DECODERS["gpt2"], 0.5)
     model = build_model(cfg, seed=1).train()
     one, two = (saliency(model, None, tiny.tokens(1, 7), token=7, steps=2).value for _ in range(2))
-    assert one == two and model.training and all(weight.requires_grad for weight in model.parameters())
+    assert (
+        one == two and model.training and all(weight.requires_grad for weight in model.parameters())
+    )
 
 
 def test_one_clear_sentence() -> None:
@@ -150,7 +183,10 @@ def test_one_clear_sentence() -> None:
         (lambda: saliency(model, None, [1, 2], baseline="pad"), "has no pad or mask"),
         (lambda: saliency(model, None, [1, 2], baseline="odd"), 'no baseline "odd"'),
         (lambda: saliency(bare, None, [1, 2]), "no head over tokens"),
-        (lambda: saliency(bert, None, [1, 2], of="label", label=3), "Label 3 is not there; this model has 0 to 2"),
+        (
+            lambda: saliency(bert, None, [1, 2], of="label", label=3),
+            "Label 3 is not there; this model has 0 to 2",
+        ),
     ):
         with pytest.raises(UserError, match=words):
             call()
@@ -165,4 +201,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(told["tokens"]) == 7 and told["steps"] == 20
     assert main([*words, "--token", "s"]) == 0
     said, notes = capsys.readouterr()
-    assert "The logit of s at position 6" in said and "of the change" in said and "mean embedding" in notes
+    assert (
+        "The logit of s at position 6" in said
+        and "of the change" in said
+        and "mean embedding" in notes
+    )

@@ -1,4 +1,5 @@
-"""Head scores: patterns made by hand give the numbers that they must, and so do heads made by hand of weights."""
+"""Head scores: patterns made by hand give the numbers that they must, and so do heads made by hand
+of weights."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ T = 2 * L + 1
 
 
 def row_on(targets: dict[int, int], sink: float = 0.0, causal: bool = True) -> torch.Tensor:
-    """(1, T, T): each query spends ``sink`` on the first key, the rest on its target, or evenly where it has none."""
+    """(1, T, T): each query spends ``sink`` on the first key, the rest on its target, or evenly
+    where it has none."""
     pattern = torch.zeros(1, T, T, dtype=torch.double)
     for query in range(T):
         seen = query + 1 if causal else T
@@ -43,7 +45,9 @@ PREVIOUS = row_on({q: q - 1 for q in range(1, T)})
 SECOND = range(L + 1, T)
 
 
-def scores(repeated: torch.Tensor, shuffled: torch.Tensor | None = None, kind: str = "causal") -> dict[str, float]:
+def scores(
+    repeated: torch.Tensor, shuffled: torch.Tensor | None = None, kind: str = "causal"
+) -> dict[str, float]:
     both = torch.stack((repeated, NEVER if shuffled is None else shuffled))
     return {name: float(value) for name, value in measure(both, L, kind).scores.items()}
 
@@ -53,13 +57,19 @@ def test_patterns_made_by_hand_score_what_they_are() -> None:
     assert found["previous"] == pytest.approx(1) and found["induction"] == found["duplicate"] == 0
     assert found["first"] == 0 and found["entropy"] == pytest.approx(0, abs=1e-9)
     found = scores(row_on({q: q - L + 1 for q in SECOND}))
-    assert found["induction"] == pytest.approx(1) and found["duplicate"] == 0 and found["previous"] < 0.1
+    assert (
+        found["induction"] == pytest.approx(1)
+        and found["duplicate"] == 0
+        and found["previous"] < 0.1
+    )
     found = scores(row_on({q: q - L for q in SECOND}))
     assert found["duplicate"] == pytest.approx(1) and found["induction"] == 0
     found = scores(row_on(dict.fromkeys(range(T), 0)))
     assert found["first"] == 1 and found["previous"] == found["induction"] == 0
     found = scores(row_on({q: q + 1 for q in range(T - 1)}, causal=False), kind="both")
-    assert found["next"] == pytest.approx(1) and found["previous"] < 0.1 and "induction" not in found
+    assert (
+        found["next"] == pytest.approx(1) and found["previous"] < 0.1 and "induction" not in found
+    )
 
 
 def test_what_lies_on_the_first_token_is_taken_away_first() -> None:
@@ -75,9 +85,12 @@ def test_baselines_are_of_the_other_distances_the_shuffled_text_and_other_tokens
     induction = row_on({q: q - L + 1 for q in SECOND})
     held = measure(torch.stack((induction, PREVIOUS)), L, "causal")
     assert float(held.baselines["induction"]) == 0 and held.baselines["induction"].shape == (1, 1)
-    place = measure(torch.stack((induction, induction)), L, "causal")  # by its place alone, whatever stands there
+    # by its place alone, whatever stands there
+    place = measure(torch.stack((induction, induction)), L, "causal")
     assert float(place.baselines["induction"]) == pytest.approx(float(place.scores["induction"]))
-    assert held.baselines["previous"].shape == (T // 4 - 1, 1) and held.baselines["first"].shape == (T // 2 - 1, 1)
+    assert held.baselines["previous"].shape == (T // 4 - 1, 1) and held.baselines[
+        "first"
+    ].shape == (T // 2 - 1, 1)
     spread = measure(torch.stack((NEVER, NEVER)), L, "causal")
     for name, value in spread.even.items():
         assert float(spread.scores[name]) == pytest.approx(value), name
@@ -90,16 +103,24 @@ def test_a_size_of_nothing_moves_nothing() -> None:
     size[..., 0] = 0
     found = measure(both, L, "causal", size).scores
     assert float(found["first_norm"]) == 0 and float(found["first"]) == pytest.approx(0.9)
-    assert float(found["norm"]) == pytest.approx(0.1 * (T - 2) / T)  # the first two see only the sink
+    # the first two see only the sink
+    assert float(found["norm"]) == pytest.approx(0.1 * (T - 2) / T)
 
 
 def made_by_hand() -> c.Decoder:
-    """Two layers of one head: the first copies the token before, the second looks for what followed its own token."""
+    """Two layers of one head: the first copies the token before, the second looks for what followed
+    its own token."""
     block = c.Block(c.Attention(1, scale=1.0), None, None)
     vocab, places = 24, 32
     stack = c.Stack(2, (block,), c.Learned(places))
-    model = build_model(c.Decoder(places + 2 * vocab, places, c.Embed(vocab), stack, c.Head(tied=False)), seed=1)
-    place, token, before = (slice(0, places), slice(places, places + vocab), slice(places + vocab, places + 2 * vocab))
+    model = build_model(
+        c.Decoder(places + 2 * vocab, places, c.Embed(vocab), stack, c.Head(tied=False)), seed=1
+    )
+    place, token, before = (
+        slice(0, places),
+        slice(places, places + vocab),
+        slice(places + vocab, places + 2 * vocab),
+    )
     one, two = (model.decoder.blocks[n].attn for n in (0, 1))
     with torch.no_grad():
         for weight in model.parameters():
@@ -154,7 +175,9 @@ def test_every_family_with_heads_is_measured(name: str) -> None:
         assert all(value is None or -1e-9 <= value <= 1 + 1e-9 for value in shares.values())
         causal = head.path.startswith("decoder.") and ".cross" not in head.path
         across = ".cross" in head.path
-        assert (head.scores["induction"] is not None) == (causal or (across and name != "two vocabularies"))
+        assert (head.scores["induction"] is not None) == (
+            causal or (across and name != "two vocabularies")
+        )
         assert (head.scores["next"] is not None) == (not causal and not across)
     assert json.loads(json.dumps(found.to_dict()))["draws"] == 2
     assert glassformer.head_scores(model, draws=2, length=8).to_dict() == found.to_dict()
@@ -172,7 +195,9 @@ def test_norms_are_those_of_a_plain_calculation() -> None:
         pattern, v = seen["decoder.blocks.1.attn.pattern"][0], seen["decoder.blocks.1.attn.v"][0]
         out = model.decoder.blocks[1].attn.out.weight.detach()
         head, width = 3, v.shape[-1]
-        sizes = torch.stack([(out[:, head * width : (head + 1) * width] @ value).norm() for value in v[head // 2]])
+        sizes = torch.stack(
+            [(out[:, head * width : (head + 1) * width] @ value).norm() for value in v[head // 2]]
+        )
         wanted.append((pattern[head] @ sizes).mean())
     own = next(one for one in found.heads if (one.path, one.head) == ("decoder.blocks.1.attn", 3))
     assert own.scores["norm"] == pytest.approx(float(torch.stack(wanted).mean()), rel=1e-4)
@@ -182,7 +207,11 @@ def test_a_trained_model_has_heads_that_look_one_back(shared_data: Path) -> None
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     found = glassformer.head_scores(model, tokenizer).sorted("previous")
     assert found.heads[0].scores["previous"] > 0.75 and found.heads[0].labels[0] == "previous"
-    assert not any(head.labels for head in found.heads if head.path == "decoder.blocks.0.attn" and head.head > 3)
+    assert not any(
+        head.labels
+        for head in found.heads
+        if head.path == "decoder.blocks.0.attn" and head.head > 3
+    )
 
 
 def test_bad_input_gets_a_sentence() -> None:
@@ -196,12 +225,17 @@ def test_bad_input_gets_a_sentence() -> None:
         glassformer.head_scores(model, draws=2, length=4).sorted("indction")
 
 
-def test_the_command_sorts_and_tells_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_sorts_and_tells_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store.save(made_by_hand(), tmp_path / "m", layout="glassformer")
     assert cli.main(["heads", str(tmp_path / "m"), "--sort", "induction", "--length", "12"]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines()[0].split()[:3] == ["attention", "head", "previous"]
-    assert said.out.splitlines()[1].startswith("decoder.blocks.1.attn") and "induction" in said.out.splitlines()[1]
+    assert (
+        said.out.splitlines()[1].startswith("decoder.blocks.1.attn")
+        and "induction" in said.out.splitlines()[1]
+    )
     assert "12 random tokens twice" in said.err
     assert cli.main(["heads", str(tmp_path / "m"), "--length", "12", "--top", "1", "--json"]) == 0
     (only,) = json.loads(capsys.readouterr().out)["heads"]

@@ -1,4 +1,5 @@
-"""The lens says what the model's own norm and head make of each depth; its last depth is the model itself."""
+"""The lens says what the model's own norm and head make of each depth; its last depth is the model
+itself."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def by_hand(model: Model, state: Tensor) -> Tensor:
     """What a state (C) says, by the config alone."""
     body, head = getattr(model, body_of(model)), model.config.head
     assert head is not None
-    x = normed(getattr(body, "last_norm", None), getattr(body_config(model), "last_norm", None), state)
+    x = normed(
+        getattr(body, "last_norm", None), getattr(body_config(model), "last_norm", None), state
+    )
     if head.transform:
         x = model.head.transform.weight @ x + model.head.transform.bias
         x = normed(model.head.norm, head.norm, x * 0.5 * (1 + torch.erf(x / math.sqrt(2))))
@@ -62,7 +65,9 @@ def body_config(model: Model) -> object:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_norm_and_head(name: str) -> None:
+def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_norm_and_head(
+    name: str,
+) -> None:
     model = tiny.model(tiny.ALL[name]).double()
     tokens, source = texts(model)
     found = logits_by_depth(model, tokens, source)
@@ -71,12 +76,15 @@ def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_
     assert torch.equal(list(found.values())[-1], own)
     body = body_config(model)
     assert isinstance(body, c.Stack | c.Recurrent)
-    assert len(found) == body.depth + (2 if getattr(body, "cross", None) else 1)  # out is made of the last layer's
+    # out is made of the last layer's
+    assert len(found) == body.depth + (2 if getattr(body, "cross", None) else 1)
     with torch.no_grad():
         seen = look(model, None, tokens, *found, source=source)
         for path, logits in list(found.items())[:-1]:
             assert seen[path].shape == (1, 9, tiny.DIM)
-            torch.testing.assert_close(logits[4], by_hand(model, seen[path][0, 4]), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                logits[4], by_hand(model, seen[path][0, 4]), rtol=1e-9, atol=1e-9
+            )
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
@@ -109,7 +117,9 @@ def test_only_the_asked_columns_are_computed(monkeypatch: pytest.MonkeyPatch) ->
     model, rows = tiny.model(tiny.DECODERS["llama"]), []
     forward = model.head.proj.forward
     monkeypatch.setattr(
-        model.head.proj, "forward", lambda x, table: rows.append(x[..., 0].numel()) or forward(x, table)
+        model.head.proj,
+        "forward",
+        lambda x, table: rows.append(x[..., 0].numel()) or forward(x, table),
     )
     assert logit_lens(model, None, tiny.tokens(1, 40)).positions == list(range(24, 40))
     assert sum(rows) == 16 * 3
@@ -138,12 +148,15 @@ def test_how_it_was_read_is_said(name: str, words: str) -> None:
 
 
 def test_edits_change_the_run() -> None:
-    """A head off: the last depth is what look gives with the same edit; a token swapped is read as the other."""
+    """A head off: the last depth is what look gives with the same edit; a token swapped is read as
+    the other."""
     model = tiny.model(tiny.DECODERS["llama"])
     off = [edits.head_off("decoder.blocks.0.attn", 1)]
     lens = logit_lens(model, None, [1, 2, 3], edits=off, track=[7])
     right = look(model, None, [1, 2, 3], "logits", edits=off)["logits"][0]
-    assert lens.tracked[0].probability[-1] == pytest.approx(right.softmax(-1)[:, 7].tolist(), rel=1e-5)
+    assert lens.tracked[0].probability[-1] == pytest.approx(
+        right.softmax(-1)[:, 7].tolist(), rel=1e-5
+    )
     assert lens.probability != logit_lens(model, None, [1, 2, 3]).probability
     swapped = logit_lens(model, None, [1, 2, 3], edits=[edits.swap_token(1, 9)])
     assert swapped.tokens == [1, 9, 3] and swapped.top == logit_lens(model, None, [1, 9, 3]).top
@@ -153,7 +166,9 @@ def test_edits_change_the_run() -> None:
 
 def test_bert_reads_its_blank() -> None:
     tokenizer = train_tokenizer("byte", specials=("[CLS]", "[SEP]", "[MASK]"))
-    model = build_model(dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1)
+    model = build_model(
+        dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1
+    )
     lens = logit_lens(model, tokenizer, "a ___ b")
     assert lens.tokens.count(tokenizer.mask) == 1
 
@@ -165,17 +180,26 @@ def test_one_clear_sentence() -> None:
     bare = build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1)
     for asked, words in (
         (lambda: logit_lens(bare, None, [1, 2]), "no head over tokens"),
-        (lambda: logit_lens(model, None, [1, 2], positions=[2]), "Position 2 is not in the text; it has tokens 0 to 1"),
+        (
+            lambda: logit_lens(model, None, [1, 2], positions=[2]),
+            "Position 2 is not in the text; it has tokens 0 to 1",
+        ),
         (lambda: logit_lens(model, None, [1, 2], positions="1-0"), "ends before it begins"),
         (lambda: logit_lens(model, None, [1, 2], positions="0-9"), "not all in the text"),
         (lambda: logit_lens(model, None, [1, 2], positions="x"), "is no position"),
         (lambda: logit_lens(model, None, [1, 2], positions=[]), "No position is named"),
-        (lambda: logit_lens(model, None, [1, 2], track=[50]), "out of range: this model knows 0 to 49"),
+        (
+            lambda: logit_lens(model, None, [1, 2], track=[50]),
+            "out of range: this model knows 0 to 49",
+        ),
         (lambda: logit_lens(model, None, [1, 2], track=["a"]), "needs a tokenizer"),
         (lambda: logit_lens(wide, tokenizer, "ab", track=["the"]), '"the" is 3 tokens'),
         (lambda: logit_lens(model, None, [[1, 2], [3, 4]]), "2 texts"),
         (lambda: logit_lens(model, None, [1, 2], top=0), "give 1 or more"),
-        (lambda: logit_lens(tiny.model(tiny.OTHERS["t5"]), None, [1, 2]), "give the encoder's as source"),
+        (
+            lambda: logit_lens(tiny.model(tiny.OTHERS["t5"]), None, [1, 2]),
+            "give the encoder's as source",
+        ),
         (lambda: logit_lens(model, None, [1, 2], source=[1]), "Only an encoder-decoder"),
     ):
         with pytest.raises(UserError, match=words):
@@ -194,10 +218,15 @@ def test_a_trained_model_makes_up_its_mind_on_the_way(capsys: pytest.CaptureFixt
     best = logits[-1].argmax().item()
     assert told["top"][-1][-1][0] == best and tokenizer.decode([best]).strip() == "play"
     (play,) = told["tracked"]
-    assert play["probability"][-1][-1] == pytest.approx(logits[-1].softmax(-1)[best].item(), rel=1e-5)
+    assert play["probability"][-1][-1] == pytest.approx(
+        logits[-1].softmax(-1)[best].item(), rel=1e-5
+    )
     assert [row[-1] for row in play["rank"]][-1] == 1 and play["rank"][0][-1] > 1
     assert all(
-        x >= y for x, y in zip([row[-1] for row in told["kl"]], [row[-1] for row in told["kl"]][1:], strict=False)
+        x >= y
+        for x, y in zip(
+            [row[-1] for row in told["kl"]], [row[-1] for row in told["kl"]][1:], strict=False
+        )
     )
     assert main(["lens", str(STORIES), text, "--track", "play"]) == 0
     said, notes = capsys.readouterr()

@@ -30,7 +30,9 @@ def test_the_values_are_the_models_own() -> None:
     model.eval()
     with torch.no_grad():
         torch.testing.assert_close(seen["logits"], model(tokens).logits, rtol=0, atol=0)
-        torch.testing.assert_close(model.head(seen["decoder.out"], model.embed), seen["logits"], rtol=0, atol=0)
+        torch.testing.assert_close(
+            model.head(seen["decoder.out"], model.embed), seen["logits"], rtol=0, atol=0
+        )
     pattern = seen["decoder.blocks.1.attn.pattern"]
     torch.testing.assert_close(pattern.sum(-1), torch.ones(2, 4, 3))
     assert (pattern.triu(1) == 0).all()
@@ -58,7 +60,11 @@ def test_every_name_is_there_in_every_kind(block: c.Block, position: c.Position)
     names = paths(decoder(block, position))
     for leaf in ("q", "k", "v", "scores", "pattern", "z", "write"):
         assert f"decoder.blocks.1.attn.{leaf}" in names
-    for leaf in ("router", "chosen", "weight") if isinstance(block.feedforward, c.MoE) else ("hidden", "write"):
+    for leaf in (
+        ("router", "chosen", "weight")
+        if isinstance(block.feedforward, c.MoE)
+        else ("hidden", "write")
+    ):
         assert f"decoder.blocks.0.ffn.{leaf}" in names
     assert {"decoder.embed", "decoder.out", "decoder.blocks.0.resid", "logits"} <= set(names)
 
@@ -67,9 +73,13 @@ def test_text_is_read_as_generation_reads_it() -> None:
     model, tokenizer = decoder(), train_tokenizer("byte", specials=("<s>", "</s>"))
     seen = look(model, tokenizer, "abc", "logits")
     ids = [tokenizer.bos, *b"abc"]
-    torch.testing.assert_close(seen["logits"], look(model, None, ids, "logits")["logits"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        seen["logits"], look(model, None, ids, "logits")["logits"], rtol=0, atol=0
+    )
     plain = look(model, train_tokenizer("byte"), "abc", "logits")
-    torch.testing.assert_close(plain["logits"], look(model, None, list(b"abc"), "logits")["logits"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        plain["logits"], look(model, None, list(b"abc"), "logits")["logits"], rtol=0, atol=0
+    )
 
 
 def test_an_encoder_and_an_encoder_decoder_can_be_looked_at() -> None:
@@ -101,7 +111,8 @@ def test_an_encoder_and_an_encoder_decoder_can_be_looked_at() -> None:
         (
             [1],
             "zzz",
-            r"called \"zzz\"\. There are: embed\.token, .*decoder\.blocks\.\*\.attn\.\{in,qkv,q,k,v,.*\}, .*logits\.$",
+            r"called \"zzz\"\. There are: embed\.token, "
+            r".*decoder\.blocks\.\*\.attn\.\{in,qkv,q,k,v,.*\}, .*logits\.$",
         ),
         ([], "*", "empty"),
         ([VOCAB], "*", "out of range"),
@@ -116,7 +127,11 @@ def test_one_clear_sentence(prompt: object, pattern: str, words: str) -> None:
 
 
 def test_the_description_holds_the_numbers() -> None:
-    values = {"a.b": torch.tensor([[1.0, -2.0, float("-inf")]]), "chosen": torch.tensor([3, 1]), "none": torch.ones(0)}
+    values = {
+        "a.b": torch.tensor([[1.0, -2.0, float("-inf")]]),
+        "chosen": torch.tensor([3, 1]),
+        "none": torch.ones(0),
+    }
     first, chosen, none = json.loads(json.dumps(summarise(values), allow_nan=False))
     assert first == {
         "path": "a.b",
@@ -129,8 +144,17 @@ def test_the_description_holds_the_numbers() -> None:
         "infinite": 1,
         "first": [1.0, -2.0, None],
     }
-    assert (chosen["mean"], chosen["dtype"], none["mean"], none["first"]) == (2.0, "int64", None, [])
+    assert (chosen["mean"], chosen["dtype"], none["mean"], none["first"]) == (
+        2.0,
+        "int64",
+        None,
+        [],
+    )
     table = describe(values)
     assert len(table) == 4 and table[0].split()[:2] == ["path", "shape"]
     assert table[1].split() == ["a.b", "1x3", "-0.5", "1.5", "-2", "1", "1", "-2", "-"]
-    assert to_dict(values)["a.b"] == {"shape": [1, 3], "dtype": "float32", "values": [[1.0, -2.0, None]]}
+    assert to_dict(values)["a.b"] == {
+        "shape": [1, 3],
+        "dtype": "float32",
+        "values": [[1.0, -2.0, None]],
+    }

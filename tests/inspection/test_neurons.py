@@ -34,20 +34,26 @@ def wordy(name: str) -> Model:
     cfg = tiny.ALL[name]
     cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
     if getattr(cfg, "source_embed", None):
-        cfg = dataclasses.replace(cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300))
+        cfg = dataclasses.replace(
+            cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300)
+        )
     return build_model(cfg, seed=1).eval().double()
 
 
 def rows(model: Model, length: int) -> Iterator[torch.Tensor]:
     bos, eos = TOKENIZER.bos, TOKENIZER.eos
-    ends = {c.Decoder: ([bos], []), c.Encoder: ([bos], [eos]), c.EncoderDecoder: ([], [eos])}[type(model.config)]
+    ends = {c.Decoder: ([bos], []), c.Encoder: ([bos], [eos]), c.EncoderDecoder: ([], [eos])}[
+        type(model.config)
+    ]
     for text in TEXTS:
         ids, inside = list(text.encode()), length - len(ends[0]) - len(ends[1])
         for low in range(0, len(ids), inside):
             yield torch.tensor([[*ends[0], *ids[low : low + inside], *ends[1]]])
 
 
-def by_hand(model: Model, path: str, index: int, expert: int | None) -> list[tuple[float, int, int]]:
+def by_hand(
+    model: Model, path: str, index: int, expert: int | None
+) -> list[tuple[float, int, int]]:
     """The best value of each row and where, one row at a time, one token at a time."""
     found = []
     for number, row in enumerate(rows(model, 16)):
@@ -68,7 +74,11 @@ def by_hand(model: Model, path: str, index: int, expert: int | None) -> list[tup
                 values.append((vector[index].item(), number, at))
             else:
                 slots = tape[path.replace("hidden", "chosen")][0, at].tolist()
-                values += [(vector[slot, index].item(), number, at) for slot, one in enumerate(slots) if one == expert]
+                values += [
+                    (vector[slot, index].item(), number, at)
+                    for slot, one in enumerate(slots)
+                    if one == expert
+                ]
         found += [max(values)] if values else []
     return sorted(found, reverse=True)
 
@@ -96,23 +106,36 @@ def test_the_best_places_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -
     *expert, index = map(int, numbers.split(","))
     right = by_hand(model, path, index, expert[0] if expert else None)
     seen: list[int] = []
-    told = {"context": 16, "top": 4, "around": 3, "progress": lambda read, of: seen.append(read + of)}
+    told = {
+        "context": 16,
+        "top": 4,
+        "around": 3,
+        "progress": lambda read, of: seen.append(read + of),
+    }
     (found,) = top_activations(model, TOKENIZER, TEXTS, [asked], **told)  # type: ignore[arg-type]
-    assert [(hit.row, hit.position) for hit in found.hits] == [(row, at) for _, row, at in right[:4]]
-    assert [hit.value for hit in found.hits] == pytest.approx([value for value, *_ in right[:4]], abs=1e-9)
+    assert [(hit.row, hit.position) for hit in found.hits] == [
+        (row, at) for _, row, at in right[:4]
+    ]
+    assert [hit.value for hit in found.hits] == pytest.approx(
+        [value for value, *_ in right[:4]], abs=1e-9
+    )
     every = list(rows(model, 16))
     assert found.read == sum(row.shape[1] for row in every) == seen[-1] and len(seen) > 1
     for hit in found.hits:
         ids = every[hit.row][0].tolist()
         assert ids[hit.position] == hit.token == ord(hit.piece)
         inside = bytes(number for number in ids if number < 256).decode()
-        assert f"{hit.before}{hit.piece}{hit.after}".replace("<s>", "").replace("</s>", "") in inside
+        assert (
+            f"{hit.before}{hit.piece}{hit.after}".replace("<s>", "").replace("</s>", "") in inside
+        )
 
 
 def test_the_least_and_the_mean() -> None:
     model = wordy("gpt2")
     low, high = (
-        top_activations(model, TOKENIZER, TEXTS, ["decoder.blocks.0.ffn.pre[3]"], top=1, lowest=lowest)[0]
+        top_activations(
+            model, TOKENIZER, TEXTS, ["decoder.blocks.0.ffn.pre[3]"], top=1, lowest=lowest
+        )[0]
         for lowest in (True, False)
     )
     values = []
@@ -122,7 +145,10 @@ def test_the_least_and_the_mean() -> None:
             model(row, tape=tape)
         values.append(tape["decoder.blocks.0.ffn.pre"][0, 1:, 3])
     every = torch.cat(values)
-    assert low.hits[0].value == pytest.approx(every.min().item()) and high.hits[0].value == every.max().item()
+    assert (
+        low.hits[0].value == pytest.approx(every.min().item())
+        and high.hits[0].value == every.max().item()
+    )
     assert high.mean == pytest.approx(every.mean().item()) and high.tokens == len(every)
     assert high.above_zero == (every > 0).double().mean().item()
 
@@ -151,7 +177,9 @@ def test_a_limit_and_bounded_memory() -> None:
             taken.append(number)
             yield "a" * 50
 
-    (found,) = top_activations(wordy("gpt2"), TOKENIZER, texts(), ["decoder.blocks.0.ffn.hidden[0]"], limit=200)
+    (found,) = top_activations(
+        wordy("gpt2"), TOKENIZER, texts(), ["decoder.blocks.0.ffn.hidden[0]"], limit=200
+    )
     assert found.read == 200 and len(taken) < 6
 
 
@@ -159,8 +187,17 @@ def test_a_limit_and_bounded_memory() -> None:
     ("name", "asked", "words"),
     [
         ("gpt2", "hidden", "is no neuron; give a path and a number"),
-        ("gpt2", "decoder.blocks.0.ffn.hiden[0]", r"Did you mean decoder\.blocks\.0\.ffn\.hidden\?"),
-        ("gpt2", "nosuch[5]", r'is called "nosuch"\. There are: .*decoder\.blocks\.\*\.ffn\.\{.*hidden'),
+        (
+            "gpt2",
+            "decoder.blocks.0.ffn.hiden[0]",
+            r"Did you mean decoder\.blocks\.0\.ffn\.hidden\?",
+        ),
+        (
+            "gpt2",
+            "nosuch[5]",
+            r'is called "nosuch"\. There are: '
+            r".*decoder\.blocks\.\*\.ffn\.\{.*hidden",
+        ),
         ("gpt2", "decoder.blocks.0.ffn.hidden[64]", r"has numbers up to \[63\]"),
         ("gpt2", "decoder.blocks.0.ffn.hidden[0,1]", r"has numbers up to \[63\]"),
         ("mixtral", "decoder.blocks.0.ffn.hidden[0]", r"up to \[3,31\] \(expert, neuron\)"),
@@ -181,13 +218,23 @@ def test_nothing_to_read() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store.save(wordy("gpt2").float(), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
+    store.save(
+        wordy("gpt2").float(), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer"
+    )
     (tmp_path / "text.txt").write_text("The cat sat on the mat.\nThe dog did not. " * 20)
     words = ["neurons", str(tmp_path / "model"), str(tmp_path / "text.txt"), "--top", "2"]
-    words += ["--neuron", "decoder.blocks.0.ffn.hidden[3]", "--neuron", "decoder.blocks.1.ffn.hidden[4]"]
+    words += [
+        "--neuron",
+        "decoder.blocks.0.ffn.hidden[3]",
+        "--neuron",
+        "decoder.blocks.1.ffn.hidden[4]",
+    ]
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in told] == words[-3::2] and [len(one["hits"]) for one in told] == [2, 2]
+    assert [one["name"] for one in told] == words[-3::2] and [len(one["hits"]) for one in told] == [
+        2,
+        2,
+    ]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert f"«{told[0]['hits'][0]['piece']}»" in said and "above zero" in said

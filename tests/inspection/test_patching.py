@@ -1,4 +1,5 @@
-"""A grid's cells are those of runs patched one by one, in full; ``patched_runs`` begins each at the patched block."""
+"""A grid's cells are those of runs patched one by one, in full; ``patched_runs`` begins each at the
+patched block."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ NAMES = [
 ]
 
 
-def alone(name: str, part: str, layer: int, head: int | None, position: int | None, **how: object) -> float:
+def alone(
+    name: str, part: str, layer: int, head: int | None, position: int | None, **how: object
+) -> float:
     """One cell, by a whole pass over the corrupted text with one edit."""
     model, side = tiny.model(tiny.ALL[name]), how.pop("side", "decoder")
     pairs = isinstance(model.config, c.EncoderDecoder)
@@ -43,7 +46,9 @@ def alone(name: str, part: str, layer: int, head: int | None, position: int | No
     path = f"{side}.blocks.{layer}.{part}"
     there = look(model, None, clean, path, source=sources[0])
     edit = patch(path, there, positions=position, head=head)
-    row = look(model, None, corrupted, "logits", source=sources[1], edits=[edit])["logits"][0, how.get("at", -1)]
+    row = look(model, None, corrupted, "logits", source=sources[1], edits=[edit])["logits"][
+        0, how.get("at", -1)
+    ]
     return (row[17] - row[30]).item()
 
 
@@ -67,24 +72,36 @@ def check(name: str, parts: tuple[str, ...], **how: object) -> None:
                         row,
                         position,
                     )
-                    effect = (values[position] - grid.corrupted_value) / (grid.clean_value - grid.corrupted_value)
+                    effect = (values[position] - grid.corrupted_value) / (
+                        grid.clean_value - grid.corrupted_value
+                    )
                     assert part.effect[row][position] == pytest.approx(effect)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cell_is_a_patched_run(name: str) -> None:
     block = tiny.ALL[name].decoder.block(0)
-    check(name, ("resid", "attn.write", "ffn.write") if block.feedforward is not None else ("resid", "attn.write"))
+    check(
+        name,
+        ("resid", "attn.write", "ffn.write")
+        if block.feedforward is not None
+        else ("resid", "attn.write"),
+    )
 
 
 def test_tokens_that_all_see_each_other_are_patched_in_whole_runs() -> None:
-    """The first three of "prefix" look ahead, so what is patched there changes what lies before it."""
+    """The first three of "prefix" look ahead, so what is patched there changes what lies before
+    it."""
     early = [5, 9, 41, 3, 40, 7, 22, 31]
     check("prefix", ("resid", "attn.v", "attn.z"), texts=(CLEAN, early))
     check("prefix", ("resid", "attn.z"), texts=(CLEAN, early), at=1)
     how = {"answer": 17, "wrong": 30, "parts": "v", "positions": [2]}
     values = patch_grid(tiny.model(tiny.ALL["prefix"]), None, CLEAN, early, **how)["attn.v"].value
-    want = [[alone("prefix", "attn.v", layer, head, 2, texts=(CLEAN, early))] for layer in (0, 1) for head in range(4)]
+    want = [
+        [alone("prefix", "attn.v", layer, head, 2, texts=(CLEAN, early))]
+        for layer in (0, 1)
+        for head in range(4)
+    ]
     torch.testing.assert_close(torch.tensor(values), torch.tensor(want), rtol=1e-4, atol=1e-4)
 
 
@@ -108,37 +125,63 @@ def test_encoders_and_encoder_decoders() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "prefix"])
 def test_all_positions_at_once(name: str) -> None:
     grid = patch_grid(
-        tiny.model(tiny.ALL[name]), None, CLEAN, CORRUPTED, answer=17, wrong=30, parts=["resid", "z"], positions="all"
+        tiny.model(tiny.ALL[name]),
+        None,
+        CLEAN,
+        CORRUPTED,
+        answer=17,
+        wrong=30,
+        parts=["resid", "z"],
+        positions="all",
     )
     assert grid.positions == []
     assert all(effect == pytest.approx(1, abs=1e-4) for (effect,) in grid["resid"].effect)
-    for layer, head, (value,) in zip(grid["attn.z"].layers, grid["attn.z"].heads, grid["attn.z"].value, strict=True):
+    for layer, head, (value,) in zip(
+        grid["attn.z"].layers, grid["attn.z"].heads, grid["attn.z"].value, strict=True
+    ):
         assert value == pytest.approx(alone(name, "attn.z", layer, head, None), abs=1e-4)
 
 
 def test_where_the_texts_do_not_differ_nothing_does() -> None:
-    """The last layer's stream decides where the answer is read; before the first difference all is as it was."""
+    """The last layer's stream decides where the answer is read; before the first difference all is
+    as it was."""
     grid = patch_grid(tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30)
     *others, last = grid["resid"].effect[-1]
     assert last == pytest.approx(1, abs=1e-5) and others == [0.0] * 7
     assert all(row[:3] == [0.0] * 3 for part in grid.parts for row in part.effect)
-    some = patch_grid(tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30, positions=[3, -1])
+    some = patch_grid(
+        tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30, positions=[3, -1]
+    )
     assert some.positions == [3, 7]
-    torch.testing.assert_close(torch.tensor(some["resid"].value), torch.tensor(grid["resid"].value)[:, [3, 7]])
+    torch.testing.assert_close(
+        torch.tensor(some["resid"].value), torch.tensor(grid["resid"].value)[:, [3, 7]]
+    )
 
 
 def test_a_grid_of_texts_is_told_in_words() -> None:
     tokenizer = train_tokenizer("byte")
-    model = build_model(dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1).eval()
+    model = build_model(
+        dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
+    ).eval()
     told: list[tuple[int, int]] = []
-    grid = patch_grid(model, tokenizer, "a cat is", "a dog is", answer="x", progress=lambda *n: told.append(n))
-    assert told[-1] == (2 * 3 * 8, 2 * 3 * 8) and [done for done, _ in told] == sorted(done for done, _ in told)
+    grid = patch_grid(
+        model, tokenizer, "a cat is", "a dog is", answer="x", progress=lambda *n: told.append(n)
+    )
+    assert told[-1] == (2 * 3 * 8, 2 * 3 * 8) and [done for done, _ in told] == sorted(
+        done for done, _ in told
+    )
     held = json.loads(json.dumps(grid.to_dict()))
-    assert held["answer"] == "x" and held["wrong"] is None and held["corrupted"][2:5] == ["d", "o", "g"]
+    assert (
+        held["answer"] == "x"
+        and held["wrong"] is None
+        and held["corrupted"][2:5] == ["d", "o", "g"]
+    )
     assert held["parts"][0]["paths"] == ["decoder.blocks.0.resid", "decoder.blocks.1.resid"]
     clean = look(model, tokenizer, "a cat is", "logits")["logits"][0, -1, ord("x")].item()
     assert grid.clean_value == pytest.approx(clean, abs=1e-5)
-    assert grid.metric == "logit" and "3:o<a" in grid.text(200) and grid.text(40).count("resid") == 2
+    assert (
+        grid.metric == "logit" and "3:o<a" in grid.text(200) and grid.text(40).count("resid") == 2
+    )
     assert len(grid.table(5)) == 6 and "decoder.blocks." in grid.table(5)[1]
     with pytest.raises(UserError, match="it has resid, attn"):
         grid["z"]

@@ -44,7 +44,9 @@ def test_the_place_of_a_blank_is_where_the_mask_is() -> None:
 def test_a_word_is_one_token() -> None:
     model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(280)), seed=1)
     tokenizer = train_tokenizer("byte")
-    assert streams.word_id(model, tokenizer, "a") == ord("a") == streams.word_id(model, None, ord("a"))
+    assert (
+        streams.word_id(model, tokenizer, "a") == ord("a") == streams.word_id(model, None, ord("a"))
+    )
     assert streams.word_id(model, tokenizer, " ") == ord(" ")
     small = tiny.model(tiny.DECODERS["llama"])
     with pytest.raises(UserError, match="this model knows 0 to 49"):

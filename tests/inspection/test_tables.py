@@ -6,7 +6,9 @@ from glassformer.inspection import tables
 
 
 def test_names_begin_at_the_left_and_numbers_end_at_the_right() -> None:
-    shown = tables.lines([("a", "1", "x"), ("longer", "1,000", "")], ("name", "n", "last"), left_columns=(0, 2))
+    shown = tables.lines(
+        [("a", "1", "x"), ("longer", "1,000", "")], ("name", "n", "last"), left_columns=(0, 2)
+    )
     assert shown == ["name        n  last", "a           1  x", "longer  1,000"]
 
 
@@ -14,4 +16,5 @@ def test_nothing_is_cut_coloured_or_read_as_markup() -> None:
     wide = "[bold]word[/] " * 500
     (line,) = tables.lines([(wide.strip(), "7")])
     assert line == f"{wide.strip()}  7"
-    assert tables.lines([("日本", "1"), ("abcde", "2")]) == ["日本   1", "abcde  2"]  # two columns a character
+    # two columns a character
+    assert tables.lines([("日本", "1"), ("abcde", "2")]) == ["日本   1", "abcde  2"]

@@ -1,4 +1,5 @@
-"""``glassformer tokens``: published counts and ids, what is shown in a terminal, as HTML and as JSON, and bad input."""
+"""``glassformer tokens``: published counts and ids, what is shown in a terminal, as HTML and as
+JSON, and bad input."""
 
 from __future__ import annotations
 
@@ -66,15 +67,28 @@ def test_published_sizes_come_out(data: Path, name: str) -> None:
 
 
 def test_rank_files_count_their_ranks(data: Path) -> None:
-    """GPT-4 and Llama 3 publish ranks; how many special tokens are added is the package's choice."""
+    """GPT-4 and Llama 3 publish ranks; how many special tokens are added is the package's
+    choice."""
     gpt4, llama3 = pretrained.find("cl100k"), pretrained.find("llama3")
     held = compare.count(gpt4)
     assert (held.base, held.special, held.entries, held.ids) == (100_256, 5, 100_261, 100_277)
-    assert held.entries + len({"<|im_start|>", "<|im_end|>"}) == pretrained.KNOWN["cl100k"].size == 100_263
+    assert (
+        held.entries + len({"<|im_start|>", "<|im_end|>"})
+        == pretrained.KNOWN["cl100k"].size
+        == 100_263
+    )
     assert compare.count(llama3).entries == pretrained.KNOWN["llama3"].size == 128_256
     found = compare.tokens(llama3, "This raw text will be tokenized")
     assert [token.id for token in found] == [2028, 7257, 1495, 690, 387, 4037, 1534]
-    assert [token.shown for token in found] == ["This", " raw", " text", " will", " be", " token", "ized"]
+    assert [token.shown for token in found] == [
+        "This",
+        " raw",
+        " text",
+        " will",
+        " be",
+        " token",
+        "ized",
+    ]
     assert compare.habits(gpt4)["digits"] == "by threes from the left: 123|456|7"
     assert compare.habits(gpt4)["tabs"] == "1 in 1 token, 2 in 2 tokens, 3 in 2 tokens"
 
@@ -88,41 +102,67 @@ def test_qwen_counts_its_ranks(data: Path) -> None:
 def test_qwen_is_opened_by_its_name(data: Path) -> None:
     qwen = pretrained.find("qwen")
     held = compare.count(qwen)
-    assert (held.base, held.special) == (151_643, 3) and compare.habits(qwen)["digits"].startswith("one by one")
+    assert (held.base, held.special) == (151_643, 3) and compare.habits(qwen)["digits"].startswith(
+        "one by one"
+    )
 
 
 def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
     names = ("gpt2", "bert-cased", "bert-uncased", "t5", "phi3", "starcoder")
     does = {name: compare.habits(pretrained.find(name)) for name in names}
-    topics = ["capitals", "spaces", "tabs", "newlines", "digits", "emoji", "other scripts", "code", "unknown"]
+    topics = [
+        "capitals",
+        "spaces",
+        "tabs",
+        "newlines",
+        "digits",
+        "emoji",
+        "other scripts",
+        "code",
+        "unknown",
+    ]
     assert all(list(one) == topics for one in does.values())
     assert does["bert-uncased"]["capitals"] == "become small letters"
     assert does["bert-cased"]["tabs"].startswith("1 become one space")
     assert does["gpt2"]["tabs"] == "1 in 1 token, 2 in 2 tokens, 3 in 3 tokens"
-    assert does["starcoder"]["tabs"].endswith("3 in 2 tokens") and does["starcoder"]["digits"].startswith("one by one")
+    assert does["starcoder"]["tabs"].endswith("3 in 2 tokens") and does["starcoder"][
+        "digits"
+    ].startswith("one by one")
     assert does["t5"]["emoji"] == "<unk>" and does["bert-cased"]["unknown"] == "𓂀 [UNK]"
-    assert does["phi3"]["emoji"] == "4 tokens of bytes" and does["gpt2"]["emoji"] == "3 tokens of bytes"
+    assert (
+        does["phi3"]["emoji"] == "4 tokens of bytes"
+        and does["gpt2"]["emoji"] == "3 tokens of bytes"
+    )
     assert does["starcoder"]["code"] == "8 of 8 are one token" and "el|if" in does["gpt2"]["code"]
 
 
 def test_tokens_are_shown_with_what_they_are(data: Path) -> None:
     sheets = {
-        name: compare.sheet(name, pretrained.find(name), compare.SAMPLE) for name in ("gpt2", "bert-cased", "phi3")
+        name: compare.sheet(name, pretrained.find(name), compare.SAMPLE)
+        for name in ("gpt2", "bert-cased", "phi3")
     }
     for sheet in sheets.values():
-        assert [token.id for token in sheet.tokens] == pretrained.find(sheet.name).encode(compare.SAMPLE)
+        assert [token.id for token in sheet.tokens] == pretrained.find(sheet.name).encode(
+            compare.SAMPLE
+        )
         assert sheet.characters_per_token == len(compare.SAMPLE) / len(sheet.tokens)
     kinds = {name: {token.kind for token in sheet.tokens} for name, sheet in sheets.items()}
-    assert kinds == {"gpt2": {"piece", "bytes"}, "bert-cased": {"piece", "unknown"}, "phi3": {"piece", "bytes"}}
-    assert "".join(token.shown for token in sheets["gpt2"].tokens if token.kind == "piece").startswith(
-        "Glass and GLASS"
-    )
+    assert kinds == {
+        "gpt2": {"piece", "bytes"},
+        "bert-cased": {"piece", "unknown"},
+        "phi3": {"piece", "bytes"},
+    }
+    assert "".join(
+        token.shown for token in sheets["gpt2"].tokens if token.kind == "piece"
+    ).startswith("Glass and GLASS")
     assert "<0xF09F>" in [token.shown for token in sheets["gpt2"].tokens]
     assert "<0xF0>" in [token.shown for token in sheets["phi3"].tokens]
     assert sheets["bert-cased"].around == ("[CLS]", "[SEP]")
 
 
-def test_the_terminal_is_readable_without_colour(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_is_readable_without_colour(
+    own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = said(capsys, "glass house\n\tx", "--with", own)
     assert "|glass|·" in told and "|↵|" in told and "\x1b" not in told
     assert (
@@ -138,12 +178,21 @@ def test_the_terminal_is_readable_without_colour(own: str, capsys: pytest.Captur
 
 
 def test_the_terminal_alternates_two_grounds(own: str) -> None:
-    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    environment = {
+        **os.environ,
+        "FORCE_COLOR": "1",
+        "TERM": "xterm-256color",
+        "COLORTERM": "truecolor",
+    }
     environment.pop("NO_COLOR", None)
     command = [sys.executable, "-m", "glassformer", "tokens", "glass x", "--with", own]
-    colour = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    colour = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     assert "48;2;207;230;247" in colour and "48;2;255;227;176" in colour and "|glass|" not in colour
-    plain = subprocess.run(command, env={**environment, "NO_COLOR": "1"}, capture_output=True, text=True, check=True)
+    plain = subprocess.run(
+        command, env={**environment, "NO_COLOR": "1"}, capture_output=True, text=True, check=True
+    )
     assert "48;2" not in plain.stdout and "|glass|" in plain.stdout
 
 
@@ -164,15 +213,23 @@ class Page(html.parser.HTMLParser):
         self.words.append(data)
 
 
-def test_the_page_is_one_file_that_runs_nothing(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_one_file_that_runs_nothing(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "deep" / "page.html"
     said(capsys, NASTY, "--with", own, "--html", str(path), "--trace", "--ids")
     raw = path.read_text(encoding="utf-8")
     page = Page()
     page.feed(raw)
-    assert "script" not in page.tags and not page.links and "http" not in raw and "@import" not in raw
+    assert (
+        "script" not in page.tags and not page.links and "http" not in raw and "@import" not in raw
+    )
     shown = "".join(page.words)
-    assert NASTY.split("\n")[0] in shown and "<0x" in shown and "\x1b" not in raw.split("<table>", 1)[1]
+    assert (
+        NASTY.split("\n")[0] in shown
+        and "<0x" in shown
+        and "\x1b" not in raw.split("<table>", 1)[1]
+    )
     assert page.tags.count("small") == len(open_tokenizer(own).encode(NASTY))
 
 
@@ -181,7 +238,13 @@ def test_json_says_everything(own: str, capsys: pytest.CaptureFixture[str]) -> N
     (one,), size = told["tokenizers"], open_tokenizer(own).size
     assert told["text"] == NASTY and one["name"] == own
     assert [token["id"] for token in one["tokens"]] == open_tokenizer(own).encode(NASTY)
-    assert one["vocabulary"] == {"base": size - 1, "special": 1, "added": 0, "entries": size, "ids": size}
+    assert one["vocabulary"] == {
+        "base": size - 1,
+        "special": 1,
+        "added": 0,
+        "entries": size,
+        "ids": size,
+    }
     assert set(one["habits"]) >= {"tabs", "emoji"} and one["trace"][0]["word"] == "glass"
 
 
@@ -198,11 +261,15 @@ def test_the_words_of_the_command_itself(own: str, capsys: pytest.CaptureFixture
     assert "|in|" in said(capsys, "--text", "train", "--with", own)
 
 
-def test_bad_input_is_one_sentence(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_sentence(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "notes.md").write_text("no tokenizer\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     assert 'Did you mean "gpt2"?' in refused(capsys, "x", "--with", "gpt-2")
-    assert "not a tokenizer of a known format" in refused(capsys, "x", "--with", str(tmp_path / "notes.md"))
+    assert "not a tokenizer of a known format" in refused(
+        capsys, "x", "--with", str(tmp_path / "notes.md")
+    )
     assert "no tokenizer" in refused(capsys, "x", "--with", str(tmp_path))
     assert "byte 3" in refused(capsys, "--file", str(tmp_path / "latin.txt"), "--with", own)
     assert "is not UTF-8 text" in refused(capsys, "a\udcff", "--with", own)
@@ -217,7 +284,9 @@ def test_a_named_tokenizer_that_is_not_here_says_what_to_set(
 ) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     monkeypatch.setattr(pretrained, "_hub", lambda name, online=True: None)
-    assert "set GLASSFORMER_DATA to a folder that has tok-gpt2 in it" in refused(capsys, "x", "--with", "gpt2")
+    assert "set GLASSFORMER_DATA to a folder that has tok-gpt2 in it" in refused(
+        capsys, "x", "--with", "gpt2"
+    )
     assert "not in the hub's cache" in refused(capsys, "x", "--with", "nobody/nothing")
 
 
@@ -231,9 +300,9 @@ def test_a_hub_folder_in_the_cache_is_found(own: str, monkeypatch: pytest.Monkey
         return own
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
-    assert pretrained.find("some/model").fingerprint == open_tokenizer(own).fingerprint and asked == [
-        ("some/model", True)
-    ]
+    assert pretrained.find("some/model").fingerprint == open_tokenizer(
+        own
+    ).fingerprint and asked == [("some/model", True)]
 
 
 def test_a_broken_gguf_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A tuned lens starts as the logit lens, comes nearer to the model on texts it has not seen, and says what it is."""
+"""A tuned lens starts as the logit lens, comes nearer to the model on texts it has not seen, and
+says what it is."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ Pair = tuple[Tensor, Tensor | None]
 
 def texts(model: Model, count: int = 20) -> list[Pair]:
     both = isinstance(model.config, c.EncoderDecoder)
-    return [(tiny.tokens(1, 16, seed), tiny.tokens(1, 9, -seed - 1) if both else None) for seed in range(count)]
+    return [
+        (tiny.tokens(1, 16, seed), tiny.tokens(1, 9, -seed - 1) if both else None)
+        for seed in range(count)
+    ]
 
 
 def divergence(model: Model, some: list[Pair], tuned: TunedLens | None) -> list[float]:
@@ -35,7 +39,12 @@ def divergence(model: Model, some: list[Pair], tuned: TunedLens | None) -> list[
     for tokens, source in some:
         *others, own = logits_by_depth(model, tokens, source, tuned=tuned).values()
         target = own.double().softmax(-1)
-        found.append([F.kl_div(one.double().log_softmax(-1), target, reduction="batchmean").item() for one in others])
+        found.append(
+            [
+                F.kl_div(one.double().log_softmax(-1), target, reduction="batchmean").item()
+                for one in others
+            ]
+        )
     return torch.tensor(found).mean(0).tolist()
 
 
@@ -45,9 +54,16 @@ def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name: str, tmp_path:
     weights = {path: weight.clone() for path, weight in model.state_dict().items()}
     steps: list[int] = []
     lens = fit_tuned_lens(
-        model, texts(model), steps=25, tokens=64, rate=3e-3, progress=lambda step, kl: steps.append(step)
+        model,
+        texts(model),
+        steps=25,
+        tokens=64,
+        rate=3e-3,
+        progress=lambda step, kl: steps.append(step),
     )
-    fresh = [(tiny.tokens(1, 16, 1000 + n), source) for n, (_, source) in enumerate(texts(model, 4))]
+    fresh = [
+        (tiny.tokens(1, 16, 1000 + n), source) for n, (_, source) in enumerate(texts(model, 4))
+    ]
     before, after = divergence(model, fresh, None), divergence(model, fresh, lens)
     assert all(less < more for less, more in zip(after, before, strict=True)), (before, after)
     assert all(less < more for less, more in zip(lens.after, lens.before, strict=True))
@@ -61,7 +77,9 @@ def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name: str, tmp_path:
     assert torch.equal(again.weight, lens.weight) and again.to_dict() == lens.to_dict()
     tokens, source = fresh[0]
     seen = logit_lens(model, None, tokens, source=source, tuned=again)
-    assert seen.lens == "tuned lens" and "Tuned lens: fitted on texts in 25 steps" in " ".join(seen.notes)
+    assert seen.lens == "tuned lens" and "Tuned lens: fitted on texts in 25 steps" in " ".join(
+        seen.notes
+    )
     plain = logit_lens(model, None, tokens, source=source)
     assert plain.lens == "logit lens" and plain.probability[-1] == seen.probability[-1]
     assert plain.probability[0] != seen.probability[0]
@@ -70,11 +88,21 @@ def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name: str, tmp_path:
 def test_untrained_it_is_the_logit_lens() -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     zeros = TunedLens(
-        torch.zeros(2, 32, 32), torch.zeros(2, 32), ["a", "b"], fingerprint(model), "", 1, 1, [0.0], [0.0]
+        torch.zeros(2, 32, 32),
+        torch.zeros(2, 32),
+        ["a", "b"],
+        fingerprint(model),
+        "",
+        1,
+        1,
+        [0.0],
+        [0.0],
     )
     tokens = tiny.tokens(1, 8)
     for one, other in zip(
-        logits_by_depth(model, tokens).values(), logits_by_depth(model, tokens, tuned=zeros).values(), strict=True
+        logits_by_depth(model, tokens).values(),
+        logits_by_depth(model, tokens, tuned=zeros).values(),
+        strict=True,
     ):
         assert torch.equal(one, other)
 
@@ -83,7 +111,9 @@ def test_a_translator_is_affine() -> None:
     """h + W h + b before the norm, by hand."""
     model = tiny.model(tiny.DECODERS["llama"]).double()
     draw = torch.Generator().manual_seed(0)
-    weight, bias = (torch.randn(shape, generator=draw).double() * 0.1 for shape in ((2, 32, 32), (2, 32)))
+    weight, bias = (
+        torch.randn(shape, generator=draw).double() * 0.1 for shape in ((2, 32, 32), (2, 32))
+    )
     lens = TunedLens(weight, bias, ["a", "b"], fingerprint(model), "", 1, 1, [0.0], [0.0])
     tokens = tiny.tokens(1, 8)
     from glassformer.inspection import look
@@ -122,7 +152,11 @@ def test_one_clear_sentence(tmp_path: Path) -> None:
         fit_tuned_lens(model, texts(model), steps=0)
     (tmp_path / "text").write_text("no tensors")
     store.save(model, tmp_path / "model", layout="glassformer")
-    for name, words in (("none", "cannot be read"), ("text", "damaged"), ("model/model.safetensors", "no tuned lens")):
+    for name, words in (
+        ("none", "cannot be read"),
+        ("text", "damaged"),
+        ("model/model.safetensors", "no tuned lens"),
+    ):
         with pytest.raises(UserError, match=words):
             TunedLens.load(tmp_path / name)
 
@@ -136,11 +170,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["lens", name, "--fit", data, "--out", out, *small, "--json"]) == 0
     said, notes = capsys.readouterr()
     told = json.loads(said)
-    assert told["steps"] == 4 and all(a < b for a, b in zip(told["after"], told["before"], strict=True))
+    assert told["steps"] == 4 and all(
+        a < b for a, b in zip(told["after"], told["before"], strict=True)
+    )
     assert "step 4 of 4" in notes and "holds the tuned lens" in notes
     assert main(["lens", name, "The cat", "--tuned", out, "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
-    assert seen["lens"] == "tuned lens" and "fitted on text.txt in 4 steps" in " ".join(seen["notes"])
+    assert seen["lens"] == "tuned lens" and "fitted on text.txt in 4 steps" in " ".join(
+        seen["notes"]
+    )
     assert main(["lens", name, "The cat", "--tuned", out]) == 0
     assert capsys.readouterr().out.startswith("tuned lens")
     for words, sentence in (
@@ -153,8 +191,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert sentence in capsys.readouterr().err
 
 
-def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On what its decoder reads beside its source: the same lens as in Python from the same pairs."""
+def test_the_command_fits_an_encoder_decoder_on_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On what its decoder reads beside its source: the same lens as in Python from the same
+    pairs."""
     tokenizer = train_tokenizer("byte", [])
     cfg = dataclasses.replace(tiny.ALL["t5"], embed=c.Embed(tokenizer.size))
     model = build_model(cfg, seed=1)
@@ -166,20 +207,36 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path: Path, capsys: py
     (tmp_path / "ab.tsv").write_text(f"first\tother\n{rows}")
     name, data, out = (str(tmp_path / part) for part in ("model", "a.txt", "lens.safetensors"))
     small = ["--steps", "3", "--tokens", "32", "--json"]
-    assert main(["lens", name, "--fit", data, "--target", str(tmp_path / "b.txt"), "--out", out, *small]) == 0
+    assert (
+        main(
+            ["lens", name, "--fit", data, "--target", str(tmp_path / "b.txt"), "--out", out, *small]
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
     made = [
-        (torch.tensor([[start, *tokenizer.encode(b)]]), torch.tensor([[*tokenizer.encode(a), tokenizer.eos]]))
+        (
+            torch.tensor([[start, *tokenizer.encode(b)]]),
+            torch.tensor([[*tokenizer.encode(a), tokenizer.eos]]),
+        )
         for a, b in zip(sources, targets, strict=True)
     ]
     right = fit_tuned_lens(model, made, steps=3, tokens=32)
-    assert told["after"] == pytest.approx(right.after, rel=1e-5) and told["after"][0] < told["before"][0]
+    assert (
+        told["after"] == pytest.approx(right.after, rel=1e-5)
+        and told["after"][0] < told["before"][0]
+    )
     loaded = TunedLens.load(out)
-    assert torch.allclose(loaded.weight, right.weight, atol=1e-6) and loaded.depths[0].startswith("decoder.")
+    assert torch.allclose(loaded.weight, right.weight, atol=1e-6) and loaded.depths[0].startswith(
+        "decoder."
+    )
     again = str(tmp_path / "again.safetensors")
     columns = ["--columns", "source=first,target=other"]
-    assert main(["lens", name, "--fit", str(tmp_path / "ab.tsv"), *columns, "--out", again, *small]) == 0
+    assert (
+        main(["lens", name, "--fit", str(tmp_path / "ab.tsv"), *columns, "--out", again, *small])
+        == 0
+    )
     capsys.readouterr()
     assert torch.equal(TunedLens.load(again).weight, loaded.weight)
     assert main(["lens", name, "two", "--source", "one", "--tuned", out]) == 0
@@ -195,7 +252,9 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path: Path, capsys: py
 
 def test_pairs_that_are_too_long_lose_their_end() -> None:
     tokenizer = train_tokenizer("byte", [])
-    model = build_model(dataclasses.replace(tiny.ALL["vaswani"], embed=c.Embed(tokenizer.size)), seed=1)
+    model = build_model(
+        dataclasses.replace(tiny.ALL["vaswani"], embed=c.Embed(tokenizer.size)), seed=1
+    )
     ((tokens, source),) = streams.pairs(model, tokenizer, [("s" * 500, "t" * 500)])
     assert tokens.shape[1] == source.shape[1] == model.config.context
     assert source[0, -1] == tokenizer.eos and tokens[0, -1] == tokenizer.encode("t")[0]

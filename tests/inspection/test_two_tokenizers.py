@@ -32,7 +32,9 @@ def folder(tmp_path_factory: Any) -> Path:
     writes = train_tokenizer("words", [ENGLISH, "dogs"])
     sizes = {"dim": 32, "encoder.depth": 1, "decoder.depth": 1, "embed.vocab": writes.size}
     cfg: Any = serial.change(recipes.find("glass/pair-3m"), sizes)
-    cfg = dataclasses.replace(cfg, source_embed=c.Embed(reads.size, dim=16), init=c.Init(0.3, 1.0, "plain"))
+    cfg = dataclasses.replace(
+        cfg, source_embed=c.Embed(reads.size, dim=16), init=c.Init(0.3, 1.0, "plain")
+    )
     to: Path = tmp_path_factory.mktemp("two") / "pair"
     store.save(build_model(cfg, seed=1).eval(), to, writes, source_tokenizer=reads)
     return to
@@ -42,7 +44,11 @@ def folder(tmp_path_factory: Any) -> Path:
 def loaded(folder: Path) -> tuple[Any, Any, list[int]]:
     """The model, its tokenizer, and the source as the source's own tokenizer writes it."""
     model, tokenizer = store.load(folder)
-    assert tokenizer is not None and tokenizer.source_tokenizer is not None and tokenizer.for_source is not tokenizer
+    assert (
+        tokenizer is not None
+        and tokenizer.source_tokenizer is not None
+        and tokenizer.for_source is not tokenizer
+    )
     reads = tokenizer.for_source
     assert reads.eos is not None
     ids = [*reads.encode(GERMAN), reads.eos]
@@ -57,7 +63,9 @@ def saliency(source: Any, model: Any, tokenizer: Any) -> Any:
 
 
 ASKED: dict[str, Callable[..., Any]] = {
-    "look": lambda source, *m: inspection.look(*m, ENGLISH, "logits", source=source)["logits"].tolist(),
+    "look": lambda source, *m: inspection.look(*m, ENGLISH, "logits", source=source)[
+        "logits"
+    ].tolist(),
     "trace": lambda source, *m: inspection.trace(*m, ENGLISH, source)[PATH].tolist(),
     "lens": lambda source, *m: inspection.logit_lens(*m, ENGLISH, source=source).to_dict(),
     "attribution": lambda source, *m: inspection.attribute(*m, ENGLISH, source=source).to_dict(),
@@ -66,7 +74,12 @@ ASKED: dict[str, Callable[..., Any]] = {
     "tokens": lambda source, *m: inspection.read_tokens(*m, ENGLISH, source),
     "generate": lambda source, *m: (
         generation.generate(
-            m[0], m[1], source if isinstance(source, str) else [source], max_new=4, temperature=0.0, seed=1
+            m[0],
+            m[1],
+            source if isinstance(source, str) else [source],
+            max_new=4,
+            temperature=0.0,
+            seed=1,
         )
         .run()
         .to_dict()
@@ -79,16 +92,26 @@ ASKED: dict[str, Callable[..., Any]] = {
         ENGLISH,
         "logits",
         source=source,
-        edits=[swap_token(1, "hund" if isinstance(source, str) else m[1].for_source.id("hund"), side="source")],
+        edits=[
+            swap_token(
+                1, "hund" if isinstance(source, str) else m[1].for_source.id("hund"), side="source"
+            )
+        ],
     )["logits"].tolist(),
     "patch": lambda source, *m: inspection.look(
-        *m, ENGLISH, "logits", source=GERMAN, edits=[patch("decoder.blocks.0.cross.z", ENGLISH, source=source)]
+        *m,
+        ENGLISH,
+        "logits",
+        source=GERMAN,
+        edits=[patch("decoder.blocks.0.cross.z", ENGLISH, source=source)],
     )["logits"].tolist(),
 }
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_source_is_read_by_its_own_tokenizer(loaded: tuple[Any, Any, list[int]], name: str) -> None:
+def test_a_source_is_read_by_its_own_tokenizer(
+    loaded: tuple[Any, Any, list[int]], name: str
+) -> None:
     model, tokenizer, ids = loaded
     assert ASKED[name](GERMAN, model, tokenizer) == ASKED[name](ids, model, tokenizer)
 
@@ -98,7 +121,10 @@ def test_its_tokens_are_named_by_it(loaded: tuple[Any, Any, list[int]]) -> None:
     named = [*GERMAN.split(), "</s>"]
     shown = [f"·{word}" for word in named[:-1]] + named[-1:]
     assert inspection.look(model, tokenizer, ENGLISH, PATH, source=GERMAN).source == shown
-    assert inspection.read_tokens(model, tokenizer, ENGLISH, GERMAN)["source"] == {"ids": ids, "pieces": named}
+    assert inspection.read_tokens(model, tokenizer, ENGLISH, GERMAN)["source"] == {
+        "ids": ids,
+        "pieces": named,
+    }
     seen = inspection.trace(model, tokenizer, ENGLISH, GERMAN)
     assert seen.to_dict()["source"] == {"ids": ids, "pieces": named}
     assert 'key 1 "·katze"' in seen.explain(f'{PATH}[0,1,"katze"]').place
@@ -106,7 +132,13 @@ def test_its_tokens_are_named_by_it(loaded: tuple[Any, Any, list[int]]) -> None:
     (picture,) = inspection.alignments(model, tokenizer, ENGLISH, source=GERMAN)
     assert list(picture.columns[:4]) == GERMAN.split()
     grid = inspection.patch_grid(
-        model, tokenizer, ENGLISH, ENGLISH, answer="cat", parts="resid", source=(GERMAN, OTHER.replace("ein ", "nie "))
+        model,
+        tokenizer,
+        ENGLISH,
+        ENGLISH,
+        answer="cat",
+        parts="resid",
+        source=(GERMAN, OTHER.replace("ein ", "nie ")),
     )
     assert grid.clean[:2] == shown[:2]
 
@@ -118,7 +150,9 @@ def test_texts_of_an_encoder_are_read_by_it(loaded: tuple[Any, Any, list[int]]) 
     assert source[0].tolist() == ids and target[0, 1:].tolist() == tokenizer.encode(ENGLISH)
     found = inspection.word_in_contexts(model, tokenizer, "sitzt", GERMAN, OTHER)
     assert found.pieces == [["sitzt"], ["sitzt"]] and found.positions == [[2], [2]]
-    (neuron,) = inspection.top_activations(model, tokenizer, [GERMAN, OTHER], ["encoder.blocks.0.ffn.hidden[0]"])
+    (neuron,) = inspection.top_activations(
+        model, tokenizer, [GERMAN, OTHER], ["encoder.blocks.0.ffn.hidden[0]"]
+    )
     assert {hit.piece.strip() for hit in neuron.hits} <= {*GERMAN.split(), *OTHER.split()}
     assert inspection.verify(model, tokenizer, new=2, compile=False) is not None
 

@@ -1,4 +1,5 @@
-"""Every family passes every check; a planted fault fails the checks that it should, and is named by its place."""
+"""Every family passes every check; a planted fault fails the checks that it should, and is named by
+its place."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def test_every_family_passes(name: str) -> None:
             assert check.difference is not None and check.difference <= check.bound
             assert check.bound == 0 or "LoRA taken" not in check.name
         else:
-            assert check.note and check.difference is None, "what is not run says why, and is no pass"
+            assert check.note and check.difference is None, (
+                "what is not run says why, and is no pass"
+            )
     exact = {check.kind for check in found.values() if check.bound == 0}
     assert exact == {"tape", "saved", "lora"}
 
@@ -87,7 +90,8 @@ def test_the_continuation_is_the_plain_pass_own_and_greedy() -> None:
                 assert model(ids[None, :place]).logits[0, -1].argmax() == ids[place]
 
 
-# ------------------------------------------------------------------------------------------ planted faults
+# ------------------------------------------------------------------------------------------ planted
+# faults
 
 ATTENTION, PACKED = attention.Attention, prepacked.PackedWeight
 
@@ -125,7 +129,13 @@ def shifted(self: Any, x: Any, was: Any = PACKED.product) -> Any:
 
 
 def stateless(
-    self: Any, layer: int, rows: Any, last: Any, state: Any, *rest: Any, was: Any = cache.Carried.keep
+    self: Any,
+    layer: int,
+    rows: Any,
+    last: Any,
+    state: Any,
+    *rest: Any,
+    was: Any = cache.Carried.keep,
 ) -> None:
     was(self, layer, rows, last, tuple(torch.zeros_like(part) for part in state), *rest)
 
@@ -137,8 +147,22 @@ def blind_across(self: Any, flow: Any, was: Any = ATTENTION.cross_mask) -> Any:
 
 FIRST = r"(en|de)coder\.blocks\.0\."
 FAULTS = {  # family, where, what, kinds that fail, the address that is named
-    "cache": ("llama", cache.KV, "extend", forgetful, {"cache"}, FIRST + r"attn\.scores\[0,\d+,0\]"),
-    "state": ("gru", cache.Carried, "keep", stateless, {"cache"}, r"decoder\.cells\.0\.state\[\d+,\d+\]"),
+    "cache": (
+        "llama",
+        cache.KV,
+        "extend",
+        forgetful,
+        {"cache"},
+        FIRST + r"attn\.scores\[0,\d+,0\]",
+    ),
+    "state": (
+        "gru",
+        cache.Carried,
+        "keep",
+        stateless,
+        {"cache"},
+        r"decoder\.cells\.0\.state\[\d+,\d+\]",
+    ),
     "documents": (
         "gpt2",
         ATTENTION,
@@ -152,12 +176,21 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
     "format": ("llama", norm.RMSNorm, "forward", gainless, {"format"}, FIRST + r"attn\.in\[0,0\]"),
     "lora": ("gpt2", lora.LoRALinear, "merged_weight", doubled, {"lora"}, FIRST + r"attn\.qkv"),
     "prepacked": ("gpt2", PACKED, "product", shifted, {"prepacked"}, FIRST + r"attn\.qkv\[0,0\]"),
-    "source": ("t5", ATTENTION, "cross_mask", blind_across, {"padding", "cache"}, FIRST + r"cross\.pattern\[0,0,0\]"),
+    "source": (
+        "t5",
+        ATTENTION,
+        "cross_mask",
+        blind_across,
+        {"padding", "cache"},
+        FIRST + r"cross\.pattern\[0,0,0\]",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_fails_its_checks_and_is_named(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_fails_its_checks_and_is_named(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     family, where, name, broken, kinds, address = FAULTS[fault]
     monkeypatch.setattr(where, name, broken)
     found = failing(checks(tiny.model(tiny.ALL[family])))
@@ -185,16 +218,26 @@ def test_a_weight_that_comes_back_changed_is_named(monkeypatch: pytest.MonkeyPat
 
 def test_an_engine_that_errs_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ENGINES["cpu_blocks"]
-    monkeypatch.setitem(ENGINES, "cpu_blocks", engine._replace(run=lambda inputs: 1.01 * engine.run(inputs)))
+    monkeypatch.setitem(
+        ENGINES, "cpu_blocks", engine._replace(run=lambda inputs: 1.01 * engine.run(inputs))
+    )
     (found,) = failing(checks(tiny.model(tiny.ALL["gpt2"]))).values()
-    assert found.name == "engine cpu_blocks / eager" and found.first.address.startswith("decoder.blocks.0.attn.z[0,0,")
+    assert found.name == "engine cpu_blocks / eager" and found.first.address.startswith(
+        "decoder.blocks.0.attn.z[0,0,"
+    )
 
 
 def test_padding_that_is_seen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     was = attention.Mask.__init__
 
     def seen(self: Any, q_pos: Any, k_pos: Any, *rest: Any, **more: Any) -> None:
-        was(self, q_pos, torch.where((k_pos < 0) & (q_pos.shape == k_pos.shape), 0, k_pos), *rest, **more)
+        was(
+            self,
+            q_pos,
+            torch.where((k_pos < 0) & (q_pos.shape == k_pos.shape), 0, k_pos),
+            *rest,
+            **more,
+        )
 
     monkeypatch.setattr(attention.Mask, "__init__", seen)
     found = failing(checks(tiny.model(tiny.ALL["bert"])))
@@ -212,39 +255,58 @@ def test_a_way_that_breaks_fails_and_the_others_are_told(monkeypatch: pytest.Mon
     assert {check.note for check in found.values()} == {"IndexError: no such slot"}
 
 
-def test_near_ties_of_experts_are_told_from_routers_that_err(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_ties_of_experts_are_told_from_routers_that_err(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Experts whose routers are alike to the last bits: rounding alone chooses between them."""
     model = tiny.model(tiny.ALL["mixtral"])
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("router.weight"):
-                weight.copy_(weight[:1] + 3e-8 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+                weight.copy_(
+                    weight[:1]
+                    + 3e-8 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+                )
     for seed in range(3):
         found = checks(model, seed=seed, against="hf")
-        assert not failing({name: check for name, check in found.items() if check.kind != "transformers"})
+        assert not failing(
+            {name: check for name, check in found.items() if check.kind != "transformers"}
+        )
         assert any("near tie of experts" in check.note for check in found.values())
         assert "Error" not in found["here / transformers"].note
     from glassformer.nn.experts import MoE
 
     was = MoE.route
-    monkeypatch.setattr(MoE, "route", lambda self, x: was(self, x) + (0.1 * torch.eye(4)[0] if x.shape[0] == 2 else 0))
+    monkeypatch.setattr(
+        MoE,
+        "route",
+        lambda self, x: was(self, x) + (0.1 * torch.eye(4)[0] if x.shape[0] == 2 else 0),
+    )
     (wrong,) = failing(checks(model)).values()
-    assert wrong.kind == "batch" and wrong.first.address.startswith("decoder.blocks.0.ffn.router[0,0]")
+    assert wrong.kind == "batch" and wrong.first.address.startswith(
+        "decoder.blocks.0.ffn.router[0,0]"
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
-def test_transformers_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_transformers_says_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("transformers")
     cfg = tiny.ALL[name]
     model = tiny.model(replace(cfg, pool=None) if name == "bert" else cfg)
     assert checks(model, against="hf")["here / transformers"].status == "pass"
     store.save(model, tmp_path / "m", layout="hf")
-    first = dict(model.named_parameters())[f"{'encoder' if name == 'bert' else 'decoder'}.blocks.0.ffn.up.weight"]
+    first = dict(model.named_parameters())[
+        f"{'encoder' if name == 'bert' else 'decoder'}.blocks.0.ffn.up.weight"
+    ]
     with torch.no_grad():
         first.mul_(1.01)
     found = failing(checks(model, against=tmp_path / "m"))
     assert set(found) == {"here / transformers"}
-    assert re.match(r"(en|de)coder\.blocks\.0\.resid\[0,0\]", found["here / transformers"].first.address)
+    assert re.match(
+        r"(en|de)coder\.blocks\.0\.resid\[0,0\]", found["here / transformers"].first.address
+    )
 
 
 def test_what_cannot_be_compared_says_why() -> None:
@@ -288,7 +350,8 @@ def test_compiled_code_that_errs_is_named_by_what_it_says(monkeypatch: pytest.Mo
     assert found.kind == "compiled" and found.first.address.startswith("logits[0,")
 
 
-# ------------------------------------------------------------------------------------------ bounds and refusals
+# ------------------------------------------------------------------------------------------ bounds
+# and refusals
 
 
 def test_the_bound_follows_the_format_and_the_depth() -> None:
@@ -316,7 +379,10 @@ def test_the_texts_are_cut_back_to_their_own_values() -> None:
         model = tiny.model(tiny.ALL[name])
         given, _ = probes.draw(model, None, 4)
         alone = layouts.Reader(model, tape=True).alone(given)
-        for found in (layouts.Reader(model, True).padded(given, "left"), layouts.Reader(model, True).packed(given)):
+        for found in (
+            layouts.Reader(model, True).padded(given, "left"),
+            layouts.Reader(model, True).packed(given),
+        ):
             for ours, theirs in zip(found, alone, strict=True):
                 assert ours.keys() == theirs.keys()
                 assert all(ours[path].shape == theirs[path].shape for path in theirs)
@@ -342,16 +408,21 @@ def test_the_command_tells_all_and_exits_with_1_on_a_failure(
     assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["passed"] and told["dtype"] == "float32"
-    assert {"kind", "name", "status", "difference", "bound", "greedy", "tokens", "first"} <= set(told["checks"][0])
+    assert {"kind", "name", "status", "difference", "bound", "greedy", "tokens", "first"} <= set(
+        told["checks"][0]
+    )
     monkeypatch.setattr(cache.KV, "extend", forgetful)
     assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4"]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("compared") and "FAIL" in said and "first: decoder.blocks.0.attn." in said
+    assert (
+        said.startswith("compared") and "FAIL" in said and "first: decoder.blocks.0.attn." in said
+    )
     assert re.search(r"checks passed, [1-9]\d* failed, \d+ not run\n$", said)
 
 
 def test_a_model_that_answers_zeros_passes_nothing() -> None:
-    """A head that starts at 0: all ways agree, whatever they compute; only saved weights are compared."""
+    """A head that starts at 0: all ways agree, whatever they compute; only saved weights are
+    compared."""
     model = tiny.model(replace(tiny.ALL["llama"], head=config.Head(tied=False)))
     assert checks(model)["padded left / alone"].status == "pass"
     torch.nn.init.zeros_(model.head.proj.weight)
@@ -363,10 +434,14 @@ def test_a_model_that_answers_zeros_passes_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral"])
 def test_quantised_models_verify(name):
-    """Saved and loaded bit for bit; all else within what an input rounded the other way does; no change is merged."""
+    """Saved and loaded bit for bit; all else within what an input rounded the other way does; no
+    change is merged."""
     model = tiny.model(tiny.ALL[name])
     quantize_weights(model, Layout(4))
     checks = {check.name: check for check in glassformer.verify(model, None, new=4)}
     assert not [check.line() for check in checks.values() if check.status == "FAIL"]
-    assert checks["saved and loaded / before"].difference == 0 and checks["on a tape / off it"].bound == 0
+    assert (
+        checks["saved and loaded / before"].difference == 0
+        and checks["on a tape / off it"].bound == 0
+    )
     assert checks["LoRA merged / apart"].status == "not run"

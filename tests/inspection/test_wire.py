@@ -12,7 +12,9 @@ from glassformer.inspection.wire import coded, packed, pool_of, pooled
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 10, 11), (64,), (2, 48, 48), (5, 100)])
 @pytest.mark.parametrize("sizes", [(4, 4), (3, 7), (48, 48), (6,)])
-def test_a_tile_shows_what_is_furthest_from_zero(shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+def test_a_tile_shows_what_is_furthest_from_zero(
+    shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     values[np.random.default_rng(1).random(shape) < 0.3] = -np.inf
     sizes = sizes[-len(shape) :]
@@ -60,18 +62,30 @@ def test_what_is_constant_or_empty_of_numbers_has_a_code() -> None:
         assert codes.dtype == np.uint8 and low == high and low in (3.0, 0.0)
     large = np.array([1e9], np.float32)
     sent, facts = coded(large, "f16")
-    assert sent.dtype == np.float32 and facts["as"] == "f32", "what half precision cannot hold is sent whole"
+    assert sent.dtype == np.float32 and facts["as"] == "f32", (
+        "what half precision cannot hold is sent whole"
+    )
 
 
 def test_pools_are_read_or_refused() -> None:
     assert pool_of("max:48x32") == (48, 32) and pool_of("max:7") == (7,) and pool_of(None) is None
-    for wrong in ("mean:3", "max:", "max:3x", "max:-1", "max:1x2x3", "max:0", "max:9999999", "max:٣"):
+    for wrong in (
+        "mean:3",
+        "max:",
+        "max:3x",
+        "max:-1",
+        "max:1x2x3",
+        "max:0",
+        "max:9999999",
+        "max:٣",
+    ):
         with pytest.raises(UserError):
             pool_of(wrong)
 
 
 def test_nan_and_minus_infinity_are_told_apart() -> None:
-    """NaN stands in whatever tile has one, what is hidden only where a tile has nothing else; bytes hold no NaN."""
+    """NaN stands in whatever tile has one, what is hidden only where a tile has nothing else; bytes
+    hold no NaN."""
     values = np.array([[1.0, -np.inf, -np.inf, -3.0], [np.nan, 2.0, -np.inf, -np.inf]], np.float32)
     made = pooled(values, (1, 2))
     assert np.isnan(made[0, 0]) and made[0, 1] == -3.0

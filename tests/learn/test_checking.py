@@ -1,6 +1,8 @@
-"""Checks are honest: right by any method passes, wrong is named with its place, what is theirs shows as theirs.
+"""Checks are honest: right by any method passes, wrong is named with its place, what is theirs
+shows as theirs.
 
-Every exercise of the catalogue stands here with its usual slips; the worker and the exercises run through a Checker.
+Every exercise of the catalogue stands here with its usual slips; the worker and the exercises run
+through a Checker.
 """
 
 # ruff: noqa: E501  a slip a line
@@ -44,7 +46,9 @@ def test_the_course_is_whole() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_solution_passes_and_runs_in_a_real_model(name: str, checker: Checker, tmp_path: Path) -> None:
+def test_each_solution_passes_and_runs_in_a_real_model(
+    name: str, checker: Checker, tmp_path: Path
+) -> None:
     path = tmp_path / "mine.py"
     path.write_text(starting.python(find(name)).replace(find(name).starter, find(name).solution))
     found = checker.check(path)
@@ -56,32 +60,38 @@ def test_each_solution_passes_and_runs_in_a_real_model(name: str, checker: Check
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_starter_says_what_is_to_be_written(name: str, checker: Checker, tmp_path: Path) -> None:
+def test_each_starter_says_what_is_to_be_written(
+    name: str, checker: Checker, tmp_path: Path
+) -> None:
     found = checker.check(starting.write(find(name), tmp_path))
     assert found.state == "todo" and "is not written yet" in found.message
     assert found.where.startswith("line ") and found.code.startswith("TODO: "), found
 
 
 SLIPS = [
-    ("one-head", "q.shape[-1] ** 0.5", "32 ** 0.5", "attention(q, k, v, allowed)[0, 0]", ""),  # d_model of no head
+    # d_model of no head
+    ("one-head", "q.shape[-1] ** 0.5", "32 ** 0.5", "attention(q, k, v, allowed)[0, 0]", ""),
     ("one-head", " / q.shape[-1] ** 0.5", "", "[0, 0]", "without it"),
     ("one-head", "q.shape[-1] ** 0.5", "k.shape[0] ** 0.5", "[0, 0]", "number of keys"),
     ("one-head", "masked_fill(~allowed", "masked_fill(allowed", "[0, 0]", "turned round"),
     ("one-head", "torch.exp(x - x.amax(-1, keepdim=True))", "torch.exp(x)", "near 1000[0, 0] is nan", "before exp"),
-    ("one-head", "x.amax(-1, keepdim=True)", "x.amax()", "softmax([[1000, 999], [1, 0]])[1, 0] is nan", "largest number of its own"),
+    ("one-head", "x.amax(-1, keepdim=True)", "x.amax()", "softmax([[1000, 999], [1, 0]])[1, 0] "
+                                                         "is nan", "largest number of its own"),
     ("one-head", 'float("-inf")', "-20.0", "attention of low scores[", "a number such as -20"),
     ("causal-mask", "<= places", "< places", "causal_mask(5, 5)[0, 0] is False and should be True", "<="),
     ("causal-mask", "places[:, None]", "places[:, None] + 1", "causal_mask(5, 5)[0, 1]", "other way"),
     ("causal-mask", "arange(keys - queries, keys)", "arange(queries)", "causal_mask(1, 7)[0, 1]", "last ones"),
     ("multi-head", "torch.cat(answers, dim=-1) @ w_out.T", "torch.cat(answers, dim=-1)", "[0, 0]", "w_out"),
     ("multi-head", "x @ w_q.T", "x @ w_q", "multi_head(x, ...)[1, 0]", ""),
-    ("norms", " + eps) * gamma + beta", ") * gamma + beta", "layer_norm(x, gamma, beta, eps)[0, 0, 0]", "eps"),
+    ("norms", " + eps) * gamma + beta", ") * gamma + beta", "layer_norm(x, gamma, beta, eps)[0, "
+                                                            "0, 0]", "eps"),
     ("norms", "(x - mean).square().mean(-1, keepdim=True)", "x.var(-1, keepdim=True)", "[0, 0, 0]", "n - 1"),
     ("norms", "keepdim=True) + eps) * gamma\n", "keepdim=True)) * gamma\n", "rms_norm(x, gamma, eps)[0, 0, 0]", "eps"),
     ("rotary", "a, b = x.chunk(2, dim=-1)", "a, b = x[..., 0::2], x[..., 1::2]", "rotate(x, places, 10000)[0, 0, ", ""),
     (
         "rotary",
-        "a, b = x.chunk(2, dim=-1)\n    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)",
+        "a, b = x.chunk(2, dim=-1)\n    return torch.cat((a * cos - b * sin, b * cos + a * sin), "
+        "dim=-1)",
         "a, b = x[..., 0::2], x[..., 1::2]\n    "
         "return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)",
         "[0, 0, 0]",
@@ -99,14 +109,16 @@ SLIPS = [
     ("rnn-attention", "masked_fill(~there, float(\"-inf\"))", "masked_fill(~there, 0)", "the weights[0]", "a score of 0 still has e^0 = 1"),
     ("rnn-attention", "torch.tanh(state @ w_state.T + bias + source @ w_source.T)", "(state @ w_state.T + bias + source @ w_source.T)", "the weights[0]", "tanh"),
     ("top-p", "before = values.cumsum(-1) - values", "before = values.cumsum(-1)", "tokens kept", "brings the sum"),
-    ("top-p", "before = values.cumsum(-1) - values", "before = values.cumsum(-1) - values\n    order = torch.arange(len(logits))", "tokens kept", ""),
+    ("top-p", "before = values.cumsum(-1) - values", "before = values.cumsum(-1) - values\n    "
+                                                     "order = torch.arange(len(logits))", "tokens kept", ""),
     ("top-p", "    beyond = (before >= p).index_fill(-1, torch.tensor(0), False)", "    beyond = before >= p", "at p = 0", "keep that token whatever p is"),
     ("beam-search", "logits_after(tokens).log_softmax(-1)", "logits_after(tokens)", "the ", ""),
     ("beam-search", "key=lambda one: -one[0])", "key=lambda one: one[0])", "the texts of", ""),
     ("beam-search", "[*tokens, int(token)]", "(tokens.append(int(token)) or tokens)", "asked what follows 3 new tokens", "append changes"),
     ("kv-cache", "self.filled = end\n        return", "return", "the keys after", ""),
     ("kv-cache", "return self.k[:, :end], self.v[:, :end]", "return k, v", "the keys after 6 places has the shape", ""),
-    ("kv-cache", "return self.k[:, :end], self.v[:, :end]", "return self.k[:, :end].clone(), self.v[:, :end].clone()", "200 made extend lay all keys anew", "torch.cat"),
+    ("kv-cache", "return self.k[:, :end], self.v[:, :end]", "return self.k[:, :end].clone(), "
+                                                            "self.v[:, :end].clone()", "200 made extend lay all keys anew", "torch.cat"),
     ("kv-cache", "room = max(64, 2 * end)", "room = end", "200 made extend lay all keys anew", "torch.cat"),
     ("masking", " & ~special", "", "the targets[0, ", ""),
     ("masking", "chosen & (fate < 0.8)", "chosen", "what is shown[", "between 0.8 and 0.9"),
@@ -114,7 +126,8 @@ SLIPS = [
     ("lora", "torch.zeros(linear.out_features, rank)", "torch.ones(linear.out_features, rank)", "before training[0, 0]", "zero"),
     ("lora", "self.scale * (x @", "(x @", "LoRA(x) with B filled[", "scale"),
     ("lora", "weight.requires_grad_(False)", "pass", "shapes that learn", "requires_grad_"),
-    ("grouped-query-attention", "k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)", "k.repeat(group, 1, 1), v.repeat(group, 1, 1)", "grouped(q of 8 heads, k and v of 2)[1, 0, 0]", "repeat_interleave"),
+    ("grouped-query-attention", "k.repeat_interleave(group, dim=0), v.repeat_interleave(group, "
+                                "dim=0)", "k.repeat(group, 1, 1), v.repeat(group, 1, 1)", "grouped(q of 8 heads, k and v of 2)[1, 0, 0]", "repeat_interleave"),
     ("grouped-query-attention", " / q.shape[-1] ** 0.5", "", "[0, 0, 0]", "one head's width"),
     ("router", "return weights / weights.sum(-1, keepdim=True), chosen", "return weights, chosen", "the weights[0, 0]", "sum to 1"),
     ("router", ".softmax(-1).topk", ".softmax(0).topk", "the chosen experts[", "over the experts"),
@@ -125,7 +138,8 @@ SLIPS = [
     ("int8", "scales = torch.where(scales == 0, 1.0, scales)\n", "pass\n", "largest_error(w) is nan", "zeros"),
     ("mini-transformer", ".triu(1)", ".triu()", "[0, 0] is True and should be False", "sees itself"),
     ("mini-transformer", "optimizer.zero_grad()", "pass", "the losses of five steps[", "zero_grad"),
-    ("mini-transformer", "self.head.weight = self.embed.weight", "self.head.weight.data = self.embed.weight.data.clone()", "parameters of the tied model is 8210", "not a copy"),
+    ("mini-transformer", "self.head.weight = self.embed.weight", "self.head.weight.data = "
+                                                                 "self.embed.weight.data.clone()", "parameters of the tied model is 8210", "not a copy"),
     ("mini-transformer", "return ids[at], ids[at + 1]", "return ids[at], ids[at]", "the targets of windows[0, ", "one further on"),
 ]  # fmt: skip
 
@@ -141,7 +155,9 @@ def test_every_exercise_has_a_slip_that_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "right", "wrong", "place", "look"), SLIPS, ids=[f"{s[0]}-{i}" for i, s in enumerate(SLIPS)]
+    ("name", "right", "wrong", "place", "look"),
+    SLIPS,
+    ids=[f"{s[0]}-{i}" for i, s in enumerate(SLIPS)],
 )
 def test_a_usual_slip_is_named_with_its_place(
     name: str, right: str, wrong: str, place: str, look: str, checker: Checker, tmp_path: Path
@@ -394,7 +410,8 @@ def test_another_method_passes(name: str, checker: Checker, tmp_path: Path) -> N
 
 
 def test_a_hard_coded_answer_fails(checker: Checker, tmp_path: Path) -> None:
-    """What was right in one check is wrong in the next: the inputs are drawn anew, whatever the file seeds."""
+    """What was right in one check is wrong in the next: the inputs are drawn anew, whatever the
+    file seeds."""
     code = """
 import torch
 torch.manual_seed(0)
@@ -410,7 +427,8 @@ def attention(q, k, v, allowed):
     seen = checker.check(put(tmp_path, "one-head", code.replace("{known}", "None")), seed=7)
     assert seen.state == "error" and seen.printed.startswith("[[")
     path = put(tmp_path, "one-head", code.replace("{known}", seen.printed.strip()))
-    assert "4 queries over 6 keys: every number is right" in checker.check(path, seed=7).good  # in the model it fails
+    # in the model it fails
+    assert "4 queries over 6 keys: every number is right" in checker.check(path, seed=7).good
     for _ in range(2):
         found = checker.check(path)
         assert found.state == "failed" and "attention(q, k, v, allowed)[0, 0] is" in found.message
@@ -421,8 +439,10 @@ def attention(q, k, v, allowed):
     [
         ("def causal_mask(queries, keys)\n    pass\n", "error", "expected ':'", "line 2"),
         ("def causal_mask(queries, keys):\n    return nothing\n", "error", "NameError: name 'nothing'", "line 3"),
-        ("def causal_mask(queries, keys):\n    import torch\n    return torch.ones(2, 3) @ torch.ones(2, 3)\n", "error", "RuntimeError", "line 4"),
-        ("def causal_mask(queries): pass\n", "error", "causal_mask cannot be called as the exercise asks", ""),
+        ("def causal_mask(queries, keys):\n    import torch\n    return torch.ones(2, 3) @ "
+         "torch.ones(2, 3)\n", "error", "RuntimeError", "line 4"),
+        ("def causal_mask(queries): pass\n", "error", "causal_mask cannot be called as the "
+                                                      "exercise asks", ""),
         ("def causl_mask(queries, keys): pass\n", "failed", 'Did you mean "causl_mask"?', ""),
         ("def causal_mask(queries, keys): pass\n", "failed", "is None; does every way through", ""),
         ("def causal_mask(queries, keys): return 'yes'\n", "failed", "is 'yes', a str", ""),
@@ -445,29 +465,44 @@ def test_errors_of_the_learners_code_show_as_theirs(
     "loop",
     [
         "    while True:\n        pass\n",
-        "    while True:\n        try:\n            pass\n        except BaseException:\n            pass\n",
+        "    while True:\n        try:\n            pass\n        except BaseException:\n        "
+        "    pass\n",
         "    import time\n    time.sleep(1000)\n",
         "    import os\n    os.fork()\n    while True: pass\n",
     ],
 )
-def test_an_endless_loop_is_stopped_and_its_line_named(loop: str, checker: Checker, tmp_path: Path) -> None:
+def test_an_endless_loop_is_stopped_and_its_line_named(
+    loop: str, checker: Checker, tmp_path: Path
+) -> None:
     begun = time.monotonic()
     path = put(tmp_path, "causal-mask", f"def causal_mask(queries, keys):\n{loop}")
     found = checker.check(path, seconds=0.3)
-    assert found.state == "stopped" and "after 0.3 seconds" in found.message and time.monotonic() - begun < 20
+    assert (
+        found.state == "stopped"
+        and "after 0.3 seconds" in found.message
+        and time.monotonic() - begun < 20
+    )
     assert found.where in ("line 3", "line 4", "line 5", "line 6", "line 7"), found
 
 
 def test_code_that_hears_no_signal_is_ended_too(checker: Checker, tmp_path: Path) -> None:
-    code = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nsignal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass\n"
+    code = (
+        "import signal\nsignal.signal(signal.SIGALRM, "
+        "signal.SIG_IGN)\nsignal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass\n"
+    )
     assert checker.check(put(tmp_path, "causal-mask", code), seconds=0.2).state == "stopped"
 
 
 def test_printing_is_theirs_and_bounded(checker: Checker, tmp_path: Path) -> None:
-    code = "import sys, os\nprint('from me')\nprint('and here', file=sys.stderr)\nos.system('echo aside')\n"
+    code = (
+        "import sys, os\nprint('from me')\nprint('and here', "
+        "file=sys.stderr)\nos.system('echo aside')\n"
+    )
     found = checker.check(put(tmp_path, "causal-mask", code + find("causal-mask").solution))
     assert found.state == "passed" and found.printed == "from me\nand here\naside\n"
-    found = checker.check(put(tmp_path, "causal-mask", "while True: print('x' * 1000)\n"), seconds=0.5)
+    found = checker.check(
+        put(tmp_path, "causal-mask", "while True: print('x' * 1000)\n"), seconds=0.5
+    )
     assert found.state == "stopped" and 10_000 <= len(found.printed) < 10_100
 
 
@@ -476,7 +511,8 @@ def test_what_the_learner_changes_is_not_the_checks(checker: Checker, tmp_path: 
     code = "import torch\ntorch.Tensor.softmax = None\n"
     assert checker.check(put(tmp_path, "one-head", code)).state == "failed"
     solution = find("norms").solution.replace(
-        "    mean = x.mean(-1, keepdim=True)\n", "    x = x.mul_(1)\n    mean = x.mean(-1, keepdim=True)\n"
+        "    mean = x.mean(-1, keepdim=True)\n",
+        "    x = x.mul_(1)\n    mean = x.mean(-1, keepdim=True)\n",
     )
     spoilt = find("norms").solution.replace(
         "    return x / torch", "    y = x.clone()\n    x.zero_()\n    x = y\n    return x / torch"
@@ -548,11 +584,23 @@ def test_a_teachers_folder_and_a_class(tmp_path: Path, monkeypatch: pytest.Monke
         found = {one.learner: one for one in class_folder(everyone, checker, seconds=1)}
     states = {learner: one.to_dict()["state"] for learner, one in found.items()}
     refused = dict.fromkeys(("eve", "finn", "gil", "hal"), "refused")
-    assert states == {"anna": "passed", "ben": "failed", "cem": "error", "dora": "stopped", **refused}
+    assert states == {
+        "anna": "passed",
+        "ben": "failed",
+        "cem": "error",
+        "dora": "stopped",
+        **refused,
+    }
     assert len({one.verdict.seed for one in found.values() if one.verdict}) == 1
     ben = found["ben"].verdict
-    assert isinstance(ben, Verdict) and ben.look == "once is not twice" and ben.message.startswith("double(0.")
-    assert "it has no line" in found["eve"].refused and "There is no exercise" in found["finn"].refused
+    assert (
+        isinstance(ben, Verdict)
+        and ben.look == "once is not twice"
+        and ben.message.startswith("double(0.")
+    )
+    assert (
+        "it has no line" in found["eve"].refused and "There is no exercise" in found["finn"].refused
+    )
     assert "hal cannot be read (Permission denied)" in found["hal"].refused
     (tmp_path / "shut").mkdir()
     with pytest.raises(UserError, match="shut cannot be read"), Checker(own) as checker:
@@ -564,7 +612,13 @@ def test_a_teachers_folder_and_a_class(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_check_that_is_broken_itself_is_not_the_learners(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "double_it.py").write_text(TEACHERS.replace("    x = report", "    x = [][0]\n    x = report"))
+    (tmp_path / "own" / "double_it.py").write_text(
+        TEACHERS.replace("    x = report", "    x = [][0]\n    x = report")
+    )
     with Checker(tmp_path / "own") as checker:
         found = checker.check(put(tmp_path, "double-it", "def double(x): return 2 * x\n"))
-    assert found.state == "error" and "double_it.py, line 17" in found.message and "check itself" in found.look, found
+    assert (
+        found.state == "error"
+        and "double_it.py, line 17" in found.message
+        and "check itself" in found.look
+    ), found

@@ -44,11 +44,18 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     (tmp_path / "two_words.py").write_text(GOOD)
     one = read(tmp_path / "two_words.py")
     assert (one.name, one.title, one.task, one.road) == ("two-words", "A title", "What to do.", 3.5)
-    assert (one.hints, one.seconds, one.file, one.page) == (("one", "two"), 7, "two_words.py", ROAD[2])
+    assert (one.hints, one.seconds, one.file, one.page) == (
+        ("one", "two"),
+        7,
+        "two_words.py",
+        ROAD[2],
+    )
     assert "y = 2 * x" in one.solution and "check" not in one.solution
     assert one.starter == (
-        'def f(x):\n    """What it is."""\n    # TODO: say what\n    # over two lines\n    # or three\n'
-        "    raise NotImplementedError\n\n\ndef g(x):\n    # TODO: more\n    raise NotImplementedError\n"
+        'def f(x):\n    """What it is."""\n    # TODO: say what\n    # over two lines\n    # or '
+        "three\n"
+        "    raise NotImplementedError\n\n\ndef g(x):\n    # TODO: more\n    raise "
+        "NotImplementedError\n"
     )
 
 
@@ -81,7 +88,9 @@ def test_folders_that_hold_none(tmp_path: Path) -> None:
 
 def test_the_order_of_the_road_and_a_teachers_own(tmp_path: Path) -> None:
     ours = catalogue()
-    assert [one.road for one in ours] == sorted({one.road for one in ours}) and all(one.page for one in ours)
+    assert [one.road for one in ours] == sorted({one.road for one in ours}) and all(
+        one.page for one in ours
+    )
     assert all(len(one.hints) >= 2 and one.task and one.title for one in ours)
     (tmp_path / "rotary.py").write_text(GOOD)
     both = catalogue(tmp_path)
@@ -107,5 +116,8 @@ def test_no_answer_is_left_in_a_starter() -> None:
 
 
 def test_exercises_are_listed_without_torch() -> None:
-    code = "import sys; from glassformer.cli import main; assert not main(['learn']); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from glassformer.cli import main; assert not main(['learn']); assert "
+        "'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,4 +1,5 @@
-"""Every term of the course: its line of code stands in the source, its number is computed, its links lead somewhere."""
+"""Every term of the course: its line of code stands in the source, its number is computed, its
+links lead somewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ TERMS = glossary.terms()
 
 @pytest.mark.parametrize("name", [" ".join(name.split()) for name in ASKED.split(",")])
 def test_every_term_of_the_course_is_there(name: str) -> None:
-    assert name in glossary.names() and glossary.find(name.upper().replace("-", " ")) is glossary.names()[name]
+    assert (
+        name in glossary.names()
+        and glossary.find(name.upper().replace("-", " ")) is glossary.names()[name]
+    )
 
 
 @pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
@@ -76,14 +80,20 @@ def test_numbers_are_the_models() -> None:
     T = ids.shape[1]
     assert blocks.causal_mask().startswith(f"{T * (T - 1) // 2} of the {T * T} scores")
     assert (
-        f"causally {T * (T + 1) // 2}." in uses.prefix_lm() and f"sees {T * (T + 1) // 2 + 6} pairs" in uses.prefix_lm()
+        f"causally {T * (T + 1) // 2}." in uses.prefix_lm()
+        and f"sees {T * (T + 1) // 2 + 6} pairs" in uses.prefix_lm()
     )
     assert "0.6652, 0.2447, 0.0900" in blocks.softmax()
     assert "128 KiB a token in bf16 instead of 512." in scale.grouped_query_attention()
-    assert "46.7 billion parameters" in scale.mixture_of_experts() and "12.9 of them" in scale.mixture_of_experts()
+    assert (
+        "46.7 billion parameters" in scale.mixture_of_experts()
+        and "12.9 of them" in scale.mixture_of_experts()
+    )
     assert "(0.5403, 0.8415)" in blocks.rotary_embedding()  # cos 1, sin 1
     assert "53.7." in uses.bleu()
-    models.real()[0].load_state_dict({name: weight * 0 for name, weight in model.state_dict().items()})
+    models.real()[0].load_state_dict(
+        {name: weight * 0 for name, weight in model.state_dict().items()}
+    )
     assert models.greedy(*models.real()) != models.greedy(*_zeroed())  # a copy each time
 
 
@@ -99,11 +109,15 @@ def test_bleu_is_sacrebleus() -> None:
     assert f": {score:.1f}." in uses.bleu()
 
 
-@pytest.mark.parametrize("words", [["causal", "mask"], ["causal mask"], ["Causal-Masks"], ["look-ahead mask"]])
+@pytest.mark.parametrize(
+    "words", [["causal", "mask"], ["causal mask"], ["Causal-Masks"], ["look-ahead mask"]]
+)
 def test_define_prints_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["define", *words]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("causal mask (also look-ahead mask, triangular mask)\n  Hides from each token")
+    assert said.out.startswith(
+        "causal mask (also look-ahead mask, triangular mask)\n  Hides from each token"
+    )
     assert (
         "config/mask_arrays.py, line " in said.out
         and "136 of the 289" in said.out
@@ -129,15 +143,21 @@ def test_define_as_json_and_as_a_list(capsys: pytest.CaptureFixture[str]) -> Non
         (["zzz"], "lists the terms"),
     ],
 )
-def test_an_unknown_term_gets_the_nearest(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_term_gets_the_nearest(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["define", *words]) == 2
     assert hint in capsys.readouterr().err
 
 
 def test_the_data_needs_no_torch() -> None:
-    code = "import sys; from glassformer.learn import glossary, catalogue; glossary.names(); catalogue(); "
+    code = (
+        "import sys; from glassformer.learn import glossary, catalogue; glossary.names(); "
+        "catalogue(); "
+    )
     code += (
-        "from glassformer.cli import main; main(['define', 'router', '--no-number']); assert 'torch' not in sys.modules"
+        "from glassformer.cli import main; main(['define', 'router', '--no-number']); assert "
+        "'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

@@ -1,4 +1,5 @@
-"""A learner's file that harms: it fails alone, the next learner is checked, and the terminal is safe."""
+"""A learner's file that harms: it fails alone, the next learner is checked, and the terminal is
+safe."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from glassformer.learn import checking
 from glassformer.learn.checking import Checker, Verdict, class_folder
 from glassformer.learn.exercise import find
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of several processes need /proc")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="limits of several processes need /proc"
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,15 @@ for end in range(3, 256):
     except OSError:
         pass
 """
-ACCEPTED = {"state": "error", "message": 5, "look": ["x"], "good": 7, "line": "two", "slow": ["this"], "code": None}
+ACCEPTED = {
+    "state": "error",
+    "message": 5,
+    "look": ["x"],
+    "good": 7,
+    "line": "two",
+    "slow": ["this"],
+    "code": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +73,9 @@ ACCEPTED = {"state": "error", "message": 5, "look": ["x"], "good": 7, "line": "t
 def test_what_is_written_to_other_descriptors_is_that_learners(
     data: bytes, message: str, checker: Checker, tmp_path: Path
 ) -> None:
-    code = WRITE_EVERYWHERE.replace("DATA", f"{data[:8]!r} * {len(data) // 8}" if len(data) > 999 else repr(data))
+    code = WRITE_EVERYWHERE.replace(
+        "DATA", f"{data[:8]!r} * {len(data) // 8}" if len(data) > 999 else repr(data)
+    )
     verdict = check(code + "os._exit(0)\n", checker, tmp_path)
     assert verdict.state == "error" and message in verdict.message and verdict.where == "", verdict
 
@@ -75,14 +88,19 @@ def test_who_ends_the_checks_ends_only_the_own(
     code = f"import os, signal, time\nos.kill(os.getppid(), signal.{number})\n"
     code += "time.sleep(0.5)\nraise OSError('came here')\n"
     verdict = check(code, checker, tmp_path, seconds=0.5)
-    ended = "OSError: came here" if number == "SIGINT" else "ended or stopped the process that runs the checks"
+    ended = (
+        "OSError: came here"
+        if number == "SIGINT"
+        else ("ended or stopped the process that runs the checks")
+    )
     assert verdict.state == "error" and ended in verdict.message, verdict
 
 
 def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path: Path) -> None:
     escape = "\x1b]0;title\x07\x1b[2J\x9b31m"
     codes = {
-        "anna": f"print({escape!r}, end='\\r\\tx\\n')\nraise ValueError({escape!r} + 'two\\nlines')\n",
+        "anna": f"print({escape!r}, end='\\r\\tx\\n')\nraise ValueError({escape!r} + "
+        "'two\\nlines')\n",
         "ben": f"def causal_mask(queries, keys): return {escape!r}\n",
         "cem": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n",
         f"dora{escape}": find("causal-mask").solution,
@@ -100,7 +118,10 @@ def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path: Path) -> None
         env=os.environ | {"COLUMNS": "250"},
     )
     assert done.returncode == 0 and "6 learners, 6 files, 1 passed" in done.stderr, done.stderr
-    assert all(letter.isprintable() or letter == "\n" for letter in done.stdout + done.stderr.replace("\r", "")), done
+    assert all(
+        letter.isprintable() or letter == "\n"
+        for letter in done.stdout + done.stderr.replace("\r", "")
+    ), done
     with Checker() as checker:
         (anna,) = [one.verdict for one in class_folder(tmp_path, checker) if one.learner == "anna"]
     assert anna is not None and anna.printed == "\\x1b]0;title\\x07\\x1b[2J\\x9b31m\n\tx\n"
@@ -109,16 +130,25 @@ def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path: Path) -> None
 
 def test_a_file_of_a_check_has_a_largest_size(checker: Checker, tmp_path: Path) -> None:
     code = "with open('large', 'wb') as file:\n    file.truncate(SIZE)\n"
-    assert check(code.replace("SIZE", "64 << 20"), checker, tmp_path).state == "failed"  # it defines no mask
+    # it defines no mask
+    assert check(code.replace("SIZE", "64 << 20"), checker, tmp_path).state == "failed"
     verdict = check(code.replace("SIZE", "(64 << 20) + 1"), checker, tmp_path)
-    assert verdict.state == "error" and "File too large" in verdict.message and verdict.where == "line 3", verdict
+    assert (
+        verdict.state == "error"
+        and "File too large" in verdict.message
+        and verdict.where == "line 3"
+    ), verdict
 
 
 @linux
 def test_a_check_has_a_largest_memory(checker: Checker, tmp_path: Path) -> None:
     """Without a limit the system gives all of it: nothing is written there."""
-    code = "import mmap\nroom = [mmap.mmap(-1, 1 << 28, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(COUNT)]\n"
-    assert check(code.replace("COUNT", "7"), checker, tmp_path).state == "failed"  # it defines no mask
+    code = (
+        "import mmap\nroom = [mmap.mmap(-1, 1 << 28, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) "
+        "for _ in range(COUNT)]\n"
+    )
+    # it defines no mask
+    assert check(code.replace("COUNT", "7"), checker, tmp_path).state == "failed"
     verdict = check(code.replace("COUNT", "9"), checker, tmp_path)
     assert verdict.state == "error" and "a check may take 2 GiB" in verdict.message, verdict
 
@@ -135,8 +165,13 @@ time.sleep(1000)
 
 
 @linux
-def test_the_limits_are_of_all_processes_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = "from glassformer.learn import worker; worker.MEMORY = 300 << 20; worker.PROCESSES = 8; worker.main()"
+def test_the_limits_are_of_all_processes_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = (
+        "from glassformer.learn import worker; worker.MEMORY = 300 << 20; worker.PROCESSES = "
+        "8; worker.main()"
+    )
     monkeypatch.setattr(checking, "COMMAND", (sys.executable, "-c", small))
     with Checker() as checker:
         each = FORKS.replace("DO", "room = b'x' * (COUNT << 20)")
@@ -144,13 +179,20 @@ def test_the_limits_are_of_all_processes_together(tmp_path: Path, monkeypatch: p
         verdict = check(each.replace("COUNT", "150"), checker, tmp_path, 5)
         assert verdict.state == "error" and "took more than 300 MiB" in verdict.message, verdict
         verdict = check(
-            "import os, time\nfor _ in range(9): os.fork() or time.sleep(1000)\ntime.sleep(1000)\n", checker, tmp_path
+            "import os, time\nfor _ in range(9): os.fork() or time.sleep(1000)\ntime.sleep(1000)\n",
+            checker,
+            tmp_path,
         )
         assert verdict.state == "error" and "more than 8 processes" in verdict.message, verdict
         started = time.monotonic()
         verdict = check(FORKS.replace("DO", "while True: pass"), checker, tmp_path, 4)
-        assert verdict.state == "stopped" and "after 4 seconds of computing" in verdict.message, verdict
-        assert verdict.where == "line 9" and verdict.seconds < 18, (verdict, time.monotonic() - started)
+        assert verdict.state == "stopped" and "after 4 seconds of computing" in verdict.message, (
+            verdict
+        )
+        assert verdict.where == "line 9" and verdict.seconds < 18, (
+            verdict,
+            time.monotonic() - started,
+        )
 
 
 @linux
@@ -176,7 +218,9 @@ def test_ctrl_c_ends_the_check_without_a_word(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("# exercise: causal-mask\nopen('here', 'w').close()\nwhile True: pass\n")
     run = [sys.executable, "-m", "glassformer", "learn", "check", str(path)]
-    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     while not (tmp_path / "here").exists():
         assert process.poll() is None
         time.sleep(0.05)

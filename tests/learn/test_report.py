@@ -1,4 +1,5 @@
-"""What differs is said with the first place that differs; what is the same in another form passes."""
+"""What differs is said with the first place that differs; what is the same in another form
+passes."""
 
 from __future__ import annotations
 

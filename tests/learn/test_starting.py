@@ -24,9 +24,14 @@ def test_both_kinds_hold_the_same_code(name: str, tmp_path: Path) -> None:
     assert starting.read(path).exercise == starting.read(notebook).exercise == name
     assert one.starter.strip() in starting.read(notebook).code
     told = json.loads(notebook.read_text())
-    assert (told["nbformat"], [cell["cell_type"] for cell in told["cells"]][:2]) == (4, ["markdown", "code"])
+    assert (told["nbformat"], [cell["cell_type"] for cell in told["cells"]][:2]) == (
+        4,
+        ["markdown", "code"],
+    )
     ids = [cell["id"] for cell in told["cells"]]
-    assert len(set(ids)) == len(ids) and all(one.hints[0] not in "".join(c["source"]) for c in told["cells"][:2])
+    assert len(set(ids)) == len(ids) and all(
+        one.hints[0] not in "".join(c["source"]) for c in told["cells"][:2]
+    )
 
 
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
@@ -49,7 +54,9 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
         ("a.ipynb", b'{"cells": 3}', "of no exercise"),
     ],
 )
-def test_what_cannot_be_read_is_said(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_said(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as refused:
         starting.read(tmp_path / name)

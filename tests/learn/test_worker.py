@@ -1,4 +1,5 @@
-"""A notebook of an exercise as learners leave it, and code that waits: what the check says, and where."""
+"""A notebook of an exercise as learners leave it, and code that waits: what the check says, and
+where."""
 
 from __future__ import annotations
 
@@ -31,13 +32,21 @@ def checker() -> Iterator[Checker]:
         "    import subprocess\n    subprocess.run(['sleep', '1000'])\n",
     ],
 )
-def test_what_waits_for_ever_is_stopped_by_the_wall(wait: str, checker: Checker, tmp_path: Path) -> None:
+def test_what_waits_for_ever_is_stopped_by_the_wall(
+    wait: str, checker: Checker, tmp_path: Path
+) -> None:
     begun, path = time.monotonic(), tmp_path / "mine.py"
     path.write_text(f"# exercise: causal-mask\ndef causal_mask(queries, keys):\n{wait}")
     found = checker.check(path, seconds=0.3)
-    assert found.state == "stopped" and found.where in ("line 4", "line 5") and time.monotonic() - begun < 20, found
+    assert (
+        found.state == "stopped"
+        and found.where in ("line 4", "line 5")
+        and time.monotonic() - begun < 20
+    ), found
     by_the_wall = re.search(r"or 1\.5 by the clock: it computed (\d\.\d) and", found.message)
-    assert by_the_wall and float(by_the_wall[1]) < 0.3 and "What does it wait for" in found.look, found
+    assert by_the_wall and float(by_the_wall[1]) < 0.3 and "What does it wait for" in found.look, (
+        found
+    )
 
 
 def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path: Path) -> None:
@@ -54,8 +63,11 @@ def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path: Path) -> None
     assert told[0] == told[1] and "before training[" in told[0]
 
 
-def test_a_notebook_as_learners_leave_it(checker: Checker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cells of their own before and after: magics, pictures, slips; each is told by its cell and line."""
+def test_a_notebook_as_learners_leave_it(
+    checker: Checker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cells of their own before and after: magics, pictures, slips; each is told by its cell and
+    line."""
     path = starting.write(find("causal-mask"), tmp_path, as_notebook=True)
     told = json.loads(path.read_text())
     at = next(at for at, cell in enumerate(told["cells"]) if cell["cell_type"] == "code")
@@ -63,16 +75,28 @@ def test_a_notebook_as_learners_leave_it(checker: Checker, tmp_path: Path, capsy
     solved = f"# exercise: causal-mask\n{find('causal-mask').solution}"
 
     def found(before: str, after: str) -> Verdict:
-        around = [{**own, "id": name, "source": code} for name, code in (("a", before), ("b", solved), ("c", after))]
-        path.write_text(json.dumps({**told, "cells": [*told["cells"][:at], *around, *told["cells"][at + 1 :]]}))
+        around = [
+            {**own, "id": name, "source": code}
+            for name, code in (("a", before), ("b", solved), ("c", after))
+        ]
+        path.write_text(
+            json.dumps({**told, "cells": [*told["cells"][:at], *around, *told["cells"][at + 1 :]]})
+        )
         return checker.check(path)
 
     before = "%matplotlib inline\nfiles = !ls\nimport torch\ntorch.tril?"
     assert found(before, "%%time\nseen = causal_mask(3, 3)\ndisplay(seen)").state == "passed"
     assert found("rest = (7\n% 4)", "%%bash\nexit 1").state == "passed"
     late = found("import torch", "%%time\nseen = causal_mask(3, 3)\nseen.nothing")
-    assert (late.state, late.where, late.code) == ("error", "code cell 3, line 3", "seen.nothing"), late
+    assert (late.state, late.where, late.code) == (
+        "error",
+        "code cell 3, line 3",
+        "seen.nothing",
+    ), late
     typo = found("x = 1\n", "y = (1,\n")
-    assert (typo.state, typo.where) == ("error", "code cell 3, line 1") and "was never closed" in typo.message, typo
+    assert (typo.state, typo.where) == (
+        "error",
+        "code cell 3, line 1",
+    ) and "was never closed" in typo.message, typo
     assert main(["learn", "check", str(path)]) == 1
     assert "code cell 3, line 1: '(' was never closed" in capsys.readouterr().out

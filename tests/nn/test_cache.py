@@ -1,4 +1,5 @@
-"""A cache says what reading anew says: whatever came in which chunk, with padding, gaps, trims, forks; in bf16 too."""
+"""A cache says what reading anew says: whatever came in which chunk, with padding, gaps, trims,
+forks; in bf16 too."""
 
 from __future__ import annotations
 
@@ -28,14 +29,17 @@ class Walk:
 
     def __init__(self, model: Model, seed: int) -> None:
         self.model, self.cache, self.draw = model, Cache(model.config), random.Random(seed)
-        self.rows: list[list[tuple[int, int]]] = [[] for _ in range(3)]  # (token, position) of each row
-        self.columns: list[list[bool]] = [[] for _ in range(3)]  # where the row has a token in the cache
+        # (token, position) of each row
+        self.rows: list[list[tuple[int, int]]] = [[] for _ in range(3)]
+        # where the row has a token in the cache
+        self.columns: list[list[bool]] = [[] for _ in range(3)]
 
     def ends(self) -> list[int]:
         return [row[-1][1] if row else -1 for row in self.rows]
 
     def read(self, held: list[list[tuple[int, int]]], given: bool) -> None:
-        """One chunk: each row's (token, position), -1 where there is nothing; positions are told or left out."""
+        """One chunk: each row's (token, position), -1 where there is nothing; positions are told or
+        left out."""
         ids, pos = (torch.tensor([[pair[part] for pair in row] for row in held]) for part in (0, 1))
         found = self.model(ids, pos=pos if given else None, cache=self.cache).logits
         for number, row in enumerate(held):
@@ -55,19 +59,27 @@ class Walk:
             start = end + 1 + (self.draw.choice((0, 0, 3)) if end >= 0 else 0)
             row = [(self.draw.randrange(tiny.VOCAB), start + step) for step in range(count)]
             held.append(row + [(0, -1)] * (max(counts) - count))
-        if not self.cache.length and self.draw.random() < 0.5:  # a batch of prompts is padded before them
-            held = [[pair for pair in row if pair[1] < 0] + [pair for pair in row if pair[1] >= 0] for row in held]
+        # a batch of prompts is padded before them
+        if not self.cache.length and self.draw.random() < 0.5:
+            held = [
+                [pair for pair in row if pair[1] < 0] + [pair for pair in row if pair[1] >= 0]
+                for row in held
+            ]
         self.read(held, given=True)
 
     def onward(self) -> None:
         """The same number of tokens in each row, positions left to the cache."""
         count = self.draw.choice((1, 1, 4))
-        held = [[(self.draw.randrange(tiny.VOCAB), end + 1 + step) for step in range(count)] for end in self.ends()]
+        held = [
+            [(self.draw.randrange(tiny.VOCAB), end + 1 + step) for step in range(count)]
+            for end in self.ends()
+        ]
         self.read(held, given=False)
 
     def trim(self) -> None:
         kept = min(sum(there[: len(there) - 7]) for there in self.columns)
-        if self.cache.evicts or kept < self.cache.prefix_length or self.cache.length < 7:  # a prefix is read in one go
+        # a prefix is read in one go
+        if self.cache.evicts or kept < self.cache.prefix_length or self.cache.length < 7:
             return
         count = self.draw.randint(1, 7)
         self.cache.trim(count)
@@ -79,7 +91,9 @@ class Walk:
     def mix(self) -> None:
         order = [self.draw.randrange(3) for _ in range(3)]
         self.cache.select(torch.tensor(order))
-        self.rows, self.columns = ([list(some[number]) for number in order] for some in (self.rows, self.columns))
+        self.rows, self.columns = (
+            [list(some[number]) for number in order] for some in (self.rows, self.columns)
+        )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -92,7 +106,9 @@ def test_any_way_of_reading_is_reading_alone(name: str, seed: int) -> None:
         walk.chunk(least=walk.cache.prefix_length)
     for _ in range(14):
         if max(walk.ends()) < tiny.CONTEXT - 10:
-            walk.draw.choice((walk.chunk, walk.chunk, walk.onward, walk.onward, walk.trim, walk.trim, walk.mix))()
+            walk.draw.choice(
+                (walk.chunk, walk.chunk, walk.onward, walk.onward, walk.trim, walk.trim, walk.mix)
+            )()
 
 
 def test_a_ring_of_gaps_keeps_what_its_positions_say() -> None:
@@ -132,7 +148,9 @@ def test_a_model_in_place_of_its_config_is_taken_with_a_warning() -> None:
 
 
 def test_a_trim_that_goes_too_far_is_refused() -> None:
-    model = tiny.model(replace(DECODERS["glass"], decoder=replace(DECODERS["glass"].decoder, position=c.Rotary())))
+    model = tiny.model(
+        replace(DECODERS["glass"], decoder=replace(DECODERS["glass"].decoder, position=c.Rotary()))
+    )
     cache = Cache(model.config)
     given = torch.cat((tokens(2, 50), tokens(2, 50, seed=1)), 1)
     model(given, cache=cache)
@@ -153,7 +171,8 @@ def test_a_trim_that_goes_too_far_is_refused() -> None:
 @pytest.mark.parametrize("name", ["gru", "lstm"])
 @pytest.mark.parametrize("engine", ["sdpa", "eager"])
 def test_a_state_is_its_documents_own(name: str, engine: str) -> None:
-    """A document that begins forgets what its row read before; of several in a row, the last one goes on."""
+    """A document that begins forgets what its row read before; of several in a row, the last one
+    goes on."""
     model = tiny.model(DECODERS[name])
     model.engine, cache, given = engine, Cache(model.config), tokens(3, 12)
     model(given[:, :4], cache=cache)
@@ -175,18 +194,22 @@ def unusual(config: c.Decoder) -> c.Decoder:
     """The same with another scale of the scores than 1 / sqrt(head_dim)."""
     if not isinstance(config.decoder, c.Stack):
         return config
-    pattern = tuple(replace(one, attention=replace(one.attention, scale=0.7)) for one in config.decoder.pattern)
+    pattern = tuple(
+        replace(one, attention=replace(one.attention, scale=0.7)) for one in config.decoder.pattern
+    )
     return replace(config, decoder=replace(config.decoder, pattern=pattern))
 
 
 def error(found: Tensor, exact: Tensor) -> float:
-    """The median over tokens of how far logits are off (rms): an expert that is chosen otherwise is one token's."""
+    """The median over tokens of how far logits are off (rms): an expert that is chosen otherwise is
+    one token's."""
     return float((found.double() - exact).square().mean(-1).sqrt().median())
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name: str) -> None:
-    """Twice as much at most: each way rounds the same values, at other places. One path lost is tenfold."""
+    """Twice as much at most: each way rounds the same values, at other places. One path lost is
+    tenfold."""
     model = tiny.model(unusual(DECODERS[name])).bfloat16()
     exact, law, given = copy.deepcopy(model).double(), copy.deepcopy(model), tokens()
     exact.engine = law.engine = "eager"
@@ -196,7 +219,8 @@ def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name: str) -> None:
     parts = given.split([7, 1, 1, 6, 1, 4], 1)
     assert error(torch.cat([model(part, cache=cache).logits for part in parts], 1), true) <= bound
     assert error(model(given).logits, true) <= bound
-    cache, starts = Cache(model.config), torch.tensor([[0], [2], [5]])  # as prompts of unlike lengths are padded
+    # as prompts of unlike lengths are padded
+    cache, starts = Cache(model.config), torch.tensor([[0], [2], [5]])
     left, found = (pos - starts).clamp(min=-1), []
     for begin, end in ((0, 9), (9, 10), (10, 11), (11, 17), (17, 20)):
         found.append(model(given[:, begin:end], pos=left[:, begin:end], cache=cache).logits)
@@ -206,11 +230,14 @@ def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name: str) -> None:
 
 
 def test_the_families_decode_with_a_scale_of_their_own() -> None:
-    """The bound above sees it: with the usual scale the error is more than ten times the allowed."""
+    """The bound above sees it: with the usual scale the error is more than ten times the
+    allowed."""
     for name in ("llama", "gpt2", "starcoder2"):
         usual, model = tiny.model(DECODERS[name]), tiny.model(unusual(DECODERS[name]))
         moved = error(usual(tokens()).logits, model(tokens()).logits.double())
-        rounded = error(copy.deepcopy(model).bfloat16()(tokens()).logits, model(tokens()).logits.double())
+        rounded = error(
+            copy.deepcopy(model).bfloat16()(tokens()).logits, model(tokens()).logits.double()
+        )
         assert moved > 10 * rounded
 
 

@@ -1,4 +1,5 @@
-"""What a generated token costs: no mask, no copy of what is kept, nothing heavy imported on the way to the first."""
+"""What a generated token costs: no mask, no copy of what is kept, nothing heavy imported on the way
+to the first."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def test_one_query_in_bf16_is_as_near_the_truth_as_the_written_out_attention(nam
     eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     eager.engine = exact.engine = "eager"
     errors = []
-    for tokens in torch.randint(VOCAB, (64, 1, START)):  # one text's ratio of errors varies by a factor of 2
+    # one text's ratio of errors varies by a factor of 2
+    for tokens in torch.randint(VOCAB, (64, 1, START)):
         cache = Cache(model.config)
         with torch.no_grad():
             for one in tokens.T:
@@ -89,13 +91,18 @@ def test_one_query_in_bf16_is_as_near_the_truth_as_the_written_out_attention(nam
     assert fast < 1.3 * law
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 4, 150, 16), (1, 8, 2, 64, 8), (3, 6, 1, 129, 32)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 4, 150, 16), (1, 8, 2, 64, 8), (3, 6, 1, 129, 32)], ids=str
+)
 def test_a_prompt_in_bf16_is_nearly_as_near_the_truth_as_the_fused_kernel(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch, heads, shared, length, dim = shape
     draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(batch, h, length, dim, generator=draw).mul(2).bfloat16() for h in (heads, shared, shared))
+    q, k, v = (
+        torch.randn(batch, h, length, dim, generator=draw).mul(2).bfloat16()
+        for h in (heads, shared, shared)
+    )
     pos = torch.arange(length)[None]
     mask = Mask(pos, pos, causal=True, contiguous=True)
     told = {"is_causal": True, "scale": 0.3, "enable_gqa": True}

@@ -1,4 +1,5 @@
-"""Dropout: the share, the mean, the gradient, the same draw again, and attention that drops its pattern."""
+"""Dropout: the share, the mean, the gradient, the same draw again, and attention that drops its
+pattern."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def test_the_share_and_the_scale(rate: float) -> None:
 def test_the_mask_is_drawn_where_the_numbers_are() -> None:
     assert keep_mask(torch.empty(3, 5, device="meta"), 0.1).device.type == "meta"
     torch.manual_seed(0)
-    assert keep_mask(torch.empty(2, 4), 0.5).int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]  # the draw of a seed stays
+    # the draw of a seed stays
+    assert keep_mask(torch.empty(2, 4), 0.5).int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
 
 
 def test_every_place_is_drawn_by_itself() -> None:
@@ -64,7 +66,10 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
     found = []
     for engine in ("eager", "cpu_blocks"):
         torch.manual_seed(1)
-        q, k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3))
+        q, k, v = (
+            torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype)
+            for n in range(3)
+        )
         q, k, v = (x.requires_grad_() for x in (q, k, v))
         torch.manual_seed(5)
         z = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 8**-0.5, dropout=0.4))
@@ -79,19 +84,25 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
 @pytest.mark.parametrize("kv_heads", [6, 2])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ragged: bool) -> None:
-    """Halves of the heads, as the tensor axis has them: outputs, gradients and what is drawn next are those of all."""
+    """Halves of the heads, as the tensor axis has them: outputs, gradients and what is drawn next
+    are those of all."""
     length, draw = 130 if engine == "cpu_blocks" else 40, torch.Generator().manual_seed(1)
     pos = torch.arange(length).expand(2, -1) - torch.tensor([[0], [7 * ragged]])
     mask = Mask(pos.clamp(min=-1), pos.clamp(min=-1), True, contiguous=not ragged)
     counts = {"q": 6, "k": kv_heads, "v": kv_heads}
-    given = [torch.randn(2, many, length, 8, dtype=torch.float64, generator=draw) for many in counts.values()]
+    given = [
+        torch.randn(2, many, length, 8, dtype=torch.float64, generator=draw)
+        for many in counts.values()
+    ]
 
     def found(half: int | None) -> list[torch.Tensor]:
         cut = [x.clone() if half is None else x.chunk(2, 1)[half].clone() for x in given]
         q, k, v = (x.requires_grad_() for x in cut)
         heads = None if half is None else SomeHeads(3 * half, 6)
         torch.manual_seed(5)
-        out = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 0.4, dropout=0.3, heads=heads))
+        out = ENGINES[engine].run(
+            AttentionInputs(q, k, v, mask, None, 0.4, dropout=0.3, heads=heads)
+        )
         real = (pos >= 0)[:, None, :, None]
         (out * real * torch.arange(length)[:, None]).sum().backward()
         return [out.detach() * real, q.grad, k.grad, v.grad, torch.rand(1, 2)]  # type: ignore[list-item]

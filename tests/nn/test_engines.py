@@ -1,5 +1,5 @@
-"""Attention's engines held to float64 where settings are off the default: scale, caps, biases, dropout, groups, bf16,
-long rows, padding; and which of them ran."""
+"""Attention's engines held to float64 where settings are off the default: scale, caps, biases,
+dropout, groups, bf16, long rows, padding; and which of them ran."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from glassformer.nn.engines.inputs import AttentionInputs
 from glassformer.recipes import find
 
 HEADS, D, SCALE = 4, 16, 0.4  # not D**-0.5
-SHORT, LONG = 160, 576  # more than a block of ``cpu_blocks`` and of ``prefill``; long enough for ``block_sparse``
+# more than a block of ``cpu_blocks`` and of ``prefill``; long enough for ``block_sparse``
+SHORT, LONG = 160, 576
 UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8}
 """The most that one rounding changes a number by, relative to it."""
 
@@ -75,7 +76,10 @@ SITUATIONS: dict[str, tuple[Callable[[], Mask], dict[str, str]]] = {
     "long padded window": (lambda: own(padded(LONG), c.Window(48)), TRAINED),
     "long strided": (lambda: own(row(LONG), c.Strided(24), contiguous=True), TRAINED),
     "long documents": (lambda: documents(LONG), SPARSE),
-    "long rule with a prefix": (lambda: own(row(LONG), c.Prefix(200) & c.Window(48), contiguous=True), TRAINED),
+    "long rule with a prefix": (
+        lambda: own(row(LONG), c.Prefix(200) & c.Window(48), contiguous=True),
+        TRAINED,
+    ),
     "long prefix": (lambda: seen_early(LONG, c.Window(48)), TRAINED),
 }
 
@@ -85,7 +89,8 @@ SITUATIONS: dict[str, tuple[Callable[[], Mask], dict[str, str]]] = {
 
 @dataclass
 class Case:
-    """Queries, keys and values of two rows in some format, what comes between, and what comes out in float64."""
+    """Queries, keys and values of two rows in some format, what comes between, and what comes out
+    in float64."""
 
     mask: Mask
     q: Tensor
@@ -96,12 +101,19 @@ class Case:
 
     @classmethod
     def of(
-        cls, mask: Mask, dtype: torch.dtype, kv_heads: int, softcap: float | None, bias: bool = False, width: int = D
+        cls,
+        mask: Mask,
+        dtype: torch.dtype,
+        kv_heads: int,
+        softcap: float | None,
+        bias: bool = False,
+        width: int = D,
     ) -> Case:
         draw = torch.Generator().manual_seed(0)
         T, S = mask.q_pos.shape[1], mask.k_pos.shape[1]
         q, k, v = (
-            torch.randn(2, *shape, width, generator=draw).to(dtype) for shape in ((HEADS, T), *[(kv_heads, S)] * 2)
+            torch.randn(2, *shape, width, generator=draw).to(dtype)
+            for shape in ((HEADS, T), *[(kv_heads, S)] * 2)
         )
         added = torch.randn(1, HEADS, T, S, generator=draw).to(dtype) if bias else None
         return cls(mask, q, k, v, added, softcap)
@@ -111,7 +123,8 @@ class Case:
         return (self.mask.q_pos >= 0)[:, None, :, None]
 
     def true(self, scale: float = SCALE, keep: Tensor | None = None) -> list[Tensor]:
-        """What comes out, and the gradients of its sum weighed by ``weigh``, by the definition in float64."""
+        """What comes out, and the gradients of its sum weighed by ``weigh``, by the definition in
+        float64."""
         leaves = [x.detach().double().requires_grad_() for x in (self.q, self.k, self.v)]
         q, (k, v) = leaves[0], (x.repeat_interleave(HEADS // x.shape[1], 1) for x in leaves[1:])
         scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scale
@@ -126,14 +139,23 @@ class Case:
         """The same by an engine, or by the one that is chosen."""
         leaves = [x.detach().clone().requires_grad_(learning) for x in (self.q, self.k, self.v)]
         with torch.set_grad_enabled(learning):
-            z = attend(AttentionInputs(*leaves, self.mask, self.bias, SCALE, self.softcap, dropout), engine)
+            z = attend(
+                AttentionInputs(*leaves, self.mask, self.bias, SCALE, self.softcap, dropout), engine
+            )
         assert z.dtype == self.q.dtype
         return self.learnt(z, leaves) if learning else [(z * self.real()).double()]
 
     def learnt(self, z: Tensor, leaves: list[Tensor]) -> list[Tensor]:
         z = z * self.real()
-        weigh = torch.randn(z.shape, generator=torch.Generator().manual_seed(1)).to(self.q.dtype).to(z.dtype)
-        return [z.detach().double(), *(grad.double() for grad in torch.autograd.grad((z * weigh).sum(), leaves))]
+        weigh = (
+            torch.randn(z.shape, generator=torch.Generator().manual_seed(1))
+            .to(self.q.dtype)
+            .to(z.dtype)
+        )
+        return [
+            z.detach().double(),
+            *(grad.double() for grad in torch.autograd.grad((z * weigh).sum(), leaves)),
+        ]
 
 
 @pytest.mark.parametrize(("kv_heads", "softcap"), [(4, None), (2, None), (1, 2.0)])
@@ -142,7 +164,8 @@ class Case:
 def test_as_near_the_truth_as_the_readable_engine(
     name: str, dtype: torch.dtype, kv_heads: int, softcap: float | None, chosen: list[str]
 ) -> None:
-    """An engine may err three times as much as ``eager`` does in the same format: it adds up in another order."""
+    """An engine may err three times as much as ``eager`` does in the same format: it adds up in
+    another order."""
     make, engines = SITUATIONS[name]
     case = Case.of(make(), dtype, kv_heads, softcap)
     true = case.true()
@@ -155,28 +178,40 @@ def test_as_near_the_truth_as_the_readable_engine(
         for exact, one, other in zip(true, law, ours, strict=False):
             # rounded once at the end, and sums of S terms in fp32, each in its own order
             floor = (UNIT[dtype] + 2**-24 * case.k.shape[2] ** 0.5) * float(exact.abs().max())
-            for size in (lambda error: float(error.square().mean().sqrt()), lambda error: float(error.abs().max())):
+            for size in (
+                lambda error: float(error.square().mean().sqrt()),
+                lambda error: float(error.abs().max()),
+            ):
                 assert size(other - exact) <= 3 * size(one - exact) + floor
 
 
-@pytest.mark.parametrize("name", [name for name in SITUATIONS if name not in ("across", "both ways")])
+@pytest.mark.parametrize(
+    "name", [name for name in SITUATIONS if name not in ("across", "both ways")]
+)
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -> None:
-    """Roundings that know nothing of each other cancel; what is left along the result or along the scale does not."""
+    """Roundings that know nothing of each other cancel; what is left along the result or along the
+    scale does not."""
     case = Case.of(SITUATIONS[name][0](), torch.bfloat16, kv_heads, None)
     true, step = case.true()[0], 1e-4
-    along = ((case.true(SCALE * (1 + step))[0] - true) / step, true)  # by how much of the scale, of the result
+    # by how much of the scale, of the result
+    along = ((case.true(SCALE * (1 + step))[0] - true) / step, true)
     for learning in (False, True):
         error = case.found(learning)[0] - true
         for direction in along:
-            spread = float(error.square().mean().sqrt() / direction.norm()) * D**0.5  # a pattern errs for all of a head
+            # a pattern errs for all of a head
+            spread = float(error.square().mean().sqrt() / direction.norm()) * D**0.5
             assert abs(float((error * direction).sum() / direction.square().sum())) <= 5 * spread
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("name", ["prompt", "ragged token", "ragged tokens", "ragged prompt", "window"])
-def test_a_bias_is_added_after_the_cap(name: str, kv_heads: int, softcap: float | None, chosen: list[str]) -> None:
+@pytest.mark.parametrize(
+    "name", ["prompt", "ragged token", "ragged tokens", "ragged prompt", "window"]
+)
+def test_a_bias_is_added_after_the_cap(
+    name: str, kv_heads: int, softcap: float | None, chosen: list[str]
+) -> None:
     case = Case.of(SITUATIONS[name][0](), torch.float32, kv_heads, softcap, bias=True)
     for found, true in zip(case.found(learning=True), case.true(), strict=True):
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
@@ -198,11 +233,14 @@ AUTO = {  # the engines that train and that do not, without and with a cap
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("dtype", UNIT, ids=lambda x: str(x)[6:])
-@pytest.mark.parametrize(("engine", "name"), [*DROPPED, ("auto", "prompt"), ("auto", "long padded window")])
+@pytest.mark.parametrize(
+    ("engine", "name"), [*DROPPED, ("auto", "prompt"), ("auto", "long padded window")]
+)
 def test_dropout_drops_its_share_and_learns_from_what_is_left(
     engine: str, name: str, dtype: torch.dtype, softcap: float | None, chosen: list[str]
 ) -> None:
-    """The values are the identity, so what comes out is the pattern itself, and tells what was dropped."""
+    """The values are the identity, so what comes out is the pattern itself, and tells what was
+    dropped."""
     if softcap is not None and engine in ("sdpa", "cpu_blocks"):
         pytest.skip(f"{engine} cannot cap scores: another engine would run")
     mask, rate = SITUATIONS[name][0](), 0.25
@@ -217,35 +255,45 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
     luck = 5 * (rate * (1 - rate) / draws) ** 0.5
     assert abs(1 - float(alive[seen].double().mean()) - rate) <= luck
     for exact, ours in zip(case.true(keep=alive / (1 - rate)), found, strict=True):
-        # what is summed up in bf16 is summed up in fp32 and rounded a few times; in fp32 each term of a row counts
+        # what is summed up in bf16 is summed up in fp32 and rounded a few times; in fp32 each term
+        # of a row counts
         few = 64 if dtype == torch.float32 else 8
-        assert float((ours - exact).abs().max()) <= few * UNIT[dtype] * max(1.0, float(exact.abs().max()))
+        assert float((ours - exact).abs().max()) <= few * UNIT[dtype] * max(
+            1.0, float(exact.abs().max())
+        )
     still = case.found(False, rate, engine)[0]
     assert abs(1 - float((still > 0)[seen].double().mean()) - rate) <= luck
     assert chosen == (AUTO[name, softcap] if engine == "auto" else [engine, engine])
 
 
 def test_an_engine_is_named_as_its_file_is() -> None:
-    """What is no engine is refused where it is set, not in the forward pass; old names are understood."""
+    """What is no engine is refused where it is set, not in the forward pass; old names are
+    understood."""
     model = build_model(find("glass/200k"), device="meta")
     with pytest.raises(
-        UserError, match=r'no engine of attention "flash"; give auto, block_sparse, cpu_blocks, prefill'
+        UserError,
+        match=r'no engine of attention "flash"; give auto, block_sparse, cpu_blocks, '
+        r"prefill",
     ):
         model.engine = "flash"
     with pytest.warns(OldNameWarning, match='"sparse" is "block_sparse" now'):
         model.engine = "sparse"
     assert model.engine == "block_sparse"
     home = Path(engines.__file__).parent
-    assert {name for name in engines.ENGINES if not (home / f"{name}.py").is_file()} == {"prefill"}  # in cpu_blocks.py
+    # in cpu_blocks.py
+    assert {name for name in engines.ENGINES if not (home / f"{name}.py").is_file()} == {"prefill"}
 
 
 def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
-    """By name: no bias in ``block_sparse``, ``flex``, ``cpu_blocks``; no cap in ``cpu_blocks``, ``sdpa``; no dropout in
-    ``flex``.
+    """By name: no bias in ``block_sparse``, ``flex``, ``cpu_blocks``; no cap in ``cpu_blocks``,
+    ``sdpa``; no dropout in ``flex``.
     """
     q = torch.randn(1, 1, SHORT, D)
     plain = AttentionInputs(q, q, q, own(row(SHORT), contiguous=True), None, SCALE)
-    biased, capped = plain._replace(bias=torch.zeros(1, 1, SHORT, SHORT)), plain._replace(softcap=2.0)
+    biased, capped = (
+        plain._replace(bias=torch.zeros(1, 1, SHORT, SHORT)),
+        plain._replace(softcap=2.0),
+    )
     learning = plain._replace(q=q.clone().requires_grad_())
     asked = {
         "eager": (plain, biased, capped, plain._replace(dropout=0.1), learning),

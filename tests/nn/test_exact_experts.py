@@ -35,14 +35,22 @@ def test_a_token_is_answered_alike_whoever_is_beside_it(name: str, dtype: torch.
             return mixture(x, Flow(torch.arange(x.shape[1])[None], contiguous=False))  # type: ignore[no-any-return]
 
     together = run(exact, x)
-    assert torch.equal(together, torch.cat([run(exact, x[:, place : place + 1]) for place in range(37)], 1))
+    assert torch.equal(
+        together, torch.cat([run(exact, x[:, place : place + 1]) for place in range(37)], 1)
+    )
     plain.shared = None
-    torch.testing.assert_close(together, run(plain, x), atol=1e-5 if dtype == torch.float32 else 0.1, rtol=2e-2)
+    torch.testing.assert_close(
+        together, run(plain, x), atol=1e-5 if dtype == torch.float32 else 0.1, rtol=2e-2
+    )
 
 
 def test_copies_are_made_where_there_is_room() -> None:
     model = torch.nn.Sequential(MoE(CASES["gated"], 48))
-    size = sum(weight.nbytes for name, weight in model[0].named_parameters() if name in ("gate", "up", "down"))
+    size = sum(
+        weight.nbytes
+        for name, weight in model[0].named_parameters()
+        if name in ("gate", "up", "down")
+    )
     view, taken = exact_experts(model, size)
     assert taken == size and isinstance(view[0], ExactMoE) and type(model[0]) is MoE
     assert exact_experts(model, size - 1) == (model, 0)

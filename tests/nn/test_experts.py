@@ -1,4 +1,5 @@
-"""Mixtures of experts: the fast way is the slow loop, and routing does what the papers and nanoMoE say."""
+"""Mixtures of experts: the fast way is the slow loop, and routing does what the papers and nanoMoE
+say."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def mixture(cfg: c.MoE, dtype: torch.dtype = torch.float32) -> MoE:
     return made.to(dtype)
 
 
-def flow_of(x: Tensor, lengths: list[int] | None = None, engine: str = "sdpa", tape: Tape | None = None) -> Flow:
+def flow_of(
+    x: Tensor, lengths: list[int] | None = None, engine: str = "sdpa", tape: Tape | None = None
+) -> Flow:
     pos = torch.arange(x.shape[1])[None]
     if lengths is not None:
         pos = torch.where(pos < torch.tensor(lengths)[:, None], pos, -1)
@@ -50,7 +53,9 @@ def everything(
     torch.manual_seed(2)
     write = made(x, flow)
     real = (flow.pos >= 0)[..., None]
-    loss = (write * real * given(length=length, dtype=dtype).flip(0)).sum() + sum(flow.aux.values(), torch.zeros(()))
+    loss = (write * real * given(length=length, dtype=dtype).flip(0)).sum() + sum(
+        flow.aux.values(), torch.zeros(())
+    )
     loss.backward()
     found = [weight.grad for weight in made.parameters()]
     assert x.grad is not None and None not in found
@@ -72,12 +77,17 @@ KINDS = {
 @pytest.mark.parametrize("lengths", [None, [5, 20, 11]], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", KINDS)
 def test_side_by_side_is_the_slow_loop(name: str, lengths: list[int] | None) -> None:
-    slow, fast = (everything(KINDS[name], engine, torch.float64, lengths) for engine in ("eager", "sdpa"))
+    slow, fast = (
+        everything(KINDS[name], engine, torch.float64, lengths) for engine in ("eager", "sdpa")
+    )
     for left, right in zip(slow, fast, strict=True):
         torch.testing.assert_close(left, right, rtol=0.0, atol=1e-12)
-    slow, fast = (everything(KINDS[name], engine, torch.float32, lengths) for engine in ("eager", "sdpa"))
+    slow, fast = (
+        everything(KINDS[name], engine, torch.float32, lengths) for engine in ("eager", "sdpa")
+    )
     assert torch.equal(slow[0], fast[0])  # through another kernel than in float64
-    if name in ("three", "biased"):  # a sum of three gradients, or of a bias's rows, is added up in another order
+    # a sum of three gradients, or of a bias's rows, is added up in another order
+    if name in ("three", "biased"):
         for left, right in zip(slow, fast, strict=True):
             torch.testing.assert_close(left, right, rtol=0.0, atol=1e-5)
     else:
@@ -88,7 +98,9 @@ def test_made_up_rows_change_nothing_but_rounding() -> None:
     """In bf16 an expert's rows are made up to a multiple: here of 4."""
     cfg = replace(GATED, capacity_factor=1.5)
     exact = everything(cfg, "eager", torch.float64, [80, 128, 100], 128)
-    slow, fast = (everything(cfg, engine, torch.bfloat16, [80, 128, 100], 128) for engine in ("eager", "sdpa"))
+    slow, fast = (
+        everything(cfg, engine, torch.bfloat16, [80, 128, 100], 128) for engine in ("eager", "sdpa")
+    )
     assert torch.equal(slow[0], fast[0])
     for truth, left, right in zip(exact, slow, fast, strict=True):
         scale = float(truth.abs().max())
@@ -108,7 +120,9 @@ def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
         for token in range(60):
             expert = int(chosen[token, slot])
             if taken[expert] < room:
-                expected[token] += weight[token, slot] * made.expert_output(expert, x.flatten(0, 1)[token])
+                expected[token] += weight[token, slot] * made.expert_output(
+                    expert, x.flatten(0, 1)[token]
+                )
             dropped += taken[expert] >= room
             taken[expert] += 1
     assert dropped > 10
@@ -143,17 +157,27 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> Non
 
 
 def test_losses_and_facts_by_hand() -> None:
-    made, x, tape = mixture(replace(PLAIN, balance_loss=0.3, z_loss=0.2)).train(), given(), Tape("*")
+    made, x, tape = (
+        mixture(replace(PLAIN, balance_loss=0.3, z_loss=0.2)).train(),
+        given(),
+        Tape("*"),
+    )
     flow = flow_of(x, tape=tape)
     made(x, flow)
     logits, chosen = tape["ffn.router"].double().flatten(0, 1), tape["ffn.chosen"].flatten()
     share = logits.softmax(-1)
     load = torch.tensor([float((chosen == expert).double().mean()) for expert in range(4)])
     torch.testing.assert_close(flow.metrics["load"], load[None])
-    torch.testing.assert_close(float(flow.metrics["entropy"]), float(-(share * share.log()).sum(-1).mean()))
+    torch.testing.assert_close(
+        float(flow.metrics["entropy"]), float(-(share * share.log()).sum(-1).mean())
+    )
     assert float(flow.metrics["dropped"]) == 0
-    torch.testing.assert_close(float(flow.aux["balance"].detach()), float(0.3 * 4 * (load * share.mean(0)).sum()))
-    torch.testing.assert_close(float(flow.aux["z"].detach()), float(0.2 * logits.exp().sum(-1).log().square().mean()))
+    torch.testing.assert_close(
+        float(flow.aux["balance"].detach()), float(0.3 * 4 * (load * share.mean(0)).sum())
+    )
+    torch.testing.assert_close(
+        float(flow.aux["z"].detach()), float(0.2 * logits.exp().sum(-1).log().square().mean())
+    )
 
 
 def test_noise_has_a_learnt_size_and_only_training_hears_it() -> None:
@@ -202,7 +226,10 @@ def test_the_router_thinks_in_fp32() -> None:
     made, x, tape = mixture(GATED, torch.bfloat16), given(dtype=torch.bfloat16), Tape("*")
     with torch.autocast("cpu", torch.bfloat16):
         write = made(x, flow_of(x, tape=tape))
-    assert tape["ffn.router"].dtype == tape["ffn.weight"].dtype == torch.float32 and write.dtype == torch.bfloat16
+    assert (
+        tape["ffn.router"].dtype == tape["ffn.weight"].dtype == torch.float32
+        and write.dtype == torch.bfloat16
+    )
     torch.testing.assert_close(tape["ffn.router"], x.float() @ made.router.weight.float().mT)
     full = mixture(GATED)
     with torch.autocast("cpu", torch.bfloat16):
@@ -256,7 +283,12 @@ def test_facts_of_every_mixture_reach_the_output() -> None:
 def test_an_encoders_mixtures_are_heard_too() -> None:
     base: Any = tiny.vaswani()
     think = c.MoE(4, 2, c.MLP(16), balance_loss=0.1)
-    mixed = replace(base, encoder=replace(base.encoder, pattern=(replace(base.encoder.pattern[0], feedforward=think),)))
+    mixed = replace(
+        base,
+        encoder=replace(
+            base.encoder, pattern=(replace(base.encoder.pattern[0], feedforward=think),)
+        ),
+    )
     out = build_model(mixed, seed=1)(tiny.tokens(), tiny.tokens(3, 9))
     assert float(out.aux["balance"]) > 0 and out.metrics["load"].shape == (2, 4)
 

@@ -1,4 +1,5 @@
-"""NaN and infinite weights: refused where they are read, named where an answer comes of them; messages are tame."""
+"""NaN and infinite weights: refused where they are read, named where an answer comes of them;
+messages are tame."""
 
 from __future__ import annotations
 
@@ -53,20 +54,40 @@ ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
         "decoder.blocks.1.ffn.up.weight",
         lambda m, t: generation.generate(m, t, CAT, temperature=0).run(),
     ),
-    "translate": (PAIR, "encoder.blocks.0.ffn.up.weight", lambda m, t: generation.search(m, t, [CAT])),
+    "translate": (
+        PAIR,
+        "encoder.blocks.0.ffn.up.weight",
+        lambda m, t: generation.search(m, t, [CAT]),
+    ),
     "classify": (LABELS, "pool.proj.weight", lambda m, t: generation.classify(m, t, [CAT])),
-    "embed": (VECTOR, "encoder.blocks.1.ffn_norm.weight", lambda m, t: generation.embed(m, t, [CAT])),
+    "embed": (
+        VECTOR,
+        "encoder.blocks.1.ffn_norm.weight",
+        lambda m, t: generation.embed(m, t, [CAT]),
+    ),
     "fill": (LABELS, "head.norm.bias", lambda m, t: generation.fill(m, t, "the ___ sat")),
-    "eval": (tiny.DECODERS["gpt2"], "decoder.last_norm.bias", lambda m, t: evaluation.score(m, t, CAT)),
-    "look": (tiny.DECODERS["gpt2"], "decoder.blocks.0.attn.out.bias", lambda m, t: inspection.look(m, t, CAT)),
+    "eval": (
+        tiny.DECODERS["gpt2"],
+        "decoder.last_norm.bias",
+        lambda m, t: evaluation.score(m, t, CAT),
+    ),
+    "look": (
+        tiny.DECODERS["gpt2"],
+        "decoder.blocks.0.attn.out.bias",
+        lambda m, t: inspection.look(m, t, CAT),
+    ),
 }
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("verb", ANSWERS)
-def test_no_answer_comes_of_what_is_no_number(verb: str, value: float, tokenizer: Tokenizer) -> None:
+def test_no_answer_comes_of_what_is_no_number(
+    verb: str, value: float, tokenizer: Tokenizer
+) -> None:
     shape, name, answer = ANSWERS[verb]
-    with pytest.raises(UserError, match=f"^{name} holds NaN or infinite numbers.*load another checkpoint"):
+    with pytest.raises(
+        UserError, match=f"^{name} holds NaN or infinite numbers.*load another checkpoint"
+    ):
         answer(model(shape, name, value), tokenizer)
 
 
@@ -93,8 +114,16 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
 ) -> None:
     bad = model(tiny.DECODERS[shape], "decoder.blocks.1.attn.q.weight", math.nan)
     store.save(bad, tmp_path / "m", layout=layout)
-    name = r"blocks\.1\.attn\.q\.weight" if layout == "glassformer" else "q_proj" if shape == "llama" else "c_attn"
-    with pytest.raises(UserError, match=f"{name}.* holds numbers that are NaN, infinite or too large for float32"):
+    name = (
+        r"blocks\.1\.attn\.q\.weight"
+        if layout == "glassformer"
+        else "q_proj"
+        if shape == "llama"
+        else "c_attn"
+    )
+    with pytest.raises(
+        UserError, match=f"{name}.* holds numbers that are NaN, infinite or too large for float32"
+    ):
         store.load(tmp_path / "m")
     with pytest.raises(UserError, match=name):
         store.load_as(bad.config, tmp_path / "m")
@@ -102,7 +131,8 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
     with pytest.raises(UserError, match=name):
         store.load(tmp_path / "m", dtype="bfloat16")
     mapped, _ = store.load(tmp_path / "m")
-    for _ in range(2):  # and again: attention on a CPU makes zeros of NaN scores, so the answer would be finite
+    # and again: attention on a CPU makes zeros of NaN scores, so the answer would be finite
+    for _ in range(2):
         with pytest.raises(UserError, match=r"decoder.blocks.1.attn.q.weight holds NaN"):
             generation.generate(mapped, None, [[1, 2, 3]]).run()
 
@@ -123,13 +153,17 @@ def test_mapped_weights_are_looked_at_once_all_of_them(
 
 
 def test_numbers_too_large_for_the_dtype_asked_for(tmp_path: Path) -> None:
-    store.save(model(tiny.DECODERS["llama"], "decoder.blocks.1.attn.v.weight", 1e30), tmp_path / "m")
+    store.save(
+        model(tiny.DECODERS["llama"], "decoder.blocks.1.attn.v.weight", 1e30), tmp_path / "m"
+    )
     store.load(tmp_path / "m")
     with pytest.raises(UserError, match="too large for float16"):
         store.load(tmp_path / "m", dtype="float16")
 
 
-def test_classify_says_no_label(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classify_says_no_label(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store.save(model(LABELS, "pool.proj.weight", math.nan), tmp_path / "m", tokenizer)
     assert cli.main(["classify", str(tmp_path / "m"), CAT]) == 2
     said = capsys.readouterr()
@@ -140,9 +174,22 @@ def test_classify_says_no_label(tokenizer: Tokenizer, tmp_path: Path, capsys: py
 
 
 def test_a_message_cannot_steer_a_terminal_nor_fill_it() -> None:
-    said = str(UserError("the file says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; fix it."))
-    assert said.isprintable() and "\\x1b[2J" in said and "and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; fix it." in said
+    said = str(
+        UserError(
+            "the file says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; fix it."
+        )
+    )
+    assert (
+        said.isprintable()
+        and "\\x1b[2J" in said
+        and ("and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; fix it.") in said
+    )
     for filler in ("x", "\x1b", "漢"):
         said = str(UserError(f"begins {filler * 5000} ends."))
-        assert len(said) <= 1500 and said.startswith("begins ") and said.endswith(" ends.") and said.isprintable()
+        assert (
+            len(said) <= 1500
+            and said.startswith("begins ")
+            and said.endswith(" ends.")
+            and said.isprintable()
+        )
     assert str(UserError("x" * 1500)) == "x" * 1500

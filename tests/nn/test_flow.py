@@ -25,7 +25,9 @@ SIDES = (
 )
 MODELS = {
     "decoder": DEEP,
-    "both sides": c.EncoderDecoder(tiny.DIM, tiny.CONTEXT, c.Embed(tiny.VOCAB), *SIDES, c.Head(), tiny.WIDE),
+    "both sides": c.EncoderDecoder(
+        tiny.DIM, tiny.CONTEXT, c.Embed(tiny.VOCAB), *SIDES, c.Head(), tiny.WIDE
+    ),
 }
 PROCESS = """
 import sys
@@ -49,17 +51,21 @@ dist.destroy_process_group()
 
 
 def losses(model: torch.nn.Module) -> tuple[dict[str, float], float]:
-    """The auxiliary losses of one batch, and the size of the first router's gradient, most of which comes of them."""
+    """The auxiliary losses of one batch, and the size of the first router's gradient, most of which
+    comes of them."""
     given = (tiny.tokens(),) * (2 if hasattr(model, "encoder") else 1)
     out = model(*given)
     (sum(out.aux.values()) + 1e-3 * out.logits.square().mean()).backward()
-    first = next(weight for name, weight in model.named_parameters() if name.endswith("ffn.router.weight"))
+    first = next(
+        weight for name, weight in model.named_parameters() if name.endswith("ffn.router.weight")
+    )
     grad = getattr(first.grad, "full_tensor", lambda: first.grad)()
     return {name: loss.item() for name, loss in sorted(out.aux.items())}, grad.norm().item()
 
 
 def test_the_flow_is_no_dataclass() -> None:
-    """FSDP2 copies dataclasses that hold tensors with gradients; the proof is the slow one below."""
+    """FSDP2 copies dataclasses that hold tensors with gradients; the proof is the slow one
+    below."""
     assert not dataclasses.is_dataclass(Flow)
 
 
@@ -69,7 +75,12 @@ def test_auxiliary_losses_under_fsdp_are_those_of_one_process() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    world = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     started = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESS],
@@ -89,28 +100,43 @@ def test_auxiliary_losses_under_fsdp_are_those_of_one_process() -> None:
     for line in said[0].splitlines():
         name, *values = line.split(",")
         aux, norm = losses(build_model(MODELS[name], seed=1))
-        assert [float(value) for value in values] == pytest.approx([*aux.values(), norm], rel=1e-5), name
+        assert [float(value) for value in values] == pytest.approx(
+            [*aux.values(), norm], rel=1e-5
+        ), name
     assert said[0].count("\n") == len(MODELS)
 
 
 def test_old_names_of_arguments_are_read_with_a_warning() -> None:
     cut = torch.tensor([[0, 0, 0, 1, 1, 1]])
-    alone, pair = build_model(tiny.DECODERS["llama"], seed=1), build_model(tiny.vaswani(), seed=1).eval()
+    alone, pair = (
+        build_model(tiny.DECODERS["llama"], seed=1),
+        build_model(tiny.vaswani(), seed=1).eval(),
+    )
     ids = torch.arange(6)[None]
     with pytest.warns(FutureWarning, match=r"forward\(docs=\.\.\.\) is document_ids now"):
         old = alone(ids, docs=cut).logits
-    assert torch.equal(old, alone(ids, document_ids=cut).logits) and not torch.equal(old, alone(ids).logits)
-    with pytest.warns(FutureWarning, match=r"forward\(source_docs=\.\.\.\) is source_document_ids now"):
+    assert torch.equal(old, alone(ids, document_ids=cut).logits) and not torch.equal(
+        old, alone(ids).logits
+    )
+    with pytest.warns(
+        FutureWarning,
+        match=r"forward\(source_docs=\.\.\.\) is "
+        r"source_document_ids now",
+    ):
         old = pair(ids, ids, docs=cut, source_docs=cut).logits
     assert torch.equal(old, pair(ids, ids, document_ids=cut, source_document_ids=cut).logits)
     with pytest.warns(FutureWarning, match=r"encode\(docs"):
-        assert torch.equal(pair.encode(ids, docs=cut).hidden, pair.encode(ids, document_ids=cut).hidden)
+        assert torch.equal(
+            pair.encode(ids, docs=cut).hidden, pair.encode(ids, document_ids=cut).hidden
+        )
     with pytest.raises(TypeError, match="doks"):
         alone(ids, doks=cut)
 
 
 def test_where_documents_begin() -> None:
     """At position 0, and where a row's first token goes on from elsewhere; padding begins none."""
-    pos = torch.tensor([[3, 4, 0, 1], [-1, -1, 0, 1], [0, 1, 2, -1], [-1, 5, -1, 6], [-1, -1, -1, -1]])
+    pos = torch.tensor(
+        [[3, 4, 0, 1], [-1, -1, 0, 1], [0, 1, 2, -1], [-1, 5, -1, 6], [-1, -1, -1, -1]]
+    )
     begins = [[1, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
     assert document_starts(pos).tolist() == [list(map(bool, row)) for row in begins]

@@ -13,7 +13,18 @@ from glassformer.nn.paged import PackedTexts, PagedCache
 from glassformer.nn.prepacked import prepack
 from glassformer.nn.quantized import Layout, quantize_weights
 
-OTHERS = {"mixtral", "deepseek", "noisy", "nanomoe", "strided", "fixed", "prefix", "mixed", "gru", "lstm"}
+OTHERS = {
+    "mixtral",
+    "deepseek",
+    "noisy",
+    "nanomoe",
+    "strided",
+    "fixed",
+    "prefix",
+    "mixed",
+    "gru",
+    "lstm",
+}
 """Experts, rules that are no window, recurrent cells: computed by their modules."""
 FUSED = [name for name in tiny.DECODERS if name not in OTHERS]
 PAIRS = ["vaswani", "t5", "two vocabularies"]
@@ -21,7 +32,12 @@ PAIRS = ["vaswani", "t5", "two vocabularies"]
 
 def packed(spans: list[tuple[int, int]], first: list[int], tables: torch.Tensor) -> PackedTexts:
     """Texts side by side: text i goes on at place ``first[i]``."""
-    pos = torch.cat([torch.arange(end - begin) + start for (begin, end), start in zip(spans, first, strict=True)])
+    pos = torch.cat(
+        [
+            torch.arange(end - begin) + start
+            for (begin, end), start in zip(spans, first, strict=True)
+        ]
+    )
     rows = torch.cat([torch.full((end - begin,), text) for text, (begin, end) in enumerate(spans)])
     return PackedTexts(pos[None], rows.int(), tables, spans)
 
@@ -33,7 +49,8 @@ def drawn(seed: int) -> torch.Generator:
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 @pytest.mark.parametrize("name", FUSED + PAIRS)
 def test_a_stack_in_c_is_its_modules_bit_for_bit(name: str, bits: int) -> None:
-    """Two texts, their prompts together, then token by token; with a tape on, which takes the modules' way.
+    """Two texts, their prompts together, then token by token; with a tape on, which takes the
+    modules' way.
 
     Decoders of a pair see two sources of 3 and 40 tokens; then both texts see the second.
     """
@@ -53,14 +70,25 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name: str, bits: int) -> None:
         cache = PagedCache(model.config, 64, 8, 3, dtype)
         told, sources = {}, None
         if name in PAIRS:
-            sources = torch.tensor([[2, 2], [0, 1]], dtype=torch.int32), torch.tensor([3, 40], dtype=torch.int32)
+            sources = (
+                torch.tensor([[2, 2], [0, 1]], dtype=torch.int32),
+                torch.tensor([3, 40], dtype=torch.int32),
+            )
             for seed, (_, across) in enumerate(cache.pages):
                 assert across is not None
-                k, v = torch.randn(2, 96, *across.pages.keys.shape[1:2], across.pages.head_dim, generator=drawn(seed))
+                k, v = torch.randn(
+                    2,
+                    96,
+                    *across.pages.keys.shape[1:2],
+                    across.pages.head_dim,
+                    generator=drawn(seed),
+                )
                 across.pages.write(k, v, torch.arange(96))
             told = {"memory": Memory(torch.empty(1, 0, model.config.dim), torch.empty(1, 0))}
         tables, out = torch.tensor([[5, 2], [3, 7]], dtype=torch.int32), []
-        steps = [([(0, 9), (9, 14)], [0, 0])] + [([(0, 1), (1, 2)], [9 + step, 5 + step]) for step in range(3)]
+        steps = [([(0, 9), (9, 14)], [0, 0])] + [
+            ([(0, 1), (1, 2)], [9 + step, 5 + step]) for step in range(3)
+        ]
         tokens = torch.randint(tiny.VOCAB, (1, 40), generator=drawn(3))
         for spans, first in steps:
             cache.texts = packed(spans, first, tables)
@@ -68,7 +96,9 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name: str, bits: int) -> None:
             if first[0] > 10:
                 cache.texts.source_of = torch.ones(2, dtype=torch.int32)
             with torch.no_grad():
-                answer = view(tokens[:, : spans[-1][1]], pos=cache.texts.pos, cache=cache, tape=tape, **told)
+                answer = view(
+                    tokens[:, : spans[-1][1]], pos=cache.texts.pos, cache=cache, tape=tape, **told
+                )
             out.append(answer.logits)
             tokens = tokens[:, spans[-1][1] :]
         found.append(out)

@@ -1,4 +1,5 @@
-"""Pages that are gathered: kept and copied as the kernels' are, read as flash attention takes them, on any device."""
+"""Pages that are gathered: kept and copied as the kernels' are, read as flash attention takes them,
+on any device."""
 
 from __future__ import annotations
 
@@ -21,30 +22,48 @@ from glassformer.nn.kernels import PAGE, Pages, paged_attention
 from glassformer.nn.paged import PackedTexts, PagedCache
 from glassformer.nn.quantized import Layout, quantize_weights
 
-PAGED = [name for name, cfg in tiny.ALL.items() if not isinstance(cfg, c.Encoder) and name not in tiny.RECURRENT]
-MIXTURES = {"mixtral", "deepseek", "noisy", "nanomoe"}  # PyTorch's grouped product takes no fp32: counts are asked for
-PASSES = [(name, torch.bfloat16) for name in PAGED] + [(name, torch.float32) for name in PAGED if name not in MIXTURES]
+PAGED = [
+    name
+    for name, cfg in tiny.ALL.items()
+    if not isinstance(cfg, c.Encoder) and name not in tiny.RECURRENT
+]
+# PyTorch's grouped product takes no fp32: counts are asked for
+MIXTURES = {"mixtral", "deepseek", "noisy", "nanomoe"}
+PASSES = [(name, torch.bfloat16) for name in PAGED] + [
+    (name, torch.float32) for name in PAGED if name not in MIXTURES
+]
 
 
 def packed(starts: list[int], counts: list[int]) -> PackedTexts:
-    """Texts of so many tokens in the row, the first of each at its start; their pages in no order."""
+    """Texts of so many tokens in the row, the first of each at its start; their pages in no
+    order."""
     pos = [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
     rows = [text for text, count in enumerate(counts) for _ in range(count)]
     spans = [(sum(counts[:text]), sum(counts[: text + 1])) for text in range(len(counts))]
     most = -(-max(start + count for start, count in zip(starts, counts, strict=True)) // PAGE)
-    tables = torch.randperm(len(counts) * most, generator=torch.Generator().manual_seed(3)).view(-1, most).int()
+    tables = (
+        torch.randperm(len(counts) * most, generator=torch.Generator().manual_seed(3))
+        .view(-1, most)
+        .int()
+    )
     return PackedTexts(torch.tensor([pos]), torch.tensor(rows).int(), tables, spans, starts=starts)
 
 
 @pytest.mark.parametrize("rule", [c.Full(), c.Window(1), c.Window(9), c.Window(40)])
 def test_the_keys_of_all_texts_side_by_side_give_what_our_kernels_give(rule: c.MaskRule) -> None:
-    """Texts that begin, go on by a chunk, and are at one token a step; what lies before a window is not a number."""
-    texts, window = packed([0, 50, 33, 77], [7, 20, 1, 1]), rule.size if isinstance(rule, c.Window) else None
+    """Texts that begin, go on by a chunk, and are at one token a step; what lies before a window is
+    not a number."""
+    texts, window = (
+        packed([0, 50, 33, 77], [7, 20, 1, 1]),
+        rule.size if isinstance(rule, c.Window) else None,
+    )
     flat, ours = FlatPages.empty(16, 2, 8, torch.float32), Pages.empty(16, 2, 8, torch.float32)
     for part in (flat.keys, flat.values, ours.keys, ours.values):
         part.fill_(torch.nan)
     for text, (start, (first, end)) in enumerate(zip(texts.starts, texts.spans, strict=True)):
-        places = torch.arange(0 if window is None else max(0, start + 1 - window), start + end - first)
+        places = torch.arange(
+            0 if window is None else max(0, start + 1 - window), start + end - first
+        )
         slots = texts.tables[text, places // PAGE].long() * PAGE + places % PAGE
         k, v = torch.randn(2, len(places), 2, 8)
         flat.write(k, v, slots)
@@ -66,7 +85,14 @@ def test_the_keys_of_all_texts_side_by_side_give_what_our_kernels_give(rule: c.M
 
 
 def _alone(
-    q: Tensor, pages: Pages, tables: Tensor, rows: Tensor, lengths: Tensor, scale: float, window: Any, text: int
+    q: Tensor,
+    pages: Pages,
+    tables: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: Any,
+    text: int,
 ):
     own = rows == text
     return paged_attention(q[own], pages, tables, rows[own], lengths[own], scale, window)
@@ -85,8 +111,8 @@ def test_a_page_is_copied_whole() -> None:
 def test_nothing_of_a_step_lies_on_another_device(
     name: str, dtype: torch.dtype, asked_nothing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pass of a device that has no numbers: PyTorch refuses two devices and questions, and checks what its own
-    function for packed texts is given."""
+    """A pass of a device that has no numbers: PyTorch refuses two devices and questions, and checks
+    what its own function for packed texts is given."""
     cfg, called = tiny.ALL[name], []
     real, grouped = varlen.kernel()
 
@@ -104,7 +130,10 @@ def test_nothing_of_a_step_lies_on_another_device(
         text.source = (3, 4) if isinstance(cfg, c.EncoderDecoder) else None
     for starts, counts in (((0, 0), (5, 38)), ((4, 38), (1, 1))):
         some = zip(texts, starts, counts, strict=True)
-        chunks = [Chunk(text, start, text.tokens[start : start + count], 0, True) for text, start, count in some]
+        chunks = [
+            Chunk(text, start, text.tokens[start : start + count], 0, True)
+            for text, start, count in some
+        ]
         with asked_nothing():
             logits = runner.read(chunks, [[0], [0]])
         assert logits.shape == (2, tiny.VOCAB) and logits.device.type == "meta"
@@ -117,7 +146,9 @@ def test_a_quantised_model_too(bits: int, asked_nothing: Any) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     quantize_weights(model, Layout(bits=bits))
     model = model.to("meta")
-    runner = PagedRunner(model, PagedCache(model.config, 64, 8, **memory.page_kind(model)), Sources(0))
+    runner = PagedRunner(
+        model, PagedCache(model.config, 64, 8, **memory.page_kind(model)), Sources(0)
+    )
     text = Text([5, 3, 9])
     text.pages = [0]
     with asked_nothing():

@@ -44,7 +44,9 @@ def spoil(pages: list[Pages]) -> None:
         one.values.fill_(math.nan)
 
 
-def test_the_next_search_fills_the_same_memory_and_says_the_same(model: Any, made: list[int]) -> None:
+def test_the_next_search_fills_the_same_memory_and_says_the_same(
+    model: Any, made: list[int]
+) -> None:
     alone = beam(model, None, SOURCES[:1], **HOW)
     first = beam(model, None, SOURCES, **HOW)
     assert made
@@ -55,7 +57,9 @@ def test_the_next_search_fills_the_same_memory_and_says_the_same(model: Any, mad
     assert not made and len(kept_pages._idle[model]) == 2 * model.config.decoder.depth
 
 
-def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(model: Any, made: list[int]) -> None:
+def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(
+    model: Any, made: list[int]
+) -> None:
     beam(model, None, SOURCES[:1], **HOW)
     made.clear()
     beam(model, None, SOURCES, **HOW)
@@ -75,7 +79,10 @@ def test_two_searches_at_once_share_nothing(model: Any) -> None:
     like = kept.keys.shape[1], kept.head_dim, torch.float32
     held = [search.take(1, *like) for search in (one, one, other)]
     assert len({pages.keys.data_ptr() for pages in held}) == 3
-    assert len(one.take(999, *like).keys) == 999 and one.take(1, 1, 2, torch.bfloat16).keys.dtype == torch.bfloat16
+    assert (
+        len(one.take(999, *like).keys) == 999
+        and one.take(1, 1, 2, torch.bfloat16).keys.dtype == torch.bfloat16
+    )
 
 
 def test_a_training_lets_them_go(model: Any) -> None:

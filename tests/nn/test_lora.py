@@ -13,12 +13,17 @@ from glassformer.errors import UserError
 from glassformer.nn import build_model, lora
 from glassformer.training.optimizer import Optimizer
 
-CELLS = [(name, (f"*.cells.*.{part}",)) for name in ("gru", "lstm", "bahdanau", "cho") for part in ("state", "input")]
+CELLS = [
+    (name, (f"*.cells.*.{part}",))
+    for name in ("gru", "lstm", "bahdanau", "cho")
+    for part in ("state", "input")
+]
 
 
 @pytest.mark.parametrize(("name", "paths"), [*CELLS, ("mixtral", ("*.router",))])
 def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths):
-    """PyTorch's recurrent kernels, the halves of an attending cell's input, and the router in fp32."""
+    """PyTorch's recurrent kernels, the halves of an attending cell's input, and the router in
+    fp32."""
     model = moved(tiny.ALL[name], objectives.LoRA(rank=3, alpha=6.0, paths=paths))
     source = (tiny.tokens(3, 9, seed=5),) if hasattr(model, "encoder") else ()
     beside = model(tiny.tokens(), *source).logits
@@ -27,7 +32,9 @@ def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths
     with torch.no_grad():
         for layer in lora.adapted(model).values():
             layer.merge()
-        torch.testing.assert_close(model(tiny.tokens(), *source).logits, beside, rtol=1e-5, atol=3e-5)
+        torch.testing.assert_close(
+            model(tiny.tokens(), *source).logits, beside, rtol=1e-5, atol=3e-5
+        )
         for layer in lora.adapted(model).values():
             layer.unmerge()
             layer.up.zero_()
@@ -60,20 +67,37 @@ def test_a_generation_before_does_not_hide_the_change():
     from glassformer import generation
 
     model = build_model(tiny.DECODERS["llama"], seed=1).eval()
-    generation.generate(model, None, [[1, 2, 3]], max_new=4, temperature=0.0).run()  # lays packed copies
+    # lays packed copies
+    generation.generate(model, None, [[1, 2, 3]], max_new=4, temperature=0.0).run()
     changed = moved(tiny.DECODERS["llama"])
     lora.tune(model, LORA)
     model.load_state_dict(changed.state_dict())
-    told = generation.generate(model, None, [[1, 2, 3]], max_new=12, temperature=0.0).run().rows[0].tokens
+    told = (
+        generation.generate(model, None, [[1, 2, 3]], max_new=12, temperature=0.0)
+        .run()
+        .rows[0]
+        .tokens
+    )
     lora.merge_and_unload(changed)
-    assert told == generation.generate(changed, None, [[1, 2, 3]], max_new=12, temperature=0.0).run().rows[0].tokens
+    assert (
+        told
+        == generation.generate(changed, None, [[1, 2, 3]], max_new=12, temperature=0.0)
+        .run()
+        .rows[0]
+        .tokens
+    )
 
 
 def test_the_optimizer_sees_only_what_trains():
     model = build_model(tiny.DECODERS["llama"], seed=1)
     lora.tune(model, LORA)
     names = set(Optimizer(model, run.AdamW()).parameters)
-    assert names == {f"decoder.blocks.{i}.attn.{x}.{part}" for i in (0, 1) for x in "qv" for part in ("down", "up")}
+    assert names == {
+        f"decoder.blocks.{i}.attn.{x}.{part}"
+        for i in (0, 1)
+        for x in "qv"
+        for part in ("down", "up")
+    }
     model = build_model(tiny.bert(), seed=1)
     lora.tune(model, objectives.Frozen(train=("pool.*",)), new=["head.norm.bias"])
     assert set(Optimizer(model, run.Muon()).parameters) == {
@@ -89,7 +113,11 @@ def test_the_optimizer_sees_only_what_trains():
             objectives.LoRA(target_modules=("*.attn.x",)),
             r"LoRA.target_modules \*.attn.x names no linear layer.*such as decoder.blocks.0",
         ),
-        (objectives.Frozen(train=("nose.*",)), r"Frozen.train nose.\* names no weight.*such as embed.token.weight"),
+        (
+            objectives.Frozen(train=("nose.*",)),
+            r"Frozen.train nose.\* names no weight.*such as "
+            r"embed.token.weight",
+        ),
     ],
 )
 def test_patterns_that_name_nothing(how, said):

@@ -1,4 +1,5 @@
-"""Who may look at whom: rules, their algebra, their pictures, and engines that compute what is visited and no more."""
+"""Who may look at whom: rules, their algebra, their pictures, and engines that compute what is
+visited and no more."""
 
 from __future__ import annotations
 
@@ -38,36 +39,57 @@ RULES_DRAWN = {  # by hand from their definitions: query i, key j
     c.Tail(6, 2): lambda i, j: j % 6 in (4, 5) or i == j,
     c.Strided(5): lambda i, j: abs(i - j) < 5 or (i - j) % 5 == 0,
     c.Fixed(6, 2): lambda i, j: i // 6 == j // 6 or j % 6 in (4, 5),
-    c.Window(9) & (c.Every(2) | c.Prefix(4)): lambda i, j: abs(i - j) < 9 and ((i - j) % 2 == 0 or j <= i or j < 4),
+    c.Window(9) & (c.Every(2) | c.Prefix(4)): lambda i, j: (
+        abs(i - j) < 9 and ((i - j) % 2 == 0 or j <= i or j < 4)
+    ),
     c.Every(1_000_000) | c.Tail(50): lambda i, j: i == j or j % 50 == 49,
-    c.Fixed(7, 2) | c.Strided(4): lambda i, j: i // 7 == j // 7 or j % 7 > 4 or abs(i - j) < 4 or (i - j) % 4 == 0,
+    c.Fixed(7, 2) | c.Strided(4): lambda i, j: (
+        i // 7 == j // 7 or j % 7 > 4 or abs(i - j) < 4 or (i - j) % 4 == 0
+    ),
 }
 every_rule = pytest.mark.parametrize("mask_rule", RULES_DRAWN, ids=str)
 
 
-def dense(mask_rule: c.MaskRule, length: int = 25, causal: bool = False, **rest: object) -> torch.Tensor:
+def dense(
+    mask_rule: c.MaskRule, length: int = 25, causal: bool = False, **rest: object
+) -> torch.Tensor:
     pos = torch.arange(length)[None]
     return Mask(pos, pos, causal, mask_rule, **rest).dense()[0, 0]  # type: ignore[arg-type]
 
 
 @every_rule
 def test_a_rule_allows_what_its_definition_says(mask_rule: c.MaskRule) -> None:
-    wanted = torch.tensor([[bool(RULES_DRAWN[mask_rule](i, j)) for j in range(25)] for i in range(25)])
+    wanted = torch.tensor(
+        [[bool(RULES_DRAWN[mask_rule](i, j)) for j in range(25)] for i in range(25)]
+    )
     assert torch.equal(dense(mask_rule), wanted)
     before = torch.arange(25) <= torch.arange(25)[:, None]
-    assert torch.equal(dense(mask_rule, causal=True), wanted & (before | (torch.arange(25) < mask_rule.prefix_length)))
-    assert dense(mask_rule).diagonal().all(), "a token sees itself, so that no row of the softmax is empty"
+    assert torch.equal(
+        dense(mask_rule, causal=True),
+        wanted & (before | (torch.arange(25) < mask_rule.prefix_length)),
+    )
+    assert dense(mask_rule).diagonal().all(), (
+        "a token sees itself, so that no row of the softmax is empty"
+    )
 
 
 def test_the_sparse_transformers_patterns_are_the_papers() -> None:
-    """Child et al. 2019, section 4.2: the sets A(1) and A(2) of each kind, for every output position."""
+    """Child et al. 2019, section 4.2: the sets A(1) and A(2) of each kind, for every output
+    position."""
     stride, last = 5, 2
     for i in range(30):
-        near, far = set(range(max(0, i - stride), i + 1)), {j for j in range(i + 1) if (i - j) % stride == 0}
-        assert {j for j, seen in enumerate(dense(c.Strided(stride), 30, True)[i]) if seen} == near | far
+        near, far = (
+            set(range(max(0, i - stride), i + 1)),
+            {j for j in range(i + 1) if (i - j) % stride == 0},
+        )
+        assert {
+            j for j, seen in enumerate(dense(c.Strided(stride), 30, True)[i]) if seen
+        } == near | far
         block = {j for j in range(i + 1) if j // stride == i // stride}
         ends = {j for j in range(i + 1) if j % stride in range(stride - last, stride)}
-        assert {j for j, seen in enumerate(dense(c.Fixed(stride, last), 30, True)[i]) if seen} == block | ends
+        assert {
+            j for j, seen in enumerate(dense(c.Fixed(stride, last), 30, True)[i]) if seen
+        } == block | ends
 
 
 @every_rule
@@ -75,7 +97,9 @@ def test_and_and_or_are_those_of_sets(mask_rule: c.MaskRule) -> None:
     other = c.Window(3)
     assert torch.equal(dense(mask_rule & other), dense(mask_rule) & dense(other))
     assert torch.equal(dense(mask_rule | other), dense(mask_rule) | dense(other))
-    assert mask_rule & other & mask_rule == c.Both((*(mask_rule & other).rules, *(mask_rule & c.Full()).rules[:-1]))
+    assert mask_rule & other & mask_rule == c.Both(
+        (*(mask_rule & other).rules, *(mask_rule & c.Full()).rules[:-1])
+    )
 
 
 @every_rule
@@ -87,7 +111,10 @@ def test_rules_survive_json_toml_and_their_own_words(mask_rule: c.MaskRule) -> N
 
 
 def test_rules_are_written_in_toml() -> None:
-    text = 'heads = 4\nsee = {type="Either", rules=[{type="Window", size=4}, {type="Both", rules=["Causal", "Full"]}]}'
+    text = (
+        'heads = 4\nsee = {type="Either", rules=[{type="Window", size=4}, {type="Both", '
+        'rules=["Causal", "Full"]}]}'
+    )
     attention = serial.from_dict(c.Attention, tomllib.loads(text))
     assert attention.mask == c.Either((c.Window(4), c.Both((c.Causal(), c.Full()))))
     assert serial.change(attention, {"mask.rules.0.size": 9}).mask.rules[0] == c.Window(9)
@@ -106,7 +133,14 @@ def test_how_far_back_a_rule_looks() -> None:
         assert mask_rule.lookback == 7
     for mask_rule in (c.Window(7) | c.Window(9), (c.Window(20) & c.Window(9)) | c.Window(3)):
         assert mask_rule.lookback == 9
-    for mask_rule in (c.Full(), c.Strided(4), c.Fixed(4), c.Window(7) | c.Full(), c.Causal(), c.Prefix(3)):
+    for mask_rule in (
+        c.Full(),
+        c.Strided(4),
+        c.Fixed(4),
+        c.Window(7) | c.Full(),
+        c.Causal(),
+        c.Prefix(3),
+    ):
         assert mask_rule.lookback is None
 
 
@@ -116,7 +150,8 @@ def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
     given = tokens(1, 60)
     seen = [model(part, cache=cache).logits for part in given.split([3, *[1] * 57], dim=1)]
     assert [slots.ring for slots in cache.slots.values()] == [9, None]
-    assert cache.layers[0][0].k.shape[2] == 9 + 1  # the window and a bin, though the rule is more than a window
+    # the window and a bin, though the rule is more than a window
+    assert cache.layers[0][0].k.shape[2] == 9 + 1
     torch.testing.assert_close(torch.cat(seen, 1), model(given).logits, rtol=0, atol=1e-5)
 
 
@@ -126,7 +161,8 @@ SITUATIONS = ("plain", "rest", "left", "right", "documents", "prefix", "across")
 
 
 def situation(name: str, mask_rule: c.MaskRule, causal: bool, length: int = 45) -> Mask:
-    """A mask over two rows: padded, packed, with a prefix, of the last queries, or of other keys than queries."""
+    """A mask over two rows: padded, packed, with a prefix, of the last queries, or of other keys
+    than queries."""
     pos, document_ids, prefix = torch.arange(length)[None], None, None
     q_pos = k_pos = pos
     if name == "rest":
@@ -143,13 +179,19 @@ def situation(name: str, mask_rule: c.MaskRule, causal: bool, length: int = 45) 
     elif name == "prefix":
         prefix = pos < torch.tensor([[9], [21]])
     elif name == "across":
-        k_pos = torch.cat((torch.arange(30)[None], torch.arange(30)[None].where(torch.arange(30) < 21, -1)))
+        k_pos = torch.cat(
+            (torch.arange(30)[None], torch.arange(30)[None].where(torch.arange(30) < 21, -1))
+        )
         causal, mask_rule = False, c.Full()  # all of the encoder's output
     return Mask(q_pos, k_pos, causal, mask_rule, document_ids, name in ("plain", "rest"), prefix)
 
 
 def computed(engine: str, mask: Mask, kv_heads: int, softcap: float | None) -> list[torch.Tensor]:
-    shapes = (4, mask.q_pos.shape[1]), (kv_heads, mask.k_pos.shape[1]), (kv_heads, mask.k_pos.shape[1])
+    shapes = (
+        (4, mask.q_pos.shape[1]),
+        (kv_heads, mask.k_pos.shape[1]),
+        (kv_heads, mask.k_pos.shape[1]),
+    )
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, *shape, 8, generator=draw).requires_grad_() for shape in shapes)
     real = (mask.q_pos >= 0)[:, None, :, None]
@@ -169,7 +211,10 @@ def test_every_engine_equals_eager(
     monkeypatch.setattr(block_mask, "BLOCK", 8)  # several blocks
     monkeypatch.setattr(block_mask, "TILE_SCORES", 256)  # several tiles
     monkeypatch.setattr(cpu_blocks, "BLOCK", 16)
-    for causal, kv_heads, softcap in ((True, 2, None), (False, 4, 3.0 if engine == "block_sparse" else None)):
+    for causal, kv_heads, softcap in (
+        (True, 2, None),
+        (False, 4, 3.0 if engine == "block_sparse" else None),
+    ):
         mask = situation(name, mask_rule, causal)
         found = computed(engine, mask, kv_heads, softcap)
         for left, right in zip(found, computed("eager", mask, kv_heads, softcap), strict=True):
@@ -180,9 +225,12 @@ def test_every_engine_equals_eager(
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_equals_eager(name: str, mask_rule: c.MaskRule, flex_gradient: None) -> None:
-    """By PyTorch's plain version of it, gradients too; the compiled one of a GPU has the same masks."""
+    """By PyTorch's plain version of it, gradients too; the compiled one of a GPU has the same
+    masks."""
     mask = situation(name, mask_rule, causal=True, length=300)  # three of its blocks
-    for left, right in zip(computed("flex", mask, 2, 2.0), computed("eager", mask, 2, 2.0), strict=True):
+    for left, right in zip(
+        computed("flex", mask, 2, 2.0), computed("eager", mask, 2, 2.0), strict=True
+    ):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
 
 
@@ -193,7 +241,10 @@ def test_flex_attention_equals_eager_on_a_gpu(mask_rule: c.MaskRule) -> None:
     mask = Mask(pos, pos, True, mask_rule)
     for engine in ("eager", "flex"):
         draw = torch.Generator("cuda").manual_seed(0)
-        q, k, v = (torch.randn(2, h, 300, 32, generator=draw, device="cuda").requires_grad_() for h in (4, 2, 2))
+        q, k, v = (
+            torch.randn(2, h, 300, 32, generator=draw, device="cuda").requires_grad_()
+            for h in (4, 2, 2)
+        )
         out = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 0.2))
         results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), (q, k, v))])
     for left, right in zip(*results, strict=True):
@@ -212,11 +263,15 @@ def test_flex_attention_compiled_on_a_cpu() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mask_rule", [c.Window(9) & c.Every(2), c.Window(9) | c.Tail(6, 2), c.Chunk(6), c.Prefix(4)], ids=str
+    "mask_rule",
+    [c.Window(9) & c.Every(2), c.Window(9) | c.Tail(6, 2), c.Chunk(6), c.Prefix(4)],
+    ids=str,
 )
 def test_the_compiler_traces_a_mask_in_one_piece(mask_rule: c.MaskRule) -> None:
     pos = torch.arange(25)[None]
-    traced = torch.compile(lambda pos: Mask(pos, pos, True, mask_rule).dense(), backend="eager", fullgraph=True)
+    traced = torch.compile(
+        lambda pos: Mask(pos, pos, True, mask_rule).dense(), backend="eager", fullgraph=True
+    )
     assert torch.equal(traced(pos)[0, 0], dense(mask_rule, causal=True))
 
 
@@ -230,7 +285,9 @@ def test_sparse_reads_a_cache_in_chunks(
     given = tokens(2, 40)
     wanted = model(given).logits
     model.engine, cache = "block_sparse", Cache(model.config)
-    found = torch.cat([model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1)
+    found = torch.cat(
+        [model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1
+    )
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
@@ -243,11 +300,16 @@ def test_the_gradient_is_that_of_small_differences(
     monkeypatch.setattr(block_mask, "BLOCK", 8)
     mask = situation(name, mask_rule, causal=True, length=20)
     rows = len(mask.q_pos)
-    inputs = [torch.randn(rows, heads, 20, 3, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
+    inputs = [
+        torch.randn(rows, heads, 20, 3, dtype=torch.float64, requires_grad=True)
+        for heads in (2, 1, 1)
+    ]
 
     def run(*inputs: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(5)
-        return ENGINES["block_sparse"].run(AttentionInputs(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3))
+        return ENGINES["block_sparse"].run(
+            AttentionInputs(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3)
+        )
 
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
 
@@ -278,13 +340,19 @@ class Largest(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         for one in made if isinstance(made, tuple | list) else (made,):
             if isinstance(one, torch.Tensor):
-                self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
+                self.numbers = max(
+                    self.numbers, one.untyped_storage().nbytes() // one.element_size()
+                )
         return made
 
 
-@pytest.mark.parametrize("mask_rule", [c.Window(32), c.Strided(64), c.Fixed(64, 2), c.Window(64) & c.Every(2)], ids=str)
+@pytest.mark.parametrize(
+    "mask_rule", [c.Window(32), c.Strided(64), c.Fixed(64, 2), c.Window(64) & c.Every(2)], ids=str
+)
 @pytest.mark.parametrize("kind", ["plain", "padded"])
-def test_long_rows_hold_nothing_of_all_pairs(mask_rule: c.MaskRule, kind: str, chosen: list[str]) -> None:
+def test_long_rows_hold_nothing_of_all_pairs(
+    mask_rule: c.MaskRule, kind: str, chosen: list[str]
+) -> None:
     T = 2048
     pos = torch.arange(T)[None]
     if kind == "padded":
@@ -347,7 +415,9 @@ def test_a_picture_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [*rules(), *masks.SCENES])
-def test_every_name_has_a_picture_and_a_count(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_name_has_a_picture_and_a_count(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["masks", name, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     drawn = masks.picture(name)
@@ -356,14 +426,17 @@ def test_every_name_has_a_picture_and_a_count(name: str, capsys: pytest.CaptureF
     assert 0 < told["share_of_causal"] <= 2
 
 
-@pytest.mark.parametrize("name", [*masks.EXAMPLES, *masks.SCENES, "window(9) & every(2) | prefix(3)"])
+@pytest.mark.parametrize(
+    "name", [*masks.EXAMPLES, *masks.SCENES, "window(9) & every(2) | prefix(3)"]
+)
 def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
     pos = torch.arange(24)[None]
     mask_rule = c.Full() if name in masks.SCENES else parse_rule(masks.EXAMPLES.get(name, name))
     document_ids = (pos // 8, pos // 8) if name == "documents" else None
     keys = pos.where(pos < 16, -1) if name in ("padding", "cross") else pos
     both, before = (
-        Mask(pos, keys, causal and name != "cross", mask_rule, document_ids).dense()[0, 0] for causal in (False, True)
+        Mask(pos, keys, causal and name != "cross", mask_rule, document_ids).dense()[0, 0]
+        for causal in (False, True)
     )
     assert torch.equal(torch.from_numpy(masks.picture(name).cells), both.long() + before.long())
 
@@ -372,7 +445,9 @@ def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
 def test_a_ring_shows_who_computes_what(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     length, size = 21, 3
     drawn = masks.picture(name, length, ring=size)
-    shards = [[i for piece in both for i in piece if i < length] for both in ring_pieces(length, size)]
+    shards = [
+        [i for piece in both for i in piece if i < length] for both in ring_pieces(length, size)
+    ]
     pos = torch.arange(length)[None]
     mask = Mask(pos, pos, True, parse_rule(name)).dense()[0, 0]
     for process, own in enumerate(shards):
@@ -433,7 +508,9 @@ def test_pictures_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ],
     ids=str,
 )
-def test_slips_are_named(words: list[str], said: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slips_are_named(
+    words: list[str], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = main(["masks", *words])
     error = capsys.readouterr().err
     if said is None:

@@ -27,9 +27,12 @@ FAMILIES: dict[str, c.Model] = {
     "parallel": tiny.decoder(tiny.block(place="parallel"), position=c.Learned(tiny.CONTEXT)),
     "sandwich": tiny.decoder(tiny.block(place="sandwich"), position=c.NoPosition()),
     "previous_token_embeddings": replace(
-        tiny.decoder(tiny.block(), position=c.NoPosition()), embed=c.Embed(tiny.VOCAB, 2.0, previous_token_embeddings=2)
+        tiny.decoder(tiny.block(), position=c.NoPosition()),
+        embed=c.Embed(tiny.VOCAB, 2.0, previous_token_embeddings=2),
     ),
-    "experts": tiny.decoder(tiny.block(feedforward=c.MoE(4, 2, c.GatedMLP(16))), position=c.NoPosition()),
+    "experts": tiny.decoder(
+        tiny.block(feedforward=c.MoE(4, 2, c.GatedMLP(16))), position=c.NoPosition()
+    ),
     "attention-only": replace(tiny.DECODERS["attention-only"], decoder=ALONE),
     "bert": tiny.bert(),
     "vaswani": tiny.vaswani(),
@@ -40,14 +43,19 @@ def within(look: Look, above: str) -> Look:
     return lambda leaf, value: look(f"{above}.{leaf}", value)
 
 
-def attention(part: torch.nn.Module, x: Tensor, look: Look, memory: Tensor | None, causal: bool) -> Tensor:
+def attention(
+    part: torch.nn.Module, x: Tensor, look: Look, memory: Tensor | None, causal: bool
+) -> Tensor:
     x = look("in", x)
     inside = x if memory is None else memory
     q, k, v = part.q(x), part.k(inside), part.v(inside)
     if memory is None:
-        q, k, v = look("qkv", torch.cat((q, k, v), -1)).split([q.shape[-1], k.shape[-1], v.shape[-1]], -1)
+        q, k, v = look("qkv", torch.cat((q, k, v), -1)).split(
+            [q.shape[-1], k.shape[-1], v.shape[-1]], -1
+        )
     q, k, v = (
-        look(name, one.unflatten(-1, (-1, 8)).transpose(1, 2)) for name, one in zip("qkv", (q, k, v), strict=True)
+        look(name, one.unflatten(-1, (-1, 8)).transpose(1, 2))
+        for name, one in zip("qkv", (q, k, v), strict=True)
     )
     k, v = (one.repeat_interleave(4 // one.shape[1], 1) for one in (k, v))
     scores = q @ k.mT / 8**0.5
@@ -61,8 +69,13 @@ def think(part: torch.nn.Module, x: Tensor, look: Look) -> Tensor:
     x = look("in", x)
     if hasattr(part, "router"):
         weight, chosen = look("router", part.router(x)).softmax(-1).topk(2)
-        weight, chosen = look("weight", weight / weight.sum(-1, keepdim=True)), look("chosen", chosen)
-        pre, up = (torch.einsum("btc,btkhc->btkh", x, table[chosen]) for table in (part.gate, part.up))
+        weight, chosen = (
+            look("weight", weight / weight.sum(-1, keepdim=True)),
+            look("chosen", chosen),
+        )
+        pre, up = (
+            torch.einsum("btc,btkhc->btkh", x, table[chosen]) for table in (part.gate, part.up)
+        )
         hidden = look("hidden", look("gate", part.act(look("pre", pre))) * look("up", up))
         return look("write", torch.einsum("btkh,btkch,btk->btc", hidden, part.down[chosen], weight))
     if hasattr(part, "gate"):
@@ -76,7 +89,13 @@ def one_block(part: Block, x: Tensor, look: Look, memory: Tensor | None, causal:
         own = getattr(part, name)
         if name == "ffn":
             return think(own, x, within(look, name))
-        return attention(own, x, within(look, name), memory if name == "cross" else None, causal and name == "attn")
+        return attention(
+            own,
+            x,
+            within(look, name),
+            memory if name == "cross" else None,
+            causal and name == "attn",
+        )
 
     if part.place == "parallel":
         seen = part.attn_norm(x)
@@ -84,17 +103,27 @@ def one_block(part: Block, x: Tensor, look: Look, memory: Tensor | None, causal:
     steps = [name for name in ("attn", "cross", "ffn") if getattr(part, name) is not None]
     for place, name in enumerate(steps):
         after = "resid" if name == steps[-1] else ("mid", "mid_cross")[place]
-        norm, after_norm = getattr(part, f"{name}_norm"), getattr(part, f"{name}_post_norm", lambda write: write)
-        x = look(after, norm(x + sub(name, x)) if part.place == "post" else x + after_norm(sub(name, norm(x))))
+        norm, after_norm = (
+            getattr(part, f"{name}_norm"),
+            getattr(part, f"{name}_post_norm", lambda write: write),
+        )
+        x = look(
+            after,
+            norm(x + sub(name, x)) if part.place == "post" else x + after_norm(sub(name, norm(x))),
+        )
     return x
 
 
-def one_stack(model: Model, side: str, ends: str, tokens: Tensor, look: Look, memory: Tensor | None) -> Tensor:
+def one_stack(
+    model: Model, side: str, ends: str, tokens: Tensor, look: Look, memory: Tensor | None
+) -> Tensor:
     embed, stack = model.embed, getattr(model, side)
     x = look(f"{ends}.token", embed.token(tokens))
     for back, table in enumerate(embed.lag):
         missing = tokens.new_full((len(tokens), back + 1), tiny.VOCAB)
-        x = x + look(f"{ends}.lag.{back}", table(torch.cat((missing, tokens), 1)[:, : tokens.shape[1]]))
+        x = x + look(
+            f"{ends}.lag.{back}", table(torch.cat((missing, tokens), 1)[:, : tokens.shape[1]])
+        )
     x = x * embed.scale
     if embed.segment is not None:
         x = x + look(f"{ends}.segment", embed.segment(torch.zeros_like(tokens)))
@@ -103,7 +132,9 @@ def one_stack(model: Model, side: str, ends: str, tokens: Tensor, look: Look, me
         x = x + look(f"{ends}.position", stack.position.weight[None, :T])
     elif isinstance(cfg, c.Sinusoidal):
         angle = torch.arange(T)[:, None] / cfg.theta ** (torch.arange(0, tiny.DIM, 2) / tiny.DIM)
-        x = x + look(f"{ends}.position", torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[None])
+        x = x + look(
+            f"{ends}.position", torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[None]
+        )
     x = look(f"{side}.embed", stack.first_norm(x))
     for index, part in enumerate(stack.blocks):
         x = one_block(part, x, within(look, f"{side}.blocks.{index}"), memory, side == "decoder")
@@ -112,7 +143,9 @@ def one_stack(model: Model, side: str, ends: str, tokens: Tensor, look: Look, me
 
 def by_hand(model: Model, tokens: Tensor, source: Tensor | None, look: Look) -> Tensor:
     """The logits, every value passed through ``look``."""
-    memory = None if source is None else one_stack(model, "encoder", "source_embed", source, look, None)
+    memory = (
+        None if source is None else one_stack(model, "encoder", "source_embed", source, look, None)
+    )
     side = "decoder" if hasattr(model, "decoder") else "encoder"
     hidden = one_stack(model, side, "embed", tokens, look, memory)
     cfg = model.config.head
@@ -146,19 +179,31 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name: str) -> None:
         torch.testing.assert_close(value, names[path].expand_as(value), rtol=0, atol=1e-5, msg=path)
     changed = 0
     for path in names:
-        wanted = by_hand(model, given, source, lambda at, value: silence(value) if at == path else value)  # noqa: B023
+        wanted = by_hand(
+            model,
+            given,
+            source,
+            lambda at, value, path=path: silence(value) if at == path else value,
+        )
         found = model(*both, tape=Tape(edits={path: lambda path, value: silence(value)})).logits
         torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5, msg=path)
         changed += not torch.allclose(found, plain, atol=1e-3)
-    assert changed >= len(names) - 2, "only a shift of all scores, and a chosen expert that is 0 already, may not show"
+    assert changed >= len(names) - 2, (
+        "only a shift of all scores, and a chosen expert that is 0 already, may not show"
+    )
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
 @torch.no_grad()
 def test_identity_edits_change_no_bit(name: str) -> None:
-    """Of scores and patterns too where the engine is the readable one; fused ones round otherwise."""
+    """Of scores and patterns too where the engine is the readable one; fused ones round
+    otherwise."""
     model, given = tiny.model(tiny.ALL[name]), tiny.tokens()
-    both = (given, tiny.tokens(3, 9, seed=5)) if isinstance(model.config, c.EncoderDecoder) else (given,)
+    both = (
+        (given, tiny.tokens(3, 9, seed=5))
+        if isinstance(model.config, c.EncoderDecoder)
+        else (given,)
+    )
     model.engine = "eager"
     names = Tape("*")
     plain = model(*both, tape=names).logits
@@ -168,8 +213,14 @@ def test_identity_edits_change_no_bit(name: str) -> None:
 
 @torch.no_grad()
 def test_edits_reach_what_fused_products_and_caches_hold() -> None:
-    """With q, k and v (gate and up) packed into one product, one token at a time: the same change as in one go."""
-    for path, block in (("attn.qkv", "llama"), ("ffn.gate", "llama"), ("ffn.up", "llama"), ("ffn.pre", "experts")):
+    """With q, k and v (gate and up) packed into one product, one token at a time: the same change
+    as in one go."""
+    for path, block in (
+        ("attn.qkv", "llama"),
+        ("ffn.gate", "llama"),
+        ("ffn.up", "llama"),
+        ("ffn.pre", "experts"),
+    ):
         model, given = tiny.model(FAMILIES[block]), tiny.tokens(1, 9)
         edits = {f"decoder.blocks.1.{path}": lambda path, value: value * 0.5}
         wanted = model(given, tape=Tape(edits=edits)).logits
@@ -177,7 +228,8 @@ def test_edits_reach_what_fused_products_and_caches_hold() -> None:
         view = prepacked.prepack(model)
         assert view.packed and view.complete
         parts = [
-            view.model(part, cache=cache, tape=Tape(edits=edits)).logits for part in given.split([5, 1, 1, 1, 1], 1)
+            view.model(part, cache=cache, tape=Tape(edits=edits)).logits
+            for part in given.split([5, 1, 1, 1, 1], 1)
         ]
         torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=0, atol=1e-5)
         assert not torch.allclose(wanted, model(given).logits, atol=1e-3)
@@ -187,6 +239,13 @@ def test_edits_reach_what_fused_products_and_caches_hold() -> None:
 def test_the_page_of_names_has_them_all() -> None:
     page = (Path(__file__).parents[2] / "docs/names.md").read_text(encoding="utf-8")
     for config in tiny.ALL.values():
-        leaves = {re.sub(r".*blocks\.\d+\.|\d+$|shared\.|cross\.", "", path) for path in paths(tiny.model(config))}
-        missing = [leaf for leaf in leaves if not re.search(rf"[`.]{re.escape(leaf.rpartition('.')[2])}\b", page)]
+        leaves = {
+            re.sub(r".*blocks\.\d+\.|\d+$|shared\.|cross\.", "", path)
+            for path in paths(tiny.model(config))
+        }
+        missing = [
+            leaf
+            for leaf in leaves
+            if not re.search(rf"[`.]{re.escape(leaf.rpartition('.')[2])}\b", page)
+        ]
         assert not missing

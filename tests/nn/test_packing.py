@@ -33,7 +33,17 @@ ROWS = packed([5, 4], [12], [1, 2, 3])
 
 
 def test_borders_are_documents_then_padding_row_by_row() -> None:
-    assert Packing(*packed([3, 2], [6], length=6)).borders.tolist() == [0, 3, 5, 5, 6, 12, 12, 12, 12]  # type: ignore[union-attr]
+    assert Packing(*packed([3, 2], [6], length=6)).borders.tolist() == [
+        0,
+        3,
+        5,
+        5,
+        6,
+        12,
+        12,
+        12,
+        12,
+    ]  # type: ignore[union-attr]
     widths = {len(Packing(*packed([1] * n)).borders) for n in range(1, 12)}  # type: ignore[arg-type]
     assert widths == {3, 5, 9, 17}  # few shapes
 
@@ -54,14 +64,19 @@ MASKS = {
 }
 
 
-def inputs(causal: bool, rule: c.MaskRule, kv_heads: int, dtype: torch.dtype = torch.float64) -> AttentionInputs:
+def inputs(
+    causal: bool, rule: c.MaskRule, kv_heads: int, dtype: torch.dtype = torch.float64
+) -> AttentionInputs:
     draw = torch.Generator().manual_seed(0)
     pos, ids = ROWS
     borders = Packing(pos, ids).borders
     assert borders is not None
     mask = Mask(pos, pos, causal, rule, (ids, ids), borders=(borders, borders))
     shapes = ((3, 4, 12, 8), (3, kv_heads, 12, 8), (3, kv_heads, 12, 8))
-    q, k, v = (torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes)
+    q, k, v = (
+        torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+        for shape in shapes
+    )
     return AttentionInputs(q, k, v, mask, None, 0.3)
 
 
@@ -87,7 +102,10 @@ def test_pairs_of_both_sides() -> None:
     mask = Mask(pos, source_pos, False, c.Full(), (ids, source_ids), borders=borders)  # type: ignore[arg-type]
     given = given._replace(mask=mask)
     torch.testing.assert_close(
-        varlen.varlen_attention(given) * there, eager.eager_attention(given) * there, rtol=1e-12, atol=1e-12
+        varlen.varlen_attention(given) * there,
+        eager.eager_attention(given) * there,
+        rtol=1e-12,
+        atol=1e-12,
     )
 
 
@@ -96,7 +114,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 5.0},
     "dropout": {"dropout": 0.1},
     "rule": {"mask": Mask(*ROWS[:1] * 2, True, c.Strided(3), borders=(ROWS[1][0],) * 2)},
-    "prefix": {"mask": Mask(*ROWS[:1] * 2, True, c.Full(), None, False, ROWS[0] < 2, (ROWS[1][0],) * 2)},
+    "prefix": {
+        "mask": Mask(*ROWS[:1] * 2, True, c.Full(), None, False, ROWS[0] < 2, (ROWS[1][0],) * 2)
+    },
     "no borders": {"mask": Mask(*ROWS[:1] * 2, True)},
 }
 
@@ -110,14 +130,17 @@ def test_what_it_cannot_do_it_is_not_given(name: str) -> None:
 def test_on_a_gpu_it_is_chosen_in_half_precision(dtype: torch.dtype, name: str) -> None:
     given = inputs(True, c.Full(), 2, dtype)
     with FakeTensorMode():
-        moved = [torch.empty(x.shape, dtype=dtype, device="cuda") for x in (given.q, given.k, given.v)]
+        moved = [
+            torch.empty(x.shape, dtype=dtype, device="cuda") for x in (given.q, given.k, given.v)
+        ]
         assert choose(given._replace(q=moved[0], k=moved[1], v=moved[2])).name == name
     assert choose(given).name != "varlen"  # nor on a CPU, unless it is asked for
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_what_the_kernel_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's kernel has no CPU: what it is given says the same pairs by its own documented rule."""
+    """PyTorch's kernel has no CPU: what it is given says the same pairs by its own documented
+    rule."""
     told: dict[str, Any] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> Tensor:
@@ -129,11 +152,16 @@ def test_what_the_kernel_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     borders = given.mask.borders
     meta = given._replace(q=given.q.to("meta"), k=given.k.to("meta"), v=given.v.to("meta"))
     assert varlen.varlen_attention(meta).shape == given.q.shape
-    assert told["shapes"] == ((36, 4, 8), (36, 2, 8)) and told["given"][2:] == (12, 12) and told["enable_gqa"]
+    assert (
+        told["shapes"] == ((36, 4, 8), (36, 2, 8))
+        and told["given"][2:] == (12, 12)
+        and told["enable_gqa"]
+    )
     assert borders is not None and told["given"][0] is borders[0] and told["scale"] == 0.3
     left, right = told["window_size"]
     q, k = torch.arange(12)[:, None], torch.arange(12)[None]
-    seen = (k >= q - (12 if left < 0 else left)) & (k <= q + (12 if right < 0 else right))  # of one document
+    # of one document
+    seen = (k >= q - (12 if left < 0 else left)) & (k <= q + (12 if right < 0 else right))
     alone = Mask(torch.arange(12)[None], torch.arange(12)[None], *MASKS[name])
     assert torch.equal(seen, alone.dense()[0, 0])
 
@@ -144,7 +172,11 @@ def test_a_model_asked_for_it_gives_what_a_mask_gives(family: str, chosen: list[
     model, (pos, ids) = tiny.model(dataclasses.replace(shape, pool=None)).double(), ROWS
     tokens = tiny.tokens(3, 12)
     source = {"source": tokens.flip(1), "source_pos": pos, "source_document_ids": ids}
-    given = {"pos": pos, "document_ids": ids, **(source if isinstance(shape, c.EncoderDecoder) else {})}
+    given = {
+        "pos": pos,
+        "document_ids": ids,
+        **(source if isinstance(shape, c.EncoderDecoder) else {}),
+    }
     found = []
     for engine in ("eager", "varlen"):
         model.engine = engine

@@ -26,14 +26,24 @@ def test_texts_in_pages_are_read_as_alone(name: str) -> None:
     hidden: list[list[torch.Tensor]] = [[], [], []]
     with torch.no_grad():
         while any(begun < len(text) for begun, text in zip(done, texts, strict=True)):
-            ends = [min(len(text), begun + lot.randint(4, 20)) for begun, text in zip(done, texts, strict=True)]
+            ends = [
+                min(len(text), begun + lot.randint(4, 20))
+                for begun, text in zip(done, texts, strict=True)
+            ]
             counts = [end - begun for begun, end in zip(done, ends, strict=True)]
             some = [text for text in range(3) if counts[text]]
             tokens = [token for text in some for token in texts[text][done[text] : ends[text]]]
-            pos = torch.tensor([[place for text in some for place in range(done[text], ends[text])]])
-            rows = torch.tensor([row for row, text in enumerate(some) for _ in range(counts[text])], dtype=torch.int32)
+            pos = torch.tensor(
+                [[place for text in some for place in range(done[text], ends[text])]]
+            )
+            rows = torch.tensor(
+                [row for row, text in enumerate(some) for _ in range(counts[text])],
+                dtype=torch.int32,
+            )
             firsts = [sum(counts[other] for other in some[:row]) for row in range(len(some))]
-            spans = [(first, first + counts[text]) for first, text in zip(firsts, some, strict=True)]
+            spans = [
+                (first, first + counts[text]) for first, text in zip(firsts, some, strict=True)
+            ]
             previous = None
             if lag:
                 padded = [[-1] * lag + text for text in texts]

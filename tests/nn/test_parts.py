@@ -1,5 +1,6 @@
-"""Parts of a model, each held to its definition or to transformers where the tiny families of one format would not
-show a slip: norms, how weights start, ends, dropout, losses of several mixtures."""
+"""Parts of a model, each held to its definition or to transformers where the tiny families of one
+format would not show a slip: norms, how weights start, ends, dropout, losses of several
+mixtures."""
 
 from __future__ import annotations
 
@@ -24,11 +25,14 @@ HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative
 # ----------------------------------------------------------------------------------------- norms
 
 
-@pytest.mark.parametrize("cfg", [c.LayerNorm(), c.RMSNorm(), c.RMSNorm(offset=1.0), c.RMSNorm(gain=False)], ids=str)
+@pytest.mark.parametrize(
+    "cfg", [c.LayerNorm(), c.RMSNorm(), c.RMSNorm(offset=1.0), c.RMSNorm(gain=False)], ids=str
+)
 def test_a_norm_starts_with_a_gain_of_one(cfg: c.Norm) -> None:
     body = tiny.decoder(tiny.block(norm=cfg), position=c.NoPosition(), last_norm=cfg)
     x = torch.randn(5, tiny.DIM)
-    for norm in (build(cfg, tiny.DIM), build_model(body, seed=1).decoder.last_norm):  # before and after ``Init``
+    # before and after ``Init``
+    for norm in (build(cfg, tiny.DIM), build_model(body, seed=1).decoder.last_norm):
         torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5), rtol=1e-3, atol=0)
 
 
@@ -50,26 +54,42 @@ def spread(weight: Tensor) -> float:
 
 
 def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model() -> None:
-    """By 1 / sqrt(sublayers), an encoder-decoder's of both stacks and with those that look across."""
+    """By 1 / sqrt(sublayers), an encoder-decoder's of both stacks and with those that look
+    across."""
     attention, think = c.Attention(4), c.MLP(256)
     encoder = c.Stack(2, (c.Block(attention, think),), causal=False)
     decoder = c.Stack(3, (c.Block(attention, think, cross=attention),))
     init = c.Init(0.02, 0.02, "depth")
-    model = build_model(c.EncoderDecoder(128, 64, c.Embed(50), encoder, decoder, c.Head(), init), seed=1)
+    model = build_model(
+        c.EncoderDecoder(128, 64, c.Embed(50), encoder, decoder, c.Head(), init), seed=1
+    )
     block = model.decoder.blocks[0]
-    for writer in (block.attn.out, block.cross.out, block.ffn.down, model.encoder.blocks[1].ffn.down):
+    for writer in (
+        block.attn.out,
+        block.cross.out,
+        block.ffn.down,
+        model.encoder.blocks[1].ffn.down,
+    ):
         assert spread(writer.weight) == pytest.approx(0.02 / math.sqrt(3 * 3 + 2 * 2), rel=0.05)
     assert spread(block.ffn.up.weight) == pytest.approx(0.02, rel=0.05)
 
 
 def test_previous_tokens_start_quieter_the_further_back() -> None:
-    shape = replace(DECODERS["glass"], dim=64, embed=c.Embed(400, previous_token_embeddings=3), init=c.Init(0.02, 0.3))
+    shape = replace(
+        DECODERS["glass"],
+        dim=64,
+        embed=c.Embed(400, previous_token_embeddings=3),
+        init=c.Init(0.02, 0.3),
+    )
     embed = build_model(shape, seed=1).embed
-    for table, wanted in zip((embed.token, *embed.lag), (0.3, 0.3 / 2, 0.3 / 3, 0.3 / 4), strict=True):
+    for table, wanted in zip(
+        (embed.token, *embed.lag), (0.3, 0.3 / 2, 0.3 / 3, 0.3 / 4), strict=True
+    ):
         assert spread(table.weight) == pytest.approx(wanted, rel=0.05)
 
 
-# ------------------------------------------------------------------------------- ends, dropout, losses
+# ------------------------------------------------------------------------------- ends, dropout,
+# losses
 
 
 def test_a_heads_scale_multiplies_what_it_reads() -> None:
@@ -81,8 +101,13 @@ def test_a_heads_scale_multiplies_what_it_reads() -> None:
 def dropped(found: Tensor, plain: Tensor, rate: float) -> None:
     """Each number stayed, divided by 1 - rate, or fell out: in its share."""
     alive = found != 0
-    torch.testing.assert_close(found, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6)
-    assert abs(float(alive.double().mean()) - (1 - rate)) < 5 * (rate * (1 - rate) / alive.numel()) ** 0.5
+    torch.testing.assert_close(
+        found, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6
+    )
+    assert (
+        abs(float(alive.double().mean()) - (1 - rate))
+        < 5 * (rate * (1 - rate) / alive.numel()) ** 0.5
+    )
 
 
 @torch.no_grad()
@@ -129,7 +154,8 @@ def test_a_change_is_merged_with_one_rounding() -> None:
     exact = layer.weight.double() + 0.7 * layer.up.double() @ layer.down.double()
     layer.merge()
     off = (layer.weight.double() - exact).abs()
-    assert float((off - HALF * exact.abs()).max()) <= 2**-20 * float(exact.abs().max())  # and sums in fp32
+    # and sums in fp32
+    assert float((off - HALF * exact.abs()).max()) <= 2**-20 * float(exact.abs().max())
 
 
 def test_every_mixture_adds_to_the_losses() -> None:

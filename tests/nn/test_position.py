@@ -1,4 +1,5 @@
-"""Positions: sinusoids as the paper and its early programs draw them, rotary, its scalings, ALiBi's slopes."""
+"""Positions: sinusoids as the paper and its early programs draw them, rotary, its scalings, ALiBi's
+slopes."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative
 
 
 def frequencies(position: c.Sinusoidal, dim: int = DIM) -> np.ndarray:
-    """What the scheme adds to the embeddings of positions 0 .. LENGTH - 1, through a model's own forward pass."""
+    """What the scheme adds to the embeddings of positions 0 .. LENGTH - 1, through a model's own
+    forward pass."""
     body = c.Stack(0, (tiny.block(c.Attention(1, head_dim=8)),), position)
     model = build_model(c.Decoder(dim, LENGTH, c.Embed(4), body), seed=1)
     torch.nn.init.zeros_(model.embed.token.weight)
@@ -38,7 +40,8 @@ def paper(pos: int, column: int) -> float:
 
 
 def timing_signal(pos: int, column: int) -> float:
-    """tensor2tensor's get_timing_signal_1d, Marian's SinusoidalPositionEmbeddings, OpenNMT-py's SinusoidalConcat."""
+    """tensor2tensor's get_timing_signal_1d, Marian's SinusoidalPositionEmbeddings, OpenNMT-py's
+    SinusoidalConcat."""
     timescales = DIM // 2
     increment = math.log(10_000) / (timescales - 1)
     angle = pos * math.exp(-increment * (column % timescales))
@@ -68,15 +71,20 @@ def test_waves_are_those_of(name: str) -> None:
 
 @pytest.mark.parametrize("dim", [16, 15])
 def test_waves_are_those_of_transformers_marian(dim: int) -> None:
-    theirs = marian.MarianSinusoidalPositionalEmbedding(LENGTH, dim).create_weight().double().numpy()
+    theirs = (
+        marian.MarianSinusoidalPositionalEmbedding(LENGTH, dim).create_weight().double().numpy()
+    )
     assert np.abs(frequencies(c.Sinusoidal(halves=True), dim) - theirs).max() < 5e-6
     if dim % 2 == 0:
-        assert np.abs(frequencies(c.Sinusoidal(halves=True, endpoint=True), dim) - theirs).max() > 0.1
+        assert (
+            np.abs(frequencies(c.Sinusoidal(halves=True, endpoint=True), dim) - theirs).max() > 0.1
+        )
 
 
 def test_halves_are_the_paper_s_waves_in_another_order() -> None:
     assert np.array_equal(
-        frequencies(c.Sinusoidal(halves=True), 8), frequencies(c.Sinusoidal(), 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]]
+        frequencies(c.Sinusoidal(halves=True), 8),
+        frequencies(c.Sinusoidal(), 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]],
     )
 
 
@@ -84,7 +92,8 @@ def test_a_config_saved_before_loads_with_the_same_numbers() -> None:
     said = {"type": "Sinusoidal", "theta": 10_000.0, "halves": True}
     assert serial.from_dict(c.Position, said) == c.Sinusoidal(halves=True)
     assert np.array_equal(
-        frequencies(serial.from_dict(c.Position, {"type": "Sinusoidal"})), frequencies(c.Sinusoidal())
+        frequencies(serial.from_dict(c.Position, {"type": "Sinusoidal"})),
+        frequencies(c.Sinusoidal()),
     )
 
 
@@ -98,11 +107,13 @@ def test_what_the_waves_cannot_be() -> None:
     assert np.isfinite(frequencies(c.Sinusoidal(endpoint=True), 2)).all()
 
 
-# ----------------------------------------------------------------------- rotary, RoPE scaling, ALiBi
+# ----------------------------------------------------------------------- rotary, RoPE scaling,
+# ALiBi
 
 
 def speeds(cfg: c.Rotary, head_dim: int) -> tuple[Tensor, float]:
-    """Radians a position of each wave (head_dim / 2), and what sines and cosines are multiplied by."""
+    """Radians a position of each wave (head_dim / 2), and what sines and cosines are multiplied
+    by."""
     rotary = build(cfg, 64, 4, True)
     speed = 1.0 / cfg.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
     return rotary.scaling(speed, cfg.theta) if rotary.scaling is not None else (speed, 1.0)
@@ -118,20 +129,31 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling: Any) -> None
     for dtype, rounding in ((torch.bfloat16, HALF), (torch.float32, 2**-24)):
         ones = torch.ones(1, 1, 4, 16, dtype=dtype)
         first, second = rotary.rotate(ones, flow).double()[0, 0].chunk(2, -1)
-        slack = 8 * rounding + float(angle.max()) * 2**-22  # speeds and angles themselves are rounded in fp32
+        # speeds and angles themselves are rounded in fp32
+        slack = 8 * rounding + float(angle.max()) * 2**-22
         torch.testing.assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
         torch.testing.assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
 
 
 @pytest.mark.parametrize("fast", [32.0, 8.0, 1.0, 1000.0])
 @pytest.mark.parametrize("slow", [1.0, 0.25, 1e-6])
-@pytest.mark.parametrize(("theta", "length", "head_dim"), [(1e4, 2048, 64), (1e6, 16, 8), (1e4, 40, 16), (1e4, 4, 4)])
-def test_yarn_is_transformers(theta: float, length: int, head_dim: int, slow: float, fast: float) -> None:
-    """The first and the last wave of the blend, where they are cut off, and where they are one and the same."""
+@pytest.mark.parametrize(
+    ("theta", "length", "head_dim"), [(1e4, 2048, 64), (1e6, 16, 8), (1e4, 40, 16), (1e4, 4, 4)]
+)
+def test_yarn_is_transformers(
+    theta: float, length: int, head_dim: int, slow: float, fast: float
+) -> None:
+    """The first and the last wave of the blend, where they are cut off, and where they are one and
+    the same."""
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    told = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": length, "rope_theta": theta}
+    told = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": length,
+        "rope_theta": theta,
+    }
     config = transformers.LlamaConfig(
         hidden_size=4 * head_dim,
         num_attention_heads=4,
@@ -146,16 +168,22 @@ def test_yarn_is_transformers(theta: float, length: int, head_dim: int, slow: fl
 
 
 def test_neighbours_turn_as_complex_numbers() -> None:
-    """Llama's own code: each pair of neighbours is one complex number times e^(i pos theta^(-2 j / D))."""
+    """Llama's own code: each pair of neighbours is one complex number times e^(i pos theta^(-2 j /
+    D))."""
     x, pos = torch.randn(2, 3, 11, 8), torch.randint(0, 500, (2, 11))
     turned = build(c.Rotary(500.0, interleaved=True), 8, 1, True).rotate(x, Flow(pos))
     angle = pos[:, None, :, None].double() * 500.0 ** -(torch.arange(4).double() / 4)
-    spun = torch.view_as_complex(x.double().unflatten(-1, (4, 2))) * torch.polar(torch.ones_like(angle), angle)
-    torch.testing.assert_close(turned, torch.view_as_real(spun).flatten(-2).float(), rtol=0, atol=1e-4)
+    spun = torch.view_as_complex(x.double().unflatten(-1, (4, 2))) * torch.polar(
+        torch.ones_like(angle), angle
+    )
+    torch.testing.assert_close(
+        turned, torch.view_as_real(spun).flatten(-2).float(), rtol=0, atol=1e-4
+    )
 
 
 def test_neighbours_are_halves_in_another_order() -> None:
-    """With each head's rows of the matrices put in order the two models are one: what a published layout does."""
+    """With each head's rows of the matrices put in order the two models are one: what a published
+    layout does."""
     cfg = tiny.DECODERS["llama"]
     scaling = cfg.decoder.position
     other = replace(cfg, decoder=replace(cfg.decoder, position=replace(scaling, interleaved=True)))
@@ -164,27 +192,53 @@ def test_neighbours_are_halves_in_another_order() -> None:
     for block in neighbours.decoder.blocks:
         for layer in (block.attn.q, block.attn.k):
             layer.weight.data = layer.weight.view(-1, 8, tiny.DIM)[:, order].flatten(0, 1)
-    torch.testing.assert_close(neighbours(tiny.tokens()).logits, halves(tiny.tokens()).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        neighbours(tiny.tokens()).logits, halves(tiny.tokens()).logits, rtol=0, atol=1e-5
+    )
 
 
 def test_a_gptj_is_transformers_gptj() -> None:
     transformers = pytest.importorskip("transformers")
     raw = transformers.GPTJConfig(
-        vocab_size=61, n_positions=32, n_embd=32, n_layer=2, n_head=2, rotary_dim=8, initializer_range=0.3
+        vocab_size=61,
+        n_positions=32,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        rotary_dim=8,
+        initializer_range=0.3,
     )
     theirs = transformers.GPTJForCausalLM(raw).eval()
     block = c.Block(c.Attention(2), c.MLP(128, bias=True), c.LayerNorm(), "parallel")
     stack = c.Stack(2, (block,), c.Rotary(fraction=0.5, interleaved=True), last_norm=c.LayerNorm())
-    model = build_model(c.Decoder(32, 32, c.Embed(61), stack, c.Head(tied=False, bias=True)), seed=1).eval()
-    words = {"transformer.wte": "embed.token", "transformer.ln_f": "decoder.last_norm", "lm_head": "head.proj"}
-    words |= {"transformer.h": "decoder.blocks", "ln_1": "attn_norm", "mlp.fc_in": "ffn.up", "mlp.fc_out": "ffn.down"}
-    words |= {"attn.q_proj": "attn.q", "attn.k_proj": "attn.k", "attn.v_proj": "attn.v", "attn.out_proj": "attn.out"}
+    model = build_model(
+        c.Decoder(32, 32, c.Embed(61), stack, c.Head(tied=False, bias=True)), seed=1
+    ).eval()
+    words = {
+        "transformer.wte": "embed.token",
+        "transformer.ln_f": "decoder.last_norm",
+        "lm_head": "head.proj",
+    }
+    words |= {
+        "transformer.h": "decoder.blocks",
+        "ln_1": "attn_norm",
+        "mlp.fc_in": "ffn.up",
+        "mlp.fc_out": "ffn.down",
+    }
+    words |= {
+        "attn.q_proj": "attn.q",
+        "attn.k_proj": "attn.k",
+        "attn.v_proj": "attn.v",
+        "attn.out_proj": "attn.out",
+    }
     state = {}
     for name, weight in theirs.state_dict().items():
         for old, new in words.items():
             name = name.replace(old, new)
         state[name] = weight
-    model.load_state_dict({name: weight for name, weight in state.items() if name in model.state_dict()})
+    model.load_state_dict(
+        {name: weight for name, weight in state.items() if name in model.state_dict()}
+    )
     given = torch.randint(0, 61, (2, 17))
     with torch.no_grad():
         torch.testing.assert_close(model(given).logits, theirs(given).logits, rtol=0, atol=1e-5)

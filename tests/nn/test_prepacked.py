@@ -1,4 +1,5 @@
-"""Prepacked weights: the same numbers, only sooner; never stale, never in the way of gradients or other threads."""
+"""Prepacked weights: the same numbers, only sooner; never stale, never in the way of gradients or
+other threads."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from torch.nn import functional as F
 from glassformer import generate
 from glassformer.nn import Model, build_model, lora
 from glassformer.nn.linear import Linear, together
-from glassformer.nn.prepacked import PrepackedLinear, PrepackedProjection, packable, prepack, replaced, unpack
+from glassformer.nn.prepacked import (
+    PrepackedLinear,
+    PrepackedProjection,
+    packable,
+    prepack,
+    replaced,
+    unpack,
+)
 from tiny import ALL, DECODERS, VOCAB
 
 pytestmark = pytest.mark.skipif(
@@ -26,7 +34,8 @@ SWAPPED = PrepackedLinear | PrepackedProjection
 
 
 def held(model: torch.nn.Module) -> bool:
-    """Whether copies of the model's weights are kept, which a view without room for new ones takes."""
+    """Whether copies of the model's weights are kept, which a view without room for new ones
+    takes."""
     return bool(prepack(model, 0).packed or prepack(model, 0, exact=True).packed)
 
 
@@ -44,7 +53,9 @@ def test_product_is_the_linear_layer(dtype: torch.dtype, rows: tuple[int, ...], 
         torch.nn.init.normal_(weight, std=0.1)
     x, fast = torch.randn(*rows, 48, dtype=dtype), prepack(layer).model
     with torch.no_grad():
-        expected = F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
+        expected = F.linear(
+            x.double(), layer.weight.double(), layer.bias.double() if bias else None
+        )
         assert isinstance(fast, PrepackedLinear) and fast.packed.usable(x)
         torch.testing.assert_close(fast(x).double(), expected, atol=BITS[dtype], rtol=BITS[dtype])
         strided = torch.randn(*rows, 96, dtype=dtype)[..., ::2]
@@ -58,12 +69,18 @@ def test_model_says_the_same(name: str) -> None:
     modules, paths = list(model.modules()), [path for path, _ in packable(model)]
     view = prepack(model)
     swapped = {path for path, module in view.model.named_modules() if isinstance(module, SWAPPED)}
-    assert view.complete and view.current() and swapped == {path for group in paths for path in group}
-    assert list(model.modules()) == modules and not any(isinstance(module, SWAPPED) for module in modules)
+    assert (
+        view.complete and view.current() and swapped == {path for group in paths for path in group}
+    )
+    assert list(model.modules()) == modules and not any(
+        isinstance(module, SWAPPED) for module in modules
+    )
     assert all(a is b for a, b in zip(model.parameters(), view.model.parameters(), strict=True))
     tokens = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(view.model(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            view.model(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5
+        )
 
 
 def test_changed_weight_is_used_as_it_is_now() -> None:
@@ -81,7 +98,9 @@ def test_changed_weight_is_used_as_it_is_now() -> None:
         assert not view.current() and theirs.current()
         model.decoder.blocks[0].attn.v.bias.data.add_(1)  # unnoticed
         view = prepack(model)
-        torch.testing.assert_close(view.model(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            view.model(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5
+        )
         model.load_state_dict(made(seed=1).state_dict())
         assert not view.current()
         model.double()
@@ -109,7 +128,10 @@ def test_gradients_pass_and_a_training_has_the_memory() -> None:
     found = [weight.grad.clone() for weight in model.parameters()]
     model.zero_grad()
     model(tokens).logits.sum().backward()
-    assert all(torch.equal(ours, weight.grad) for ours, weight in zip(found, model.parameters(), strict=True))
+    assert all(
+        torch.equal(ours, weight.grad)
+        for ours, weight in zip(found, model.parameters(), strict=True)
+    )
     copies = [weakref.ref(packed.matrix) for packed in view.packed]
     assert held(model.eval())
     model.train()
@@ -137,7 +159,9 @@ def test_only_within_the_room_there_is() -> None:
     with torch.no_grad():
         model.decoder.blocks[0].ffn.up.weight.add_(1)
     view = prepack(model, 0)
-    assert view.current() and len(view.packed) == len(list(packable(model))) - 1 and not view.complete
+    assert (
+        view.current() and len(view.packed) == len(list(packable(model))) - 1 and not view.complete
+    )
     unpack(model)
     assert not held(model)
 
@@ -154,12 +178,17 @@ def test_generation_prepacks_for_many_tokens_and_not_within_a_training() -> None
     for weight, other in zip(model.parameters(), made("llama", seed=1).parameters(), strict=True):
         weight.data.copy_(other)  # unnoticed by PyTorch's count of changes
     fast = generate(model, None, [1, 2, 3], max_new=64, temperature=0).run().tokens
-    assert fast == generate(model.train(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens != plain
+    assert (
+        fast
+        == generate(model.train(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
+        != plain
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_threads_generate_at_once(name: str) -> None:
-    """Several threads with one model say what one alone says, bit for bit, while others look and forget the copies."""
+    """Several threads with one model say what one alone says, bit for bit, while others look and
+    forget the copies."""
     model, tokens = made(name), torch.arange(8)[None]
     prepack(model)
 
@@ -195,7 +224,9 @@ def test_the_table_is_prepacked_tied_or_not() -> None:
         assert isinstance(head, PrepackedProjection) and (head.weight is None) == (name == "gpt2")
         with torch.no_grad():
             wanted = x @ model.head.table(model.embed).T
-            torch.testing.assert_close(head(x, model.embed.token.weight * 0), wanted, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                head(x, model.embed.token.weight * 0), wanted, atol=1e-5, rtol=1e-5
+            )
 
 
 def test_an_encoder_decoder_has_both_sides() -> None:
@@ -203,7 +234,9 @@ def test_an_encoder_decoder_has_both_sides() -> None:
     view, source, tokens = prepack(model).model, torch.arange(6)[None], torch.arange(8)[None]
     with torch.no_grad():
         assert any(isinstance(module, PrepackedLinear) for module in view.encoder.modules())
-        torch.testing.assert_close(view(tokens, source).logits, model(tokens, source).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            view(tokens, source).logits, model(tokens, source).logits, atol=1e-5, rtol=1e-5
+        )
 
 
 def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alone() -> None:
@@ -220,7 +253,10 @@ def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alo
     found = [weight.grad.clone() for weight in layer.parameters()]
     layer.zero_grad()
     F.linear(x, layer.weight, layer.bias).square().sum().backward()
-    assert all(torch.equal(ours, weight.grad) for ours, weight in zip(found, layer.parameters(), strict=True))
+    assert all(
+        torch.equal(ours, weight.grad)
+        for ours, weight in zip(found, layer.parameters(), strict=True)
+    )
 
 
 class Doubled(Linear):
@@ -263,7 +299,9 @@ def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
     view = prepack(model)
     assert all(packed.matrix is old for packed, old in zip(view.packed, matrices, strict=True))
     fast = view.model.decoder.blocks[0].attn
-    for found, layer in zip(together(x, fast.q, fast.k, fast.v), (attn.q, attn.k, attn.v), strict=True):
+    for found, layer in zip(
+        together(x, fast.q, fast.k, fast.v), (attn.q, attn.k, attn.v), strict=True
+    ):
         wanted = F.linear(x, layer.weight, layer.bias)
         torch.testing.assert_close(found, wanted, atol=BITS[dtype], rtol=BITS[dtype])
 
@@ -274,5 +312,8 @@ def test_a_replaced_module_leaves_the_others_where_they_are() -> None:
     other = Linear(32, 32)
     view = replaced(model, {block.attn.out: other})
     assert view.decoder.blocks[1].attn.out is other and block.attn.out is not other
-    assert view.decoder.blocks[0] is model.decoder.blocks[0] and view.decoder.blocks[1].ffn is block.ffn
+    assert (
+        view.decoder.blocks[0] is model.decoder.blocks[0]
+        and view.decoder.blocks[1].ffn is block.ffn
+    )
     assert view.config is model.config and view.decoder.blocks[1].attn.path == block.attn.path

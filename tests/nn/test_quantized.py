@@ -1,4 +1,5 @@
-"""Weights of few bits in every family: what they compute, alone and in a batch, and what stays as it was."""
+"""Weights of few bits in every family: what they compute, alone and in a batch, and what stays as
+it was."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def said(model: Model, tokens: torch.Tensor | None = None, **how: Any) -> torch.
         return model(tiny.tokens() if tokens is None else tokens, **sides, **how).logits
 
 
-def weight_of(bits: int, shape: tuple[int, ...] = (40, 100), group: int = 32) -> tuple[torch.Tensor, Any]:
+def weight_of(
+    bits: int, shape: tuple[int, ...] = (40, 100), group: int = 32
+) -> tuple[torch.Tensor, Any]:
     plain = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     return plain, parameter(Codes.of(searched(plain, bits, group), bits, group), torch.float32)
 
@@ -45,7 +48,8 @@ def weight_of(bits: int, shape: tuple[int, ...] = (40, 100), group: int = 32) ->
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [32, 64])
 def test_a_product_is_the_kernels_own(bits: int, group: int) -> None:
-    """Bit for bit the readable reference on codes and scales, before and after the kernels have taken the codes."""
+    """Bit for bit the readable reference on codes and scales, before and after the kernels have
+    taken the codes."""
     _, weight = weight_of(bits, group=group)
     codes, scales = weight.held.unpacked(), weight.held.scales
     x, bias = torch.randn(7, 100), torch.randn(40)
@@ -75,7 +79,9 @@ def test_a_table_is_looked_up_in_and_a_stack_has_tables() -> None:
     _, stack = weight_of(4, (3, 16, 64))
     x = torch.randn(2, 64)
     assert torch.equal(F.linear(x, stack[1]), F.linear(x, stack.unbind()[1]))
-    assert torch.equal(stack[2].decoded(), stack.decoded()[2]) and torch.equal(stack[-1].decoded(), stack.decoded()[2])
+    assert torch.equal(stack[2].decoded(), stack.decoded()[2]) and torch.equal(
+        stack[-1].decoded(), stack.decoded()[2]
+    )
 
 
 def test_experts_multiply_by_their_codes() -> None:
@@ -88,7 +94,8 @@ def test_experts_multiply_by_their_codes() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_computes_with_8_and_4_bits(name: str) -> None:
-    """8 bits stay near; the numbers of the codes give nearly the same; a tape changes no bit; a copy is one."""
+    """8 bits stay near; the numbers of the codes give nearly the same; a tape changes no bit; a
+    copy is one."""
     model = tiny.model(tiny.ALL[name])
     plain, size = said(model), sum(weight.nbytes for weight in model.parameters())
     assert torch.equal(plain, said(model))
@@ -105,7 +112,9 @@ def test_every_family_computes_with_8_and_4_bits(name: str) -> None:
     assert sum(weight.nbytes for weight in few.parameters()) < share * size
     fourth = said(few)
     dequantize_weights(few)
-    assert not quantized(few) and not any(isinstance(weight, QuantizedWeight) for weight in few.parameters())
+    assert not quantized(few) and not any(
+        isinstance(weight, QuantizedWeight) for weight in few.parameters()
+    )
     assert float((said(few) - fourth).norm() / fourth.norm()) < (0.2 if routed else 0.05)
 
 
@@ -127,7 +136,9 @@ def test_layouts_that_cannot_be(how: tuple[int, ...], sentence: str) -> None:
 def test_a_model_is_quantised_once_and_its_head_may_be_left() -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     chosen = quantize_weights(model, Layout(4, head=16))
-    assert set(chosen.values()) == {4} and not any(name.startswith(("embed", "head")) for name in chosen)
+    assert set(chosen.values()) == {4} and not any(
+        name.startswith(("embed", "head")) for name in chosen
+    )
     with pytest.raises(UserError, match="quantised already"):
         quantize_weights(model, Layout(8))
     both = quantize_weights(tiny.model(tiny.DECODERS["llama"]), Layout(4))
@@ -175,7 +186,9 @@ def test_lora_on_quantised_weights_learns(name: str) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.8 * losses[0]
-    assert all(torch.equal(weight.held.codes, codes[path]) for path, weight in quantized(model).items())
+    assert all(
+        torch.equal(weight.held.codes, codes[path]) for path, weight in quantized(model).items()
+    )
     layer = next(iter(lora.adapted(model).values()))
     with pytest.raises(UserError, match="takes no change"):
         layer.merge()

@@ -1,4 +1,5 @@
-"""Recurrent models beyond the laws: torch's own cells, packed pairs, attention that is seen, what is refused."""
+"""Recurrent models beyond the laws: torch's own cells, packed pairs, attention that is seen, what
+is refused."""
 
 from __future__ import annotations
 
@@ -54,25 +55,34 @@ def test_equals_torch(cell: c.Cell, ways: str, engine: str) -> None:
     rows, pos = tokens(3, 9), torch.arange(9).repeat(3, 1)
     lengths = torch.tensor([4, 9, 6])
     pos[pos >= lengths[:, None]] = -1
-    weigh = torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(0)) * (pos >= 0)[:, :, None]
+    weigh = (
+        torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(0)) * (pos >= 0)[:, :, None]
+    )
     ours = model(rows, pos=pos, logits="none").hidden
     (ours * weigh).sum().backward()
     found = model.embed.token.weight.grad.clone()
     model.zero_grad()
-    given = nn.utils.rnn.pack_padded_sequence(model.embed.token(rows), lengths, True, enforce_sorted=False)
+    given = nn.utils.rnn.pack_padded_sequence(
+        model.embed.token(rows), lengths, True, enforce_sorted=False
+    )
     right = nn.utils.rnn.pad_packed_sequence(theirs(given)[0], True, total_length=9)[0]
     (right * weigh).sum().backward()
     torch.testing.assert_close(ours[pos >= 0], right[pos >= 0], **CLOSE)
     torch.testing.assert_close(found, model.embed.token.weight.grad, rtol=1e-4, atol=1e-5)
 
 
-def attention_by_hand(model: EncoderDecoder, given: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Bahdanau et al. 2015, equations 5 and 6 of its appendix, a word at a time and nothing shared with the house."""
+def attention_by_hand(
+    model: EncoderDecoder, given: Tensor, source: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Bahdanau et al. 2015, equations 5 and 6 of its appendix, a word at a time and nothing shared
+    with the house."""
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     states = model.encode(source).hidden[0]
     words, C = model.embed.token.weight[given[0]], model.config.dim
     whole = torch.cat((states[0], states[-1]))
-    h = torch.tanh(weights["decoder.cross.whole.weight"] @ whole + weights["decoder.cross.whole.bias"])
+    h = torch.tanh(
+        weights["decoder.cross.whole.weight"] @ whole + weights["decoder.cross.whole.bias"]
+    )
     seen, patterns = [], []
     for x in words:
         scores = []
@@ -87,7 +97,10 @@ def attention_by_hand(model: EncoderDecoder, given: Tensor, source: Tensor) -> t
             getattr(cell, f"weight_{name}").data = weights[f"decoder.cells.0.{part}.weight"]
             getattr(cell, f"bias_{name}").data = weights[f"decoder.cells.0.{part}.bias"]
         h = cell(torch.cat((x, context))[None], h[None])[0]
-        out = weights["decoder.merge.weight"] @ torch.cat((h, context, x)) + weights["decoder.merge.bias"]
+        out = (
+            weights["decoder.merge.weight"] @ torch.cat((h, context, x))
+            + weights["decoder.merge.bias"]
+        )
         seen.append(torch.tanh(out))
         patterns.append(pattern)
     return torch.stack(seen), torch.stack(patterns)
@@ -104,19 +117,32 @@ def test_additive_attention_equals_the_paper_word_by_word() -> None:
     torch.testing.assert_close(tape["decoder.cross.pattern"][0, 0], pattern, **CLOSE)
 
 
-def packed_pairs() -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]], list[tuple[int, slice, slice]]]:
+def packed_pairs() -> tuple[
+    dict[str, Tensor], list[tuple[Tensor, Tensor]], list[tuple[int, slice, slice]]
+]:
     """Five pairs in two rows, with padding at either end: (a batch, the pairs, where each lies)."""
     targets, sources = ([4, 7, 2], [9, 3]), ([6, 2, 5], [4, 8])
     made = {name: torch.zeros(2, 16, dtype=torch.long) for name in ("tokens", "source")}
-    made |= {name: torch.full((2, 16), -1) for name in ("pos", "document_ids", "source_pos", "source_document_ids")}
+    made |= {
+        name: torch.full((2, 16), -1)
+        for name in ("pos", "document_ids", "source_pos", "source_document_ids")
+    }
     pairs, places = [], []
     for row in range(2):
         at, source_at = row, 2 * row
-        for number, (length, source_length) in enumerate(zip(targets[row], sources[row], strict=True)):
-            pair = tokens(1, length, seed=len(pairs)), tokens(1, source_length, seed=50 + len(pairs))
+        for number, (length, source_length) in enumerate(
+            zip(targets[row], sources[row], strict=True)
+        ):
+            pair = (
+                tokens(1, length, seed=len(pairs)),
+                tokens(1, source_length, seed=50 + len(pairs)),
+            )
             here, there = slice(at, at + length), slice(source_at, source_at + source_length)
             made["tokens"][row, here], made["source"][row, there] = pair[0][0], pair[1][0]
-            made["pos"][row, here], made["source_pos"][row, there] = torch.arange(length), torch.arange(source_length)
+            made["pos"][row, here], made["source_pos"][row, there] = (
+                torch.arange(length),
+                torch.arange(source_length),
+            )
             made["document_ids"][row, here] = made["source_document_ids"][row, there] = number
             pairs.append(pair)
             places.append((row, here, there))
@@ -135,8 +161,11 @@ def test_packed_pairs_equal_pairs_alone(name: str) -> None:
         torch.testing.assert_close(together[row, here], model(*pair, tape=alone).logits[0], **CLOSE)
         if alone.records:
             seen = tape["decoder.cross.pattern"][row, 0, here]
-            torch.testing.assert_close(seen[:, there], alone["decoder.cross.pattern"][0, 0], **CLOSE)
-            assert seen.sum().item() == pytest.approx(here.stop - here.start, abs=1e-4)  # and nothing elsewhere
+            torch.testing.assert_close(
+                seen[:, there], alone["decoder.cross.pattern"][0, 0], **CLOSE
+            )
+            # and nothing elsewhere
+            assert seen.sum().item() == pytest.approx(here.stop - here.start, abs=1e-4)
 
 
 @torch.no_grad()
@@ -146,7 +175,9 @@ def test_an_edited_pattern_changes_the_words_after() -> None:
 
     def only_the_first(path: str, pattern: Tensor) -> Tensor:
         assert pattern.shape == (2, 1, 1, 5)
-        return torch.nn.functional.one_hot(torch.zeros_like(pattern[..., 0], dtype=torch.long), 5).float()
+        return torch.nn.functional.one_hot(
+            torch.zeros_like(pattern[..., 0], dtype=torch.long), 5
+        ).float()
 
     tape = Tape("*.cross.*", edits={"*.cross.pattern": only_the_first})
     changed = model(given, source, tape=tape)
@@ -159,7 +190,8 @@ def test_an_edited_pattern_changes_the_words_after() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", PAIRS)
 def test_search_and_greedy_equal_the_whole_forward_pass(name: str) -> None:
-    """Sources of different lengths, beams that change places, and rows that leave: each word is the uncached one."""
+    """Sources of different lengths, beams that change places, and rows that leave: each word is the
+    uncached one."""
     model = tiny.model(ALL[name])
     sources = [tokens(1, length, seed=length)[0].tolist() for length in (3, 7, 5)]
     greedy = generate(model, None, sources, max_new=9, temperature=0.0, start=1, eos=2).run().tokens
@@ -168,9 +200,13 @@ def test_search_and_greedy_equal_the_whole_forward_pass(name: str) -> None:
         whole = model(torch.tensor([[1, *row[:-1]]]), torch.tensor([source])).logits[0]
         assert whole.argmax(-1).tolist() == row
         for hypothesis in hypotheses:
-            logits = model(torch.tensor([[1, *hypothesis.tokens[:-1]]]), torch.tensor([source])).logits[0]
+            logits = model(
+                torch.tensor([[1, *hypothesis.tokens[:-1]]]), torch.tensor([source])
+            ).logits[0]
             right = logits.log_softmax(-1)[range(len(hypothesis.tokens)), hypothesis.tokens]
-            torch.testing.assert_close(torch.tensor(hypothesis.logprobs), right, rtol=0.0, atol=1e-4)
+            torch.testing.assert_close(
+                torch.tensor(hypothesis.logprobs), right, rtol=0.0, atol=1e-4
+            )
 
 
 @torch.no_grad()
@@ -190,15 +226,23 @@ def test_a_row_of_padding_keeps_its_state() -> None:
 def test_look_finds_the_pattern_by_name() -> None:
     model = tiny.model(ALL["bahdanau"])
     seen = inspection.look(model, None, [1, 5, 6], "*.pattern", source=[7, 8, 9, 3])
-    assert {path: tuple(value.shape) for path, value in seen.items()} == {"decoder.cross.pattern": (1, 1, 3, 4)}
-    assert {"decoder.cells.0.state", "encoder.out", "decoder.cross.write"} <= set(inspection.paths(model))
+    assert {path: tuple(value.shape) for path, value in seen.items()} == {
+        "decoder.cross.pattern": (1, 1, 3, 4)
+    }
+    assert {"decoder.cells.0.state", "encoder.out", "decoder.cross.write"} <= set(
+        inspection.paths(model)
+    )
 
 
 def test_costs_are_counted() -> None:
     config = ALL["bahdanau"]
     price, model = cost(config), build_model(config)
     assert price.total == sum(weight.numel() for weight in model.parameters())
-    of_cells = sum(w.numel() for name, w in model.named_parameters() if {"cells", "back", "merge"} & {*name.split(".")})
+    of_cells = sum(
+        w.numel()
+        for name, w in model.named_parameters()
+        if {"cells", "back", "merge"} & {*name.split(".")}
+    )
     assert price.parameters["recurrence"] == of_cells
     assert price.cache() == 0
     wider = replace(config, decoder=replace(config.decoder, cross=c.Additive(48)))
@@ -231,4 +275,7 @@ def test_attention_is_drawn_by_the_words_it_writes(name: str) -> None:
     torch.testing.assert_close(drawn.weights.sum(-1), torch.ones(4))
     sharp = replace(drawn, weights=torch.eye(4)[:, : len(drawn.columns)])
     assert sharp.text(plain=True).splitlines()[-4:-1] == ["   a ##", "   b   ##", "   c     ##"]
-    assert sharp.svg().count("fill-opacity") == 4 * len(drawn.columns) and ">&lt;</text>" in sharp.svg()
+    assert (
+        sharp.svg().count("fill-opacity") == 4 * len(drawn.columns)
+        and ">&lt;</text>" in sharp.svg()
+    )

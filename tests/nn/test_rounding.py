@@ -16,7 +16,8 @@ def weights(rows: int = 48, inputs: int = 100) -> torch.Tensor:
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [32, 64])
 def test_nearest_is_within_half_a_step(bits: int, group: int) -> None:
-    """The last group is a shorter one. At 4 bits one side has 7 steps, not 8, and loses up to a whole one there."""
+    """The last group is a shorter one. At 4 bits one side has 7 steps, not 8, and loses up to a
+    whole one there."""
     weight = weights()
     codes, scales = rounding.nearest(weight, bits, group)
     assert codes.shape == weight.shape and scales.shape == (48, -(-100 // group))
@@ -24,12 +25,15 @@ def test_nearest_is_within_half_a_step(bits: int, group: int) -> None:
     assert codes.min() >= rounding.LOWEST[bits] and codes.max() <= rounding.HIGHEST[bits]
     step = scales.float().abs().repeat_interleave(group, 1)[:, :100]
     apart = (rounding.decode(codes, scales, group, torch.float32) - weight).abs()
-    inside = codes < rounding.HIGHEST[bits] if bits == 4 else torch.ones_like(codes, dtype=torch.bool)
+    inside = (
+        codes < rounding.HIGHEST[bits] if bits == 4 else torch.ones_like(codes, dtype=torch.bool)
+    )
     assert bool((apart <= step * 0.501)[inside].all()) and bool((apart <= step * 1.01).all())
 
 
 def test_errors_of_gaussian_weights_are_those_measured_elsewhere() -> None:
-    """0.0076 of int8 and 0.097 of int4 in groups of 32 (ENGINE.md, section 1); 8 levels on one side give a little."""
+    """0.0076 of int8 and 0.097 of int4 in groups of 32 (ENGINE.md, section 1); 8 levels on one side
+    give a little."""
     weight = weights(256, 1024)
 
     def error(rounded: rounding.Rounded) -> float:
@@ -37,7 +41,10 @@ def test_errors_of_gaussian_weights_are_those_measured_elsewhere() -> None:
         return float(apart.norm() / weight.norm())
 
     assert error(rounding.nearest(weight, 8, 32)) < 0.0077
-    plain, searched = error(rounding.nearest(weight, 4, 32)), error(rounding.searched(weight, 4, 32))
+    plain, searched = (
+        error(rounding.nearest(weight, 4, 32)),
+        error(rounding.searched(weight, 4, 32)),
+    )
     assert 0.08 < plain < 0.098 and searched < 0.95 * plain
 
 
@@ -47,7 +54,9 @@ def test_a_search_serves_what_is_important() -> None:
     plain, served = rounding.searched(weight, 4, 32), rounding.searched(weight, 4, 32, matters)
 
     def error(rounded: rounding.Rounded) -> float:
-        return float(((rounding.decode(*rounded, 32, torch.float32) - weight).square() * matters).sum())
+        return float(
+            ((rounding.decode(*rounded, 32, torch.float32) - weight).square() * matters).sum()
+        )
 
     assert error(served) < 0.9 * error(plain)
 
@@ -89,4 +98,7 @@ def test_a_search_in_pieces_is_the_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(rounding, "AT_ONCE", 3 * 64)
     assert all(map(torch.equal, rounding.searched(stack, 4, 64, matters), whole))
     alone = [rounding.searched(one, 4, 64, matters) for one in stack]
-    assert all(torch.equal(torch.stack(side), one) for side, one in zip(zip(*alone, strict=True), whole, strict=True))
+    assert all(
+        torch.equal(torch.stack(side), one)
+        for side, one in zip(zip(*alone, strict=True), whole, strict=True)
+    )

@@ -1,4 +1,5 @@
-"""Every route: the numbers are torch's, an answer has its bound, and what is wrong is said in a sentence."""
+"""Every route: the numbers are torch's, an answer has its bound, and what is wrong is said in a
+sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from glassformer.page.models import shipped
 from glassformer.page.wire import MOST
 
 SENTENCE = "the cat sat on the mat"
-PAIRS = [name for name, cfg in tiny.ALL.items() if hasattr(cfg, "encoder") and hasattr(cfg, "decoder")]
+PAIRS = [
+    name for name, cfg in tiny.ALL.items() if hasattr(cfg, "encoder") and hasattr(cfg, "decoder")
+]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,9 @@ def get(client: TestClient, run: dict[str, Any], what: str, **query: Any) -> Any
     return client.get(f"/api/runs/{run['run']}/{what}", params=query)
 
 
-def values(client: TestClient, run: dict[str, Any], address: str, **query: Any) -> np.ndarray[Any, Any]:
+def values(
+    client: TestClient, run: dict[str, Any], address: str, **query: Any
+) -> np.ndarray[Any, Any]:
     """A tensor of a run."""
     answer = get(client, run, "t", address=address, **query)
     assert answer.status_code == 200, answer.text
@@ -61,7 +66,8 @@ def values(client: TestClient, run: dict[str, Any], address: str, **query: Any) 
 
 @pytest.mark.parametrize("name", list(tiny.ALL))
 def test_every_family_has_a_card_a_run_and_its_own_numbers(name: str, folder: Path) -> None:
-    """Logits, or what the model answers instead, are those of a plain forward pass of a model loaded apart."""
+    """Logits, or what the model answers instead, are those of a plain forward pass of a model
+    loaded apart."""
     path = served.saved(name, folder / name.replace(" ", "-"))
     client = served.client(served.page(path))
     (card,) = client.get("/api/models").json()
@@ -83,18 +89,29 @@ def test_every_family_has_a_card_a_run_and_its_own_numbers(name: str, folder: Pa
         ours = values(client, told, last["id"])
         theirs = plain.hidden[0].numpy()
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert told["check"]["captured_vs_fast_max_abs"] is None  # its pass comes after the first picture
+    # its pass comes after the first picture
+    assert told["check"]["captured_vs_fast_max_abs"] is None
     check = client.get(f"/api/runs/{told['run']}/check").json()
     difference = np.abs(ours[-1] - theirs[-1]).max()  # of an independent pass, which nobody watches
-    assert check["captured_vs_fast_max_abs"] == pytest.approx(float(difference), abs=1e-6) and difference < 1e-4
-    assert run(client, card["name"], text=SENTENCE, **({"source": "a dog"} if pair else {}))["check"] == check
-    assert tokenizer is not None and b"".join(base64.b64decode(one["bytes"]) for one in told["tokens"] if one["end"])
+    assert (
+        check["captured_vs_fast_max_abs"] == pytest.approx(float(difference), abs=1e-6)
+        and difference < 1e-4
+    )
+    assert (
+        run(client, card["name"], text=SENTENCE, **({"source": "a dog"} if pair else {}))["check"]
+        == check
+    )
+    assert tokenizer is not None and b"".join(
+        base64.b64decode(one["bytes"]) for one in told["tokens"] if one["end"]
+    )
 
 
 def test_the_run_says_what_was_read(gpt: TestClient) -> None:
     told = run(gpt, "gpt", text="a 🦊 cat")
     text = "a 🦊 cat"
-    raw = b"".join(base64.b64decode(token["bytes"]) for token in told["tokens"] if not token["special"])
+    raw = b"".join(
+        base64.b64decode(token["bytes"]) for token in told["tokens"] if not token["special"]
+    )
     assert raw.decode() == text
     split = [token for token in told["tokens"] if (token["start"], token["end"]) == (2, 3)]
     assert len(split) > 1, "an emoji of several tokens has its one span in each"
@@ -114,14 +131,27 @@ def test_values_are_torchs_bytes(gpt: TestClient, folder: Path) -> None:
     assert tokenizer is not None
     trace = glassformer.trace(model, tokenizer, SENTENCE)
     place = "decoder.blocks.1.attn"
-    whole = {name: trace[name][0] for name in ("decoder.out", f"{place}.q", "logits", f"{place}.pattern")}
+    whole = {
+        name: trace[name][0] for name in ("decoder.out", f"{place}.q", "logits", f"{place}.pattern")
+    }
     for name, expected in whole.items():
         assert values(gpt, told, name).tobytes() == expected.contiguous().numpy().tobytes(), name
-    assert values(gpt, told, f"{place}.pattern[2]").tobytes() == trace[f"{place}.pattern"][0, 2].numpy().tobytes()
-    assert values(gpt, told, f"{place}.q[1, 3, 0:4]").tolist() == trace[f"{place}.q"][0, 1, 3, :4].tolist()
-    assert values(gpt, told, "embed.token.weight").tobytes() == model.embed.token.weight.detach().numpy().tobytes()
+    assert (
+        values(gpt, told, f"{place}.pattern[2]").tobytes()
+        == trace[f"{place}.pattern"][0, 2].numpy().tobytes()
+    )
+    assert (
+        values(gpt, told, f"{place}.q[1, 3, 0:4]").tolist()
+        == trace[f"{place}.q"][0, 1, 3, :4].tolist()
+    )
+    assert (
+        values(gpt, told, "embed.token.weight").tobytes()
+        == model.embed.token.weight.detach().numpy().tobytes()
+    )
     half = values(gpt, told, "decoder.out", **{"as": "f16"})
-    assert half.dtype == np.float16 and np.array_equal(half, whole["decoder.out"].numpy().astype(np.float16))
+    assert half.dtype == np.float16 and np.array_equal(
+        half, whole["decoder.out"].numpy().astype(np.float16)
+    )
 
 
 @pytest.mark.parametrize("shape", ["lin", "sqrt"])
@@ -142,7 +172,8 @@ def test_eight_bits_come_back_within_their_step(gpt: TestClient, shape: str) -> 
 
 @pytest.mark.parametrize("length", [1, 12, 512])
 def test_no_answer_is_more_than_four_megabytes(length: int, folder: Path) -> None:
-    """At a width where a whole layer's attention would be: the refusal says where the pooled one is."""
+    """At a width where a whole layer's attention would be: the refusal says where the pooled one
+    is."""
     path = folder / "long"
     if not path.exists():
         from dataclasses import replace
@@ -153,7 +184,9 @@ def test_no_answer_is_more_than_four_megabytes(length: int, folder: Path) -> Non
         store.save(build_model(cfg, seed=1), path, served.tokenizer())
     client = served.client(served.page(path))
     generator = torch.Generator().manual_seed(0)
-    told = run(client, "long", ids=torch.randint(0, served.VOCAB, (length,), generator=generator).tolist())
+    told = run(
+        client, "long", ids=torch.randint(0, served.VOCAB, (length,), generator=generator).tolist()
+    )
     for op in told["plan"]:
         for kind in ("f32", "u8"):
             answer = get(client, told, "t", address=op["id"], **{"as": kind})
@@ -180,10 +213,15 @@ def test_the_cell_is_the_explanation(gpt: TestClient, folder: Path) -> None:
     assert tokenizer is not None
     trace = glassformer.trace(model, tokenizer, SENTENCE)
     assert cell["value"] == trace.explain(address).value and cell["address"] == address
-    assert "decoder.blocks.1.attn.pattern" in cell["next"] and cell["words"]["plain"] == cell["sentence"]
+    assert (
+        "decoder.blocks.1.attn.pattern" in cell["next"]
+        and cell["words"]["plain"] == cell["sentence"]
+    )
     assert eval(cell["python"], {"trace": trace}).item() == cell["value"]
     hidden = get(gpt, told, "cell", address="decoder.blocks.1.attn.scores[2,1,4]").json()
-    assert hidden["value"] == "-Infinity" == hidden["recomputed"], "what a mask hides is told apart from NaN"
+    assert hidden["value"] == "-Infinity" == hidden["recomputed"], (
+        "what a mask hides is told apart from NaN"
+    )
 
 
 def test_logits_of_each_position(gpt: TestClient) -> None:
@@ -216,11 +254,15 @@ def test_an_edit_is_another_run(gpt: TestClient) -> None:
     assert not off.any()
     lens = gpt.post(f"/api/runs/{edited['run']}/lens", json={"positions": [-1]}).json()
     last = values(gpt, edited, "logits[-1]")
-    assert lens["top"][-1][0][0] == int(last[: served.tokenizer().size].argmax()), "the lens reads the edited pass"
+    assert lens["top"][-1][0][0] == int(last[: served.tokenizer().size].argmax()), (
+        "the lens reads the edited pass"
+    )
     parts = get(gpt, edited, "attribution").json()
     assert abs(parts["logit"] - last[parts["token"]]) < 1e-4
     masked = run(gpt, "gpt", text=SENTENCE, edits=["swap_token(2, 5)"])
-    assert masked["tokens"][2]["id"] == 5 and masked["tokens"][2]["end"] == plain["tokens"][2]["end"]
+    assert (
+        masked["tokens"][2]["id"] == 5 and masked["tokens"][2]["end"] == plain["tokens"][2]["end"]
+    )
 
 
 def test_lens_and_attribution_are_those_of_the_library(gpt: TestClient, folder: Path) -> None:
@@ -264,10 +306,18 @@ def sse(text: str) -> list[tuple[str, Any]]:
 def test_generation_is_that_of_the_library(gpt: TestClient, folder: Path) -> None:
     import glassformer
 
-    asked = {"model": "gpt", "text": SENTENCE, "settings": {"temperature": 0.8, "top_k": 20}, "seed": 5, "max_new": 8}
+    asked = {
+        "model": "gpt",
+        "text": SENTENCE,
+        "settings": {"temperature": 0.8, "top_k": 20},
+        "seed": 5,
+        "max_new": 8,
+    }
     found = sse(gpt.post("/api/generate", json=asked).text)
     model, tokenizer = store.load(folder / "gpt")
-    made = glassformer.generate(model, tokenizer, SENTENCE, temperature=0.8, top_k=20, seed=5, max_new=8).run()
+    made = glassformer.generate(
+        model, tokenizer, SENTENCE, temperature=0.8, top_k=20, seed=5, max_new=8
+    ).run()
     tokens = [data for event, data in found if event == "message"]
     assert found[0][0] == "start" and found[-1][0] == "end"
     assert [one["id"] for one in tokens] == made.tokens[0]
@@ -275,7 +325,9 @@ def test_generation_is_that_of_the_library(gpt: TestClient, folder: Path) -> Non
     assert all(len(one["top"]) == 10 and one["ms"] >= 0 for one in tokens)
     assert found[-1][1] == {"finish": made.finishes[0], "text": made.text}
     kept = [one["kv_bytes"] for one in tokens]
-    assert kept[0] == len(found[0][1]["ids"]) * 2 * 2 * tiny.DIM * 4, "two layers of keys and values in fp32"
+    assert kept[0] == len(found[0][1]["ids"]) * 2 * 2 * tiny.DIM * 4, (
+        "two layers of keys and values in fp32"
+    )
     assert np.diff(kept).tolist() == [2 * 2 * tiny.DIM * 4] * 7
 
 
@@ -286,8 +338,13 @@ def test_tokenizers_side_by_side(gpt: TestClient) -> None:
     (sheet,) = gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["gpt"]}).json()
     assert [one["id"] for one in sheet["tokens"]] == served.tokenizer().encode(text)
     assert b"".join(base64.b64decode(one["bytes"]) for one in sheet["tokens"]).decode() == text
-    assert gpt.post("/api/tokenize", json={"text": "", "tokenizers": ["gpt"]}).json()[0]["tokens"] == []
-    assert gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["../etc"]}).status_code == 404
+    assert (
+        gpt.post("/api/tokenize", json={"text": "", "tokenizers": ["gpt"]}).json()[0]["tokens"]
+        == []
+    )
+    assert (
+        gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["../etc"]}).status_code == 404
+    )
 
 
 def test_the_vocabulary_as_bytes(gpt: TestClient) -> None:
@@ -312,16 +369,26 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("/api/runs", {"model": "nobody", "text": "a"}, "nobody"),
     ("/api/runs", {"model": "../../etc/passwd", "text": "a"}, "no model"),
     ("/api/runs", {"model": "gpt", "text": "a", "edits": ["import os"]}, "edit"),
-    ("/api/runs", {"model": "gpt", "text": "a", "edits": ['head_off("decoder.blocks.9.attn", 1)']}, "blocks.9"),
+    (
+        "/api/runs",
+        {"model": "gpt", "text": "a", "edits": ['head_off("decoder.blocks.9.attn", 1)']},
+        "blocks.9",
+    ),
     ("/api/generate", {"model": "gpt", "text": "a", "settings": {"temp": 1}}, "temp"),
-    ("/api/generate", {"model": "gpt", "text": "a", "settings": {"temperature": -1}}, "temperature"),
+    (
+        "/api/generate",
+        {"model": "gpt", "text": "a", "settings": {"temperature": -1}},
+        "temperature",
+    ),
     ("/api/generate", {"model": "gpt", "text": "a", "max_new": 0}, "max_new"),
     ("/api/tokenize", {"text": "a", "tokenizers": []}, "tokenizers"),
 ]
 
 
 @pytest.mark.parametrize(("path", "asked", "said"), BAD)
-def test_mistakes_are_sentences(gpt: TestClient, path: str, asked: dict[str, Any], said: str) -> None:
+def test_mistakes_are_sentences(
+    gpt: TestClient, path: str, asked: dict[str, Any], said: str
+) -> None:
     answer = gpt.post(path, json=asked)
     assert answer.status_code in (400, 404) and said in answer.json()["error"], answer.text
     assert answer.json()["error"].endswith((".", "?"))
@@ -349,7 +416,12 @@ def test_unknown_addresses_and_bad_queries_are_sentences(gpt: TestClient) -> Non
     assert "no run" in gpt.get("/api/runs/r_0").json()["error"]
     assert gpt.get("/api/nothing").status_code == 404
     assert gpt.get("/..%2f..%2fetc%2fpasswd").status_code == 404
-    assert gpt.post("/api/runs", content=b"{", headers={"content-type": "application/json"}).status_code == 400
+    assert (
+        gpt.post(
+            "/api/runs", content=b"{", headers={"content-type": "application/json"}
+        ).status_code
+        == 400
+    )
     big = gpt.post("/api/runs", json={"model": "gpt", "text": "a" * (9 << 20)})
     assert big.status_code == 413 and "MiB" in big.json()["error"]
 
@@ -358,7 +430,11 @@ def test_unknown_addresses_and_bad_queries_are_sentences(gpt: TestClient) -> Non
 @pytest.mark.parametrize("id", [10**20, -(10**20), 2**63, 2**62, -1, served.VOCAB])
 def test_an_id_that_no_vocabulary_has_is_a_sentence(gpt: TestClient, path: str, id: int) -> None:
     answer = gpt.post(f"/api/{path}", json={"model": "gpt", "ids": [1, id], "max_new": 2})
-    assert answer.status_code == 400 and answer.json()["error"].endswith(".") and "\n" not in answer.json()["error"]
+    assert (
+        answer.status_code == 400
+        and answer.json()["error"].endswith(".")
+        and "\n" not in answer.json()["error"]
+    )
 
 
 def test_what_fails_in_a_stream_is_its_last_event(
@@ -394,7 +470,11 @@ def test_weights_with_nan_are_named(folder: Path) -> None:
     store.save(model, path, tokenizer)
     client = served.client(served.page(path))
     answer = client.post("/api/runs", json={"model": "nan", "text": SENTENCE})
-    assert answer.status_code == 400 and "NaN" in answer.json()["error"] and "h.1.mlp" in answer.json()["error"]
+    assert (
+        answer.status_code == 400
+        and "NaN" in answer.json()["error"]
+        and "h.1.mlp" in answer.json()["error"]
+    )
 
 
 def test_a_model_whose_files_are_replaced_is_loaded_anew(folder: Path) -> None:
@@ -430,5 +510,7 @@ def test_a_run_is_saved_as_a_file(gpt: TestClient) -> None:
     if "inline.js" in served.page().static:
         page = get(gpt, told, "export.html")
         assert page.status_code == 200 and len(page.content) <= 2_000_000
-        assert page.headers["content-security-policy"] == "sandbox", "its scripts do not run under our address"
+        assert page.headers["content-security-policy"] == "sandbox", (
+            "its scripts do not run under our address"
+        )
     assert get(gpt, told, "export.exe").status_code == 400

@@ -40,7 +40,10 @@ def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
     assert client.get("/api/train").json() == []
     folder = tmp_path / "runs" / "mine"
     write(folder / "log.jsonl", 1, 20)
-    told = {"train": {"steps": 40, "objective": {"type": "Causal"}}, "model": {"embed": {"vocab": 300}}}
+    told = {
+        "train": {"steps": 40, "objective": {"type": "Causal"}},
+        "model": {"embed": {"vocab": 300}},
+    }
     (folder / "run.json").write_text(json.dumps(told))
     for step in (10, 20):
         served.saved("gpt2", folder / f"step-{step:06d}", seed=step)
@@ -58,14 +61,19 @@ def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
     whole = client.post("/api/runs", json={"model": "mine", "text": "the cat"}).json()
     assert whole["run"] == runs[1], "the run's name is its last checkpoint"
     assert client.post("/api/runs", json={"model": "mine@15", "text": "the cat"}).status_code == 404
-    assert client.post("/api/runs", json={"model": "mine@../10", "text": "the cat"}).status_code == 404
+    assert (
+        client.post("/api/runs", json={"model": "mine@../10", "text": "the cat"}).status_code == 404
+    )
     assert client.get("/api/train/other/series").status_code == 404
     both = served.client(served.page(folder, run=tmp_path / "runs"))
-    assert [one["name"] for one in both.get("/api/models").json()] == ["mine"], "given and watched: one model"
+    assert [one["name"] for one in both.get("/api/models").json()] == ["mine"], (
+        "given and watched: one model"
+    )
 
 
 def test_news_come_by_cursor(tmp_path: Path) -> None:
-    """A reader that sleeps, or a server that begins again, goes on from the last cursor without gap or jump."""
+    """A reader that sleeps, or a server that begins again, goes on from the last cursor without gap
+    or jump."""
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 5)
     client = served.client(served.page(run=folder))
@@ -121,19 +129,27 @@ def test_each_experts_share_at_each_validation(tmp_path: Path) -> None:
         for step in (10, 20) for layer in (0, 1)
     ]  # fmt: skip
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "routing.jsonl").write_text(text + '{"step": 30, "mixture": "decoder.blocks.0.ffn"}\n' + text[:40])
+    (folder / "routing.jsonl").write_text(
+        text + '{"step": 30, "mixture": "decoder.blocks.0.ffn"}\n' + text[:40]
+    )
     first, second = served.client(served.page(run=folder)).get("/api/train/mine/routing").json()
     assert first["address"] == "decoder.blocks.0.ffn" and first["steps"] == [10, 20]
-    assert second["share"] == [[0.35, 0.65], [0.35, 0.65]] and second["tokens"] == [[["e", 20, 1.0]], []]
+    assert second["share"] == [[0.35, 0.65], [0.35, 0.65]] and second["tokens"] == [
+        [["e", 20, 1.0]],
+        [],
+    ]
 
 
 def test_a_training_is_asked_to_stop_by_a_file(tmp_path: Path) -> None:
-    """Only one that runs; the request is a file in its own folder, and no signal to whatever has its number now."""
+    """Only one that runs; the request is a file in its own folder, and no signal to whatever has
+    its number now."""
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 20)
     (folder / "run.json").write_text(json.dumps({"train": {"steps": 40}}))
     client = served.client(served.page(run=folder))
-    assert client.post("/api/train/mine/stop", json={}).json()["asked"] and (folder / "stop").is_file()
+    assert (
+        client.post("/api/train/mine/stop", json={}).json()["asked"] and (folder / "stop").is_file()
+    )
     assert client.get("/api/train").json()[0]["stopping"]
     write(folder / "log.jsonl", 21, 40)
     refused = client.post("/api/train/mine/stop", json={})
@@ -142,7 +158,8 @@ def test_a_training_is_asked_to_stop_by_a_file(tmp_path: Path) -> None:
 
 
 def test_a_training_waits_as_long_as_a_file_is_there(tmp_path: Path) -> None:
-    """A run that waits writes no line and yet lives, by the age of that file; one killed meanwhile does not."""
+    """A run that waits writes no line and yet lives, by the age of that file; one killed meanwhile
+    does not."""
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 20, seconds=0.1)
     (folder / "run.json").write_text(json.dumps({"train": {"steps": 40}}))

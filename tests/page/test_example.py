@@ -1,4 +1,5 @@
-"""The example of the build is what the server answers today: run `python benchmarks/example.py` where it is not."""
+"""The example of the build is what the server answers today: run `python benchmarks/example.py`
+where it is not."""
 
 from __future__ import annotations
 
@@ -40,10 +41,15 @@ def test_every_answer_of_the_example_is_the_servers() -> None:
     told = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
     assert len(held) > 40 and EXAMPLE.stat().st_size < 200_000
     assert f'{{"cut":true,"model":"{told["model"]}","text":"{told["text"]}"}}' in " ".join(held)
-    runs = sorted(held, key=lambda request: "api/runs {" not in request)  # the run before what is asked of it
+    # the run before what is asked of it
+    runs = sorted(held, key=lambda request: "api/runs {" not in request)
     for request in runs:
         method, path, *body = request.split(" ", 2)
-        answer = client.get(f"/{path}") if method == "GET" else client.post(f"/{path}", json=json.loads(body[0]))
+        answer = (
+            client.get(f"/{path}")
+            if method == "GET"
+            else client.post(f"/{path}", json=json.loads(body[0]))
+        )
         assert answer.status_code == 200, (request, answer.text)
         kept = held[request].tobytes()
         if answer.headers["content-type"] == "application/json":
@@ -54,4 +60,7 @@ def test_every_answer_of_the_example_is_the_servers() -> None:
             now = served.tensors(answer.content)
             for name, value in served.tensors(kept).items():
                 close = 1 if value.dtype == np.uint8 else 1e-4 * (1 + np.abs(value).max())
-                assert np.abs(value.astype("f8") - now[name].astype("f8")).max() <= close, (request, name)
+                assert np.abs(value.astype("f8") - now[name].astype("f8")).max() <= close, (
+                    request,
+                    name,
+                )

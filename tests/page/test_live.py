@@ -35,12 +35,20 @@ def ask(tmp_path: Any) -> Ask:
     """ask(method, path, body) -> status and bytes of the whole answer."""
     heard: queue.Queue[Any] = queue.Queue()
     ids = itertools.count(1)
-    answering = Answering(routed(served.page(served.saved("llama", tmp_path))), lambda *told: heard.put(told))
+    answering = Answering(
+        routed(served.page(served.saved("llama", tmp_path))), lambda *told: heard.put(told)
+    )
 
     def asked(method: str, path: str, body: Any = None, cancel_after: int = 0) -> tuple[int, bytes]:
         id = next(ids)
         answering.hear(
-            {"to": "a", "id": id, "method": method, "path": path, "body": "" if body is None else json.dumps(body)}
+            {
+                "to": "a",
+                "id": id,
+                "method": method,
+                "path": path,
+                "body": "" if body is None else json.dumps(body),
+            }
         )
         status, held, count = 0, b"", 0
         while True:
@@ -78,7 +86,9 @@ def test_what_nobody_waits_for_is_not_computed_to_its_end(ask: Ask) -> None:
     assert 0 < len(ask("POST", "api/generate", how, cancel_after=3)[1]) < len(whole)
 
 
-def test_without_the_extra_it_says_what_to_install(traced: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(
+    traced: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(UserError, match=r"pip install 'WHEEL\[live\]'"):
         traced.live()
@@ -89,6 +99,8 @@ def test_what_it_cannot_show_is_refused(traced: Trace) -> None:
         traced.live("heads")
     with pytest.raises(UserError, match="no height"):
         traced.live(height=1)
-    edited = glassformer.trace(traced.model, traced.tokenizer, "the cat", edits=[head_off("decoder.blocks.0.attn", 0)])
+    edited = glassformer.trace(
+        traced.model, traced.tokenizer, "the cat", edits=[head_off("decoder.blocks.0.attn", 0)]
+    )
     with pytest.raises(UserError, match="edits"):
         edited.live()

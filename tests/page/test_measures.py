@@ -30,7 +30,9 @@ def test_heads_and_contexts_are_the_librarys(name: str, tmp_path: Path) -> None:
     path = served.saved(name, tmp_path / name)
     client = served.client(served.page(path))
     model, tokenizer = store.load(path)
-    assert client.get(f"/api/heads/{name}").json() == as_json(head_scores(model, tokenizer).to_dict())
+    assert client.get(f"/api/heads/{name}").json() == as_json(
+        head_scores(model, tokenizer).to_dict()
+    )
     told = client.post("/api/contexts", json={"model": name, "word": "cat", "texts": TEXTS}).json()
     assert told == as_json(word_in_contexts(model, tokenizer, "cat", *TEXTS).to_dict())
 

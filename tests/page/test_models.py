@@ -28,11 +28,18 @@ def test_cards_say_what_each_can_do(tmp_path: Path) -> None:
         "gru": "recurrent",
         "pooled": "decoder",
     }
-    can = {name: {one for one, true in card["abilities"].items() if true} for name, card in cards.items()}
+    can = {
+        name: {one for one, true in card["abilities"].items() if true}
+        for name, card in cards.items()
+    }
     assert can["gpt2"] == {"generate", "lens", "attention", "attribution"}
     assert can["bert"] == {"fill", "pool", "lens", "attention", "attribution"}
     assert can["t5"] == {"generate", "source", "lens", "attention", "attribution"}
-    assert "experts" in can["mixtral"] and "pool" in can["pooled"] and can["gru"] == {"generate", "lens"}
+    assert (
+        "experts" in can["mixtral"]
+        and "pool" in can["pooled"]
+        and can["gru"] == {"generate", "lens"}
+    )
     assert all(entry.loaded is None for entry in models.entries.values())
     model = models["gpt2"].open().model
     assert cards["gpt2"]["parameters"] == sum(one.numel() for one in model.parameters())
@@ -54,6 +61,10 @@ def test_what_is_no_model_is_said_at_once(tmp_path: Path) -> None:
 
 def test_the_shipped_model_is_small_and_whole() -> None:
     files = {path.name: path.stat().st_size for path in shipped().iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files) and sum(files.values()) <= 2_000_000
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files) and sum(
+        files.values()
+    ) <= 2_000_000
     loaded = Models([])["tiny-page"].open()
-    assert loaded.dtype == "float32" and loaded.tokenizer is not None and loaded.tokenizer.size == 1024
+    assert (
+        loaded.dtype == "float32" and loaded.tokenizer is not None and loaded.tokenizer.size == 1024
+    )

@@ -1,4 +1,5 @@
-"""Runs that are kept: the same request twice, two browsers at once, the bound, and a request that nobody waits for."""
+"""Runs that are kept: the same request twice, two browsers at once, the bound, and a request that
+nobody waits for."""
 
 from __future__ import annotations
 
@@ -29,9 +30,13 @@ def nothing() -> None:
 
 
 def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
-    """The same texts in another order from two threads, on two models: what each is told is what one alone is."""
+    """The same texts in another order from two threads, on two models: what each is told is what
+    one alone is."""
     alone = Runs(models)
-    texts = [f"the cat sat on {word}" for word in ("a mat", "the log", "a dog", "9", "the mat and the log")]
+    texts = [
+        f"the cat sat on {word}"
+        for word in ("a mat", "the log", "a dog", "9", "the mat and the log")
+    ]
     asked = [{"model": name, "text": text} for name in ("llama", "gpt") for text in texts]
     query = {"address": "logits", "as": "f32"}
     expected = {}
@@ -65,13 +70,22 @@ def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
 def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
     """Recorded values and computed ones; the oldest runs go, and no more of them than must."""
     runs = Runs(models)
-    made = [runs.make({"model": "llama", "text": f"the {word}"})["run"] for word in ("cat", "dog", "mat", "log")]
+    made = [
+        runs.make({"model": "llama", "text": f"the {word}"})["run"]
+        for word in ("cat", "dog", "mat", "log")
+    ]
     sizes = [runs[run].bytes for run in made]
     trace = runs[made[0]].trace
     recorded = sum(value.nbytes for value in trace.records.values())
-    assert sizes[0] == recorded + sum(value.nbytes for value in trace._made.values()) and recorded > 0
+    assert (
+        sizes[0] == recorded + sum(value.nbytes for value in trace._made.values()) and recorded > 0
+    )
     values(runs[made[0]], {"address": "decoder.blocks.0.attn.scores"}, nothing)
-    assert runs[made[0]].bytes == recorded + sum(value.nbytes for value in trace._made.values()) > sizes[0]
+    assert (
+        runs[made[0]].bytes
+        == recorded + sum(value.nbytes for value in trace._made.values())
+        > sizes[0]
+    )
     bounded = Runs(models, kept=sum(sizes[1:]))
     for word in ("cat", "dog", "mat", "log"):
         bounded.make({"model": "llama", "text": f"the {word}"})

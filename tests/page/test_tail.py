@@ -58,11 +58,14 @@ def test_a_training_that_goes_back_begins_anew(tmp_path: Path) -> None:
 
 
 def test_a_spike_is_in_every_bucket_size(tmp_path: Path) -> None:
-    """100,000 steps in 1,000 points: least, greatest and mean are NumPy's, and buckets do not move as it grows."""
+    """100,000 steps in 1,000 points: least, greatest and mean are NumPy's, and buckets do not move
+    as it grows."""
     path = tmp_path / "log.jsonl"
     values = np.sin(np.arange(100_000) / 1000)
     values[54_321] = 99.0
-    path.write_text("".join(json.dumps({"step": n + 1, "loss": value}) + "\n" for n, value in enumerate(values)))
+    path.write_text(
+        "".join(json.dumps({"step": n + 1, "loss": value}) + "\n" for n, value in enumerate(values))
+    )
     tail = Tail(path)
     told = tail.series(0, 1000)
     size = told["bucket"]
@@ -75,7 +78,8 @@ def test_a_spike_is_in_every_bucket_size(tmp_path: Path) -> None:
     write(path, 100_001, 100_010)
     later = tail.series(0, 1000)
     assert (
-        later["first"] == told["first"] and later["columns"]["loss"]["max"][:-1] == told["columns"]["loss"]["max"][:-1]
+        later["first"] == told["first"]
+        and later["columns"]["loss"]["max"][:-1] == told["columns"]["loss"]["max"][:-1]
     )
     part = tail.series(70_000, 100)
     assert part["first"][0] == 70_001 and part["first"][1] % part["bucket"] == 1

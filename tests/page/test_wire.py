@@ -23,12 +23,13 @@ FAMILIES = ("gpt2", "gemma2", "mixtral", "bert", "t5")
 SAVED = {"ModelCard.unsaved"}  # of a saved file alone, which no server sends (core/offline.ts)
 UNREAL = ("NaN", "Infinity", "-Infinity")
 Type: TypeAlias = tuple[Any, ...]
-"""("name", it), ("literal", it), ("list", of), ("tuple", ofs), ("record", of), ("one of", ofs), ("all of", ofs) or
-("object", {field: (type, whether it may be left out)}, its path)."""
+"""("name", it), ("literal", it), ("list", of), ("tuple", ofs), ("record", of), ("one of", ofs),
+("all of", ofs) or ("object", {field: (type, whether it may be left out)}, its path)."""
 
 
 class Reader:
-    """The interfaces of a file of TypeScript, in the part of the language that types of JSON need."""
+    """The interfaces of a file of TypeScript, in the part of the language that types of JSON
+    need."""
 
     def __init__(self, text: str) -> None:
         plain = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
@@ -42,7 +43,9 @@ class Reader:
 
     def take(self, wanted: str | None = None) -> str:
         word = self.words[self.at]
-        assert wanted is None or word == wanted, f"types.ts has {' '.join(self.words[self.at - 5 : self.at + 5])}"
+        assert wanted is None or word == wanted, (
+            f"types.ts has {' '.join(self.words[self.at - 5 : self.at + 5])}"
+        )
         self.at += 1
         return word
 
@@ -108,7 +111,9 @@ class Reader:
 
 
 READ = Reader(TYPES.read_text(encoding="utf-8"))
-ANSWERS: dict[str, Any] = {path: type for path, (type, _) in READ.interfaces.pop("Answers")[1].items()}
+ANSWERS: dict[str, Any] = {
+    path: type for path, (type, _) in READ.interfaces.pop("Answers")[1].items()
+}
 SEEN: set[str] = set()
 
 
@@ -120,7 +125,11 @@ def whole(type: Type) -> Type:
         return whole(whole(type[1])[1][type[2]][0])
     if type[0] == "all of":
         parts = [whole(one) for one in type[1]]
-        merged = {name: (field, optional, part[2]) for part in parts for name, (field, optional) in part[1].items()}
+        merged = {
+            name: (field, optional, part[2])
+            for part in parts
+            for name, (field, optional) in part[1].items()
+        }
         return "object", merged, None
     return type
 
@@ -162,8 +171,13 @@ def faults(value: Any, type: Type, where: str) -> Iterator[str]:
             yield f"{where} is not {of}"
     else:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        number |= "/cell" in where and value in UNREAL  # JSON has no other way; core/run.ts makes numbers of them
-        told = {"number": number, "string": isinstance(value, str), "boolean": isinstance(value, bool)}
+        # JSON has no other way; core/run.ts makes numbers of them
+        number |= "/cell" in where and value in UNREAL
+        told = {
+            "number": number,
+            "string": isinstance(value, str),
+            "boolean": isinstance(value, bool),
+        }
         if not {**told, "null": value is None}[of]:
             yield f"{where} is {value!r:.60}, no {of}"
 
@@ -173,7 +187,10 @@ def training(folder: Path) -> Path:
     folder.mkdir()
     lines = [{"step": step, "loss": 4 / step, "valid_loss": 3.0} for step in range(1, 21)]
     (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    told = {"train": {"steps": 40, "objective": {"type": "Causal"}}, "model": {"embed": {"vocab": 300}}}
+    told = {
+        "train": {"steps": 40, "objective": {"type": "Causal"}},
+        "model": {"embed": {"vocab": 300}},
+    }
     (folder / "run.json").write_text(json.dumps(told))
     (folder / "samples.jsonl").write_text(json.dumps({"step": 20, "text": "the cat"}) + "\n")
     experts = [{"share": 0.5, "tokens": [["e", 3, 1.0]]}] * 2
@@ -192,7 +209,11 @@ def events(text: str) -> Iterator[tuple[str, Any]]:
 def asked(folder: Path) -> Iterator[tuple[str, Any]]:
     """Every path of ``Answers`` and an answer of it; some more than once."""
     run = training(folder / "mine")
-    store.save(build_model(served.worded(tiny.ALL["gpt2"])), folder / "unigram", served.tokenizer("unigram"))
+    store.save(
+        build_model(served.worded(tiny.ALL["gpt2"])),
+        folder / "unigram",
+        served.tokenizer("unigram"),
+    )
     folders = [folder / "unigram", *(served.saved(name, folder / name) for name in FAMILIES)]
     client = served.client(served.page(*folders, run=run))
 
@@ -264,7 +285,12 @@ def test_every_answer_is_as_its_type_says_and_every_field_of_a_type_is_sent(tmp_
         told += faults(answer, ANSWERS[path], path)
     assert not told, "\n".join(sorted({re.sub(r"\[\d+\]", "[]", one) for one in told}))
     assert paths == ANSWERS.keys()
-    named = {field for name, type in READ.interfaces.items() if name != "Settings" for field in fields_of(type, name)}
+    named = {
+        field
+        for name, type in READ.interfaces.items()
+        if name != "Settings"
+        for field in fields_of(type, name)
+    }
     assert named - SEEN == SAVED, sorted(named - SEEN)
 
 
@@ -276,7 +302,11 @@ def test_a_fault_is_found() -> None:
         "it[0] has more, which types.ts does not"
     ]
     assert list(faults([{"step": 1}], sample, "it")) == ["it[0] has no text"]
-    assert list(faults([{"step": "1", "text": "a"}], sample, "it")) == ["it[0].step is '1', no number"]
+    assert list(faults([{"step": "1", "text": "a"}], sample, "it")) == [
+        "it[0].step is '1', no number"
+    ]
     probed = ANSWERS["GET api/train/{name}/routing"]
-    (wrong,) = faults([{"address": "a", "steps": [], "share": [[True]], "tokens": [[["a", 1, 1]]]}], probed, "it")
+    (wrong,) = faults(
+        [{"address": "a", "steps": [], "share": [[True]], "tokens": [[["a", 1, 1]]]}], probed, "it"
+    )
     assert wrong == "it[0].share[0][0] is True, no number"

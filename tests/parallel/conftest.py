@@ -12,14 +12,16 @@ from many import Processes
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Here as in the pools: with another number of threads kernels add up in another order (docs/scale.md)."""
+    """Here as in the pools: with another number of threads kernels add up in another order
+    (docs/scale.md)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-# Not for the whole session: each group that their tests make has a thread that polls, and 384 of them take half a core.
+# Not for the whole session: each group that their tests make has a thread that polls, and 384 of
+# them take half a core.
 @pytest.fixture(scope="package")
 def two() -> Iterator[Processes]:
     """Two processes that stay up as long as this room's tests run."""

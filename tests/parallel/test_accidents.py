@@ -1,4 +1,5 @@
-"""Runs under torchrun whose processes are killed, stopped and started again: nothing is lost and nothing hangs."""
+"""Runs under torchrun whose processes are killed, stopped and started again: nothing is lost and
+nothing hangs."""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
     return ["-m", "glassformer", "train", *SETTINGS, *given, *more]
 
 
-def begin(many: int, said: list[str], restarts: int = 0, told: Path | None = None) -> subprocess.Popen[str]:
-    """A launch whose standard error is read at its end, or goes to the file ``told`` where it is long."""
+def begin(
+    many: int, said: list[str], restarts: int = 0, told: Path | None = None
+) -> subprocess.Popen[str]:
+    """A launch whose standard error is read at its end, or goes to the file ``told`` where it is
+    long."""
     how = ["--nproc-per-node", str(many), "--max-restarts", str(restarts)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if told is None:
@@ -50,7 +54,9 @@ def begin(many: int, said: list[str], restarts: int = 0, told: Path | None = Non
 
 
 def workers(launched: subprocess.Popen[str]) -> list[int]:
-    found = subprocess.run(["ps", "--ppid", str(launched.pid), "-o", "pid="], capture_output=True, text=True)
+    found = subprocess.run(
+        ["ps", "--ppid", str(launched.pid), "-o", "pid="], capture_output=True, text=True
+    )
     return [int(word) for word in found.stdout.split()]
 
 
@@ -79,7 +85,12 @@ def wait_for_training(launched: subprocess.Popen[str], log: Path) -> None:
 
 @pytest.mark.timeout(120 * KILLS + 600)
 def test_many_random_kills_of_one_of_all_and_of_the_agent_lose_nothing(tmp_path):
-    steps, draw, killed, kinds = 100 + 6 * KILLS, random.Random(5), 0, dict.fromkeys(("one", "all", "agent"), 0)
+    steps, draw, killed, kinds = (
+        100 + 6 * KILLS,
+        random.Random(5),
+        0,
+        dict.fromkeys(("one", "all", "agent"), 0),
+    )
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words(tmp_path, "alone", steps)], env=env, check=True)
     out, told, launched = tmp_path / "killed", tmp_path / "told", None
@@ -117,7 +128,11 @@ def test_a_signal_to_any_of_them_saves_and_ends_all(tmp_path, whom):
     wait_for(tmp_path / "stopped" / "step-000004", launched)
     os.kill(launched.pid if whom == "agent" else workers(launched)[1], signal.SIGTERM)
     _, said = launched.communicate(timeout=90)
-    assert launched.returncode != 0 and said.count("Stopped by SIGTERM after step") == 1 and "--resume" in said
+    assert (
+        launched.returncode != 0
+        and said.count("Stopped by SIGTERM after step") == 1
+        and "--resume" in said
+    )
 
 
 def test_a_second_launch_into_the_folder_is_refused_in_one_sentence(tmp_path):
@@ -126,7 +141,8 @@ def test_a_second_launch_into_the_folder_is_refused_in_one_sentence(tmp_path):
     second = begin(2, words(tmp_path, "out", 5000, "--resume"))
     _, said = second.communicate(timeout=120)
     assert second.returncode != 0 and said.count("glassformer: Another process is training in") == 1
-    assert "glassformer/cli.py" not in said  # torchrun shows a traceback of its own, the training none
+    # torchrun shows a traceback of its own, the training none
+    assert "glassformer/cli.py" not in said
     os.kill(first.pid, signal.SIGTERM)
     first.communicate(timeout=90)
 
@@ -142,7 +158,10 @@ def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
     finally:
         os.kill(stopped, signal.SIGCONT) if Path(f"/proc/{stopped}").exists() else None
     assert launched.returncode != 0 and time.monotonic() - began < 60, said
-    assert said.count("was lost or did not answer within 5 s") == 1 and "glassformer/cli.py" not in said
+    assert (
+        said.count("was lost or did not answer within 5 s") == 1
+        and "glassformer/cli.py" not in said
+    )
 
 
 AXES = {
@@ -157,7 +176,8 @@ AXES = {
 
 @pytest.mark.parametrize("axis", list(AXES))
 def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
-    """The bytes of a run that nobody disturbed on the same axis; its first step is that of one process within 1e-5."""
+    """The bytes of a run that nobody disturbed on the same axis; its first step is that of one
+    process within 1e-5."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     more, told = [*AXES[axis], f"--parallel.{axis}", "2"], tmp_path / "told"
     subprocess.run([sys.executable, *words(tmp_path, "alone", 2, *AXES[axis])], env=env, check=True)
@@ -172,7 +192,9 @@ def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
         os.kill(them[turn % 2], signal.SIGKILL)
     assert launched.wait(300) == 0, told.read_text()[-5000:]
     assert sums(out) == sums(tmp_path / "whole")
-    one, shared = (json.loads((tmp_path / name / "log.jsonl").open().readline()) for name in ("alone", "whole"))
+    one, shared = (
+        json.loads((tmp_path / name / "log.jsonl").open().readline()) for name in ("alone", "whole")
+    )
     for fact in ("loss", "grad_norm"):
         assert shared[fact] == pytest.approx(one[fact], rel=1e-5)
 
@@ -206,7 +228,12 @@ def test_processes_that_srun_starts_need_no_torchrun(tmp_path):
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_NTASKS": "2"}
     said, found = words(tmp_path, "both", 20), []
     for rank in range(2):
-        own = {**env, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS_PER_NODE": "2"}
+        own = {
+            **env,
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+            "SLURM_NTASKS_PER_NODE": "2",
+        }
         found.append(subprocess.Popen(["bash", "-c", SRUN, "bash", sys.executable, *said], env=own))
     assert [one.wait(200) for one in found] == [0, 0]
     assert sums(tmp_path / "both") == sums(tmp_path / "alone")
@@ -239,15 +266,36 @@ def hosts() -> Iterator[list[str]]:
         ip("netns", "del", name)
 
 
-def on_hosts(names: list[str], port: int, said: list[str], told: Path) -> list[subprocess.Popen[str]]:
+def on_hosts(
+    names: list[str], port: int, said: list[str], told: Path
+) -> list[subprocess.Popen[str]]:
     found = []
     for name, address in zip(names, HOSTS, strict=True):
-        how = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--local-addr", address]
+        how = [
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "1",
+            "--rdzv-backend",
+            "c10d",
+            "--local-addr",
+            address,
+        ]
         how += ["--rdzv-endpoint", f"{HOSTS[0]}:{port}", "--rdzv-id", "two"]
-        how += ["--rdzv-conf", f"is_host={address == HOSTS[0]}", *said]  # both have one name, so it cannot tell
+        # both have one name, so it cannot tell
+        how += ["--rdzv-conf", f"is_host={address == HOSTS[0]}", *said]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}
         with told.open("a") as file:
-            words = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", *how]
+            words = [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                *how,
+            ]
             found.append(subprocess.Popen(words, env=env, stderr=file, text=True))
     return found
 
@@ -263,7 +311,10 @@ def test_two_hosts_of_which_one_is_killed(hosts, tmp_path):
     for pid in (*workers(second), second.pid):
         os.kill(pid, signal.SIGKILL)
     assert first.wait(120) != 0 and not any(out.glob(".*.part"))
-    assert "was lost or did not answer" in told.read_text() and "glassformer/cli.py" not in told.read_text()
+    assert (
+        "was lost or did not answer" in told.read_text()
+        and "glassformer/cli.py" not in told.read_text()
+    )
     for launched in on_hosts(hosts, 29501, words(tmp_path, "both", 60, "--resume"), told):
         assert launched.wait(300) == 0, told.read_text()[-5000:]
     assert sums(out) == sums(tmp_path / "alone")

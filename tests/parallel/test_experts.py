@@ -1,4 +1,5 @@
-"""Experts on several processes, each with rows of its own, equal one process that accumulates their gradients."""
+"""Experts on several processes, each with rows of its own, equal one process that accumulates their
+gradients."""
 
 from __future__ import annotations
 
@@ -32,14 +33,18 @@ MIXTURES = {
 
 
 def compare(mesh, double, scene):
-    """The largest differences of logits, losses and gradients, and the share of dropped choices, for each mixture."""
+    """The largest differences of logits, losses and gradients, and the share of dropped choices,
+    for each mixture."""
     layout = Parallel(data=mesh.size // 2, expert=2)
     axes = Mesh(layout, mesh.rank)
     group, found = axes.group("expert"), {}
     rows = axes.group("data", "expert")
     copies = axes.group("data")
     for name, cfg in MIXTURES.items():
-        one, shared = (build_model(cfg, seed=1, dtype=torch.float64 if double else None).train() for _ in range(2))
+        one, shared = (
+            build_model(cfg, seed=1, dtype=torch.float64 if double else None).train()
+            for _ in range(2)
+        )
         if name == "lopsided":  # all rows go to the experts of the first process
             for model in (one, shared):
                 for block in model.decoder.blocks:
@@ -60,7 +65,11 @@ def compare(mesh, double, scene):
             totals[path] = parts[path] if copies is None else summed(parts[path], copies)
         sums = {path: cuts[path].of(grad) if path in cuts else grad for path, grad in sums.items()}
         dropped = float(shared(given, **kept).metrics["dropped"].max())
-        found[name] = [float((logits - wanted).abs().max() / wanted.abs().max()), worst(totals, sums), dropped]
+        found[name] = [
+            float((logits - wanted).abs().max() / wanted.abs().max()),
+            worst(totals, sums),
+            dropped,
+        ]
     return found
 
 
@@ -78,7 +87,9 @@ def test_every_mixture_with_two_copies_of_the_experts(four, double):
 def check(answers, double):
     for answer in answers:
         assert all(max(far[:2]) < (1e-12 if double else 1e-5) for far in answer.values()), answer
-        assert answer["capped"][2] > 0 == answer["mixtral"][2], "capacity drops some, the others none"
+        assert answer["capped"][2] > 0 == answer["mixtral"][2], (
+            "capacity drops some, the others none"
+        )
 
 
 def bare(mesh):

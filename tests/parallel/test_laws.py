@@ -21,16 +21,28 @@ from glassformer.training.shared import shared_out
 from many import Processes
 
 LINES = [
-    f"the {word} {verb} the {other}" for word in ("cat", "dog", "owl") for verb in ("saw", "met") for other in "abcdefg"
+    f"the {word} {verb} the {other}"
+    for word in ("cat", "dog", "owl")
+    for verb in ("saw", "met")
+    for other in "abcdefg"
 ]
 SMALL = {"recipe": "glass/200k", "decoder.depth": 2, "context": 24, "data.tokenizer": "char"}
-SMALL |= {"steps": 4, "batch": 9, "accumulate": 4, "evaluate_every": 2, "save_every": 2, "keep": 9, "sample_every": 2}
+SMALL |= {
+    "steps": 4,
+    "batch": 9,
+    "accumulate": 4,
+    "evaluate_every": 2,
+    "save_every": 2,
+    "keep": 9,
+    "sample_every": 2,
+}
 SMALL |= {"tensorboard": False, "dtype": "float32", "data.valid": 0.2, "evaluate_batches": 3}
 KINDS = {
     "dropout": {"decoder.dropout": 0.1},
     "bf16": {"dtype": "bfloat16", "optimizer": "AdamW", "clip": 0.01},
     "experts": {
-        "decoder.pattern.feedforward": '{type = "MoE", experts = 4, top_k = 2, balance_loss = 0.01, noise = true, '
+        "decoder.pattern.feedforward": '{type = "MoE", experts = 4, top_k = 2, balance_loss = '
+        "0.01, noise = true, "
         'expert = {type = "GatedMLP", hidden = 24}}'
     },
     "schedule": {"schedule": "Cosine", "label_smoothing": 0.1, "accumulate": 2},
@@ -61,20 +73,38 @@ def settings(folder: Path, kind: str, more: dict | None = None):
         if not table.exists():
             pairs = [f"{line}\t{line.split()[-1]}" for line in LINES]
             table.write_text("\n".join(["text\tsecond", *pairs]) + "\n")
-        said = {n: value for n, value in {**said, **EXAMPLES}.items() if n not in ("decoder.depth", "evaluate_batches")}
+        said = {
+            n: value
+            for n, value in {**said, **EXAMPLES}.items()
+            if n not in ("decoder.depth", "evaluate_batches")
+        }
         said |= {"data.train": str(table), "objective": "Contrast"}
     if kind == "lora":
         said = {
-            name: value for name, value in said.items() if name not in ("recipe", "decoder.depth", "data.tokenizer")
+            name: value
+            for name, value in said.items()
+            if name not in ("recipe", "decoder.depth", "data.tokenizer")
         }
-        said |= {"from": str(folder / "base"), "train.tune": '{type = "LoRA", rank = 2, dropout = 0.1}'}
+        said |= {
+            "from": str(folder / "base"),
+            "train.tune": '{type = "LoRA", rank = 2, dropout = 0.1}',
+        }
     return run_file.read(None, said)
 
 
-def ran(mesh: Mesh | None, folder: str, out: str, kind: str, resume: bool = False, more: dict | None = None):
+def ran(
+    mesh: Mesh | None,
+    folder: str,
+    out: str,
+    kind: str,
+    resume: bool = False,
+    more: dict | None = None,
+):
     """Run it on all processes of the mesh's group; how it ended, or the mistake."""
     try:
-        ended = training.run(settings(Path(folder), kind, more), Path(out), resume, sample=lambda model, *_: "text")
+        ended = training.run(
+            settings(Path(folder), kind, more), Path(out), resume, sample=lambda model, *_: "text"
+        )
     except UserError as error:
         return str(error)
     return [ended.step, ended.loss, ended.valid_loss]
@@ -93,7 +123,8 @@ def test_two_processes_leave_the_folder_of_one(two, tmp_path, kind):
 
 
 def test_an_adapter_a_classifier_and_what_compares_a_whole_batch_too(two, tmp_path):
-    """LoRA on a base that stays, a classifier that reads each text twice and once more pushed, pairs of texts."""
+    """LoRA on a base that stays, a classifier that reads each text twice and once more pushed,
+    pairs of texts."""
     ran(None, str(tmp_path), str(tmp_path / "base"), "schedule")
     for kind in ("lora", "examples", "contrast"):
         alone = ran(None, str(tmp_path), str(tmp_path / f"{kind}-1"), kind)
@@ -119,12 +150,16 @@ def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
 
 def ran_ahead(mesh: Mesh | None, folder: str, out: str, kind: str, resume: bool = False):
     """As ``ran``, its batches read ahead in a thread as for a GPU."""
-    with unittest.mock.patch.object(training.launch, "read_ahead", lambda batches, device: Prefetched(batches)):
+    with unittest.mock.patch.object(
+        training.launch, "read_ahead", lambda batches, device: Prefetched(batches)
+    ):
         return ran(mesh, folder, out, kind, resume)
 
 
 @pytest.mark.parametrize("kind", ["dropout", "examples"])
-def test_processes_that_read_ahead_leave_the_same_folder_and_go_on_in_the_middle(two, tmp_path, kind):
+def test_processes_that_read_ahead_leave_the_same_folder_and_go_on_in_the_middle(
+    two, tmp_path, kind
+):
     alone, both, resumed = (tmp_path / name for name in ("alone", "both", "resumed"))
     expected = ran(None, str(tmp_path), str(alone), kind)
     assert two.call(ran_ahead, folder=str(tmp_path), out=str(both), kind=kind) == [expected] * 2
@@ -140,7 +175,9 @@ def test_eight_processes_leave_the_folder_of_one(tmp_path):
     more, pool = {"accumulate": 8}, Processes(8)
     for kind in ("dropout", "experts"):
         alone = ran(None, str(tmp_path), str(tmp_path / f"{kind}-1"), kind, more=more)
-        answers = pool.call(ran, folder=str(tmp_path), out=str(tmp_path / f"{kind}-8"), kind=kind, more=more)
+        answers = pool.call(
+            ran, folder=str(tmp_path), out=str(tmp_path / f"{kind}-8"), kind=kind, more=more
+        )
         assert answers == [alone] * 8
         assert sums(tmp_path / f"{kind}-8") == sums(tmp_path / f"{kind}-1") != {}
     pool.close()
@@ -165,7 +202,8 @@ def shared_by(rows: int, out: Path) -> UserError:
 
 
 def refused(mesh: Mesh, folder: str, out: str) -> list[str]:
-    """What is said of a folder that another training holds, of a mistake of the second alone, of what does not fit."""
+    """What is said of a folder that another training holds, of a mistake of the second alone, of
+    what does not fit."""
     found = []
     with files.lock(Path(out), "training") if mesh.is_first else files.temporary(Path(folder), "x"):
         mesh.gather_json(0)
@@ -182,7 +220,11 @@ def refused(mesh: Mesh, folder: str, out: str) -> list[str]:
         found.append(ran(mesh, folder, out, "dropout"))
     finally:
         shares._add = write
-    found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"parallel.pipeline": "2", "decoder.depth": 1}))
+    found.append(
+        ran(
+            mesh, folder, f"{out}-2", "dropout", more={"parallel.pipeline": "2", "decoder.depth": 1}
+        )
+    )
     found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"batch": 1, "accumulate": 1}))
     found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"parallel.data": "3"}))
     return found
@@ -192,17 +234,24 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
     one, other = two.call(refused, folder=str(tmp_path), out=str(tmp_path / "out"))
     assert one == other
     held, full, axis, rows, count = one
-    assert held.startswith("Another process is training in") and full.startswith("The disk that holds")
+    assert held.startswith("Another process is training in") and full.startswith(
+        "The disk that holds"
+    )
     assert axis.startswith("parallel.pipeline 2 is more stages") and "too few for 2 pieces" in rows
     assert "data 3 is for 3, but there are 2 processes" in count
-    assert not list((tmp_path / "out").glob("*step*")) and not list((tmp_path / "out").glob(".*.part"))
+    assert not list((tmp_path / "out").glob("*step*")) and not list(
+        (tmp_path / "out").glob(".*.part")
+    )
 
 
 def looked_through(mesh: Mesh, folder: str, out: str) -> int:
-    """How often this process reads all of a corpus, or of its tokens, to tell whether they are what they were."""
+    """How often this process reads all of a corpus, or of its tokens, to tell whether they are what
+    they were."""
     found, own = [], files.sha256
     for module in (shards, corpus):
-        module.files = SimpleNamespace(**{**vars(files), "sha256": lambda path: found.append(path) or own(path)})
+        module.files = SimpleNamespace(
+            **{**vars(files), "sha256": lambda path: found.append(path) or own(path)}
+        )
     try:
         ran(mesh, folder, out, "dropout")
     finally:

@@ -35,19 +35,25 @@ def test_a_shard_is_a_share_of_everything_and_one_process_receives_nothing():
     assert four.to_dict()["parameters"] == -(-found.total // 4)
     copies = Layout(found, Parallel(data=1, replicate=4), 8)
     assert copies.traffic == 2 * 2 * found.total * 4  # two rounds, a sum there and back
-    exact, plain = (Layout(found, Parallel(data=4, exact=e), 8, "bf16").traffic for e in (True, False))
+    exact, plain = (
+        Layout(found, Parallel(data=4, exact=e), 8, "bf16").traffic for e in (True, False)
+    )
     assert exact < plain  # gradients travel as they were computed
 
 
 def test_cost_says_it_without_torch():
-    code = "import sys; from glassformer.cli import main; main(['cost', 'runs/demo.toml', '--processes', '4'])"
+    code = (
+        "import sys; from glassformer.cli import main; main(['cost', 'runs/demo.toml', "
+        "'--processes', '4'])"
+    )
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert not done.returncode and "received a step and process, bf16" in done.stdout, done.stderr
 
 
 def kept(mesh, names, axis):
-    """Numbers that this process keeps of each model, and what the formula says; shares of rows differ by a row."""
+    """Numbers that this process keeps of each model, and what the formula says; shares of rows
+    differ by a row."""
     found = {}
     layout = Parallel(**{axis: 2}).of(mesh.size)
     for name in names:
@@ -59,14 +65,18 @@ def kept(mesh, names, axis):
 
 
 def test_the_tensor_and_expert_axes_leave_what_the_formula_says(two):
-    for axis, names in (("tensor", ["gpt2", "llama", "mixtral", "alibi", "gemma2"]), ("expert", ["mixtral"])):
+    for axis, names in (
+        ("tensor", ["gpt2", "llama", "mixtral", "alibi", "gemma2"]),
+        ("expert", ["mixtral"]),
+    ):
         for answer in two.call(kept, names=names, axis=axis):
             for name, (ours, said) in answer.items():
                 assert ours == said < cost(tiny.DECODERS[name]).total, (axis, name)
 
 
 def test_traffic_of_the_inner_axes():
-    """Sums of activations there and back (Megatron-LM: two a block in each pass), tokens to experts and back."""
+    """Sums of activations there and back (Megatron-LM: two a block in each pass), tokens to experts
+    and back."""
     found = cost(tiny.DECODERS["mixtral"], 2)
     blocks, stream = found.model.decoder.depth, 2 * found.context * found.model.dim * 4
     tensor = Layout(found, Parallel(data=1, tensor=2), 3)
@@ -74,12 +84,15 @@ def test_traffic_of_the_inner_axes():
     assert tensor.memory < Layout(found, Parallel(data=1), 3).memory
     (mixture,) = {block.feedforward for block in found.model.decoder.pattern}
     expert = Layout(found, Parallel(data=1, expert=2), 4)
-    others = found.total - sum(size for name, (_, size) in found.sizes.items() if TABLES.search(name))
+    others = found.total - sum(
+        size for name, (_, size) in found.sizes.items() if TABLES.search(name)
+    )
     assert expert.traffic == 2 * (4 * blocks * mixture.top_k * stream // 2) + 2 * 2 * others * 4
 
 
 def test_memory_beside_the_shard_is_what_a_blocks_backward_pass_holds():
-    """Five copies of the largest block as computed and two in fp32, of what belongs to no block two; or the logits."""
+    """Five copies of the largest block as computed and two in fp32, of what belongs to no block
+    two; or the logits."""
     found = cost(tiny.DECODERS["llama"], 2)
     *blocks, rest = (two := Layout(found, Parallel(data=2), 8)).groups
     held = found.total * 16 // 2 + found.activations("fp32") + 2 * rest * 4
@@ -91,7 +104,8 @@ def test_memory_beside_the_shard_is_what_a_blocks_backward_pass_holds():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_traffic_of_a_pipeline(tied):
-    """Activations from the stage before in each piece, gradients from the next; a tied table's from the last."""
+    """Activations from the stage before in each piece, gradients from the next; a tied table's from
+    the last."""
     model = tiny.DECODERS["llama"]
     found = cost(replace(model, head=replace(model.head, tied=tied)), 2)
     table, stream = model.embed.vocab * model.dim * 4, 2 * model.context * model.dim * 4
@@ -99,10 +113,14 @@ def test_traffic_of_a_pipeline(tied):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["data 2", "replicate 2", "context 2", "tensor 2", "expert 2", "pipeline 2"])
+@pytest.mark.parametrize(
+    "name", ["data 2", "replicate 2", "context 2", "tensor 2", "expert 2", "pipeline 2"]
+)
 def test_memory_is_what_processes_take(tmp_path, name):
     """Of 25 M parameters, by benchmarks/scale.py: within a fifth."""
-    spec: Any = importlib.util.spec_from_file_location("scale", Path(__file__).parents[2] / "benchmarks" / "scale.py")
+    spec: Any = importlib.util.spec_from_file_location(
+        "scale", Path(__file__).parents[2] / "benchmarks" / "scale.py"
+    )
     scale: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(scale)
     pool = Processes(2)

@@ -14,11 +14,19 @@ from glassformer.training.processes import one_voice
 
 
 def test_what_is_left_is_the_data_axis_and_what_does_not_multiply_is_refused():
-    assert Parallel().of(4).data == 4 and Parallel(tensor=2).of(4).data == 2 and Parallel(data=1).of(1).rows == 1
+    assert (
+        Parallel().of(4).data == 4
+        and Parallel(tensor=2).of(4).data == 2
+        and Parallel(data=1).of(1).rows == 1
+    )
     assert Parallel(replicate=2, expert=2).of(8).rows == 8
     with pytest.raises(UserError, match="4 processes cannot be divided by tensor 3"):
         Parallel(tensor=3).of(4)
-    with pytest.raises(UserError, match=r"data 4 x context 2 is for 8, but there is 1 process; start 8"):
+    with pytest.raises(
+        UserError,
+        match=r"data 4 x context 2 is for 8, but there is 1 process; "
+        r"start 8",
+    ):
         Parallel(data=4, context=2).of(1)
 
 
@@ -39,7 +47,9 @@ def test_rows_are_shared_as_torch_cuts_them():
     for rows, parts in itertools.product(range(1, 12), range(1, 6)):
         cut = [len(part) for part in torch.arange(rows).chunk(parts)]
         cut += [0] * (parts - len(cut))
-        assert [high - low for low, high in (share(rows, parts, part) for part in range(parts))] == cut
+        assert [
+            high - low for low, high in (share(rows, parts, part) for part in range(parts))
+        ] == cut
 
 
 def test_alone_every_answer_is_ones_own():
@@ -53,7 +63,11 @@ def test_alone_every_answer_is_ones_own():
 def told(mesh):
     """What a process hears of the other."""
     words = mesh.gather_bytes(b"x" * mesh.rank)
-    found = [mesh.total([mesh.rank + 0.5, 1]), mesh.most(mesh.rank), mesh.first({"rank": mesh.rank})]
+    found = [
+        mesh.total([mesh.rank + 0.5, 1]),
+        mesh.most(mesh.rank),
+        mesh.first({"rank": mesh.rank}),
+    ]
     found += [mesh.gather_json([mesh.rank]), [len(word) for word in words]]
     try:
         with mesh.agreeing():
@@ -76,7 +90,12 @@ def test_two_processes_hear_the_same(two):
 
 def test_what_a_backend_says_of_a_lost_process_is_one_sentence_and_a_bug_is_not():
     mesh = Mesh(Parallel(data=2, timeout=7.0))
-    with pytest.raises(UserError, match=r"lost or did not answer within 7 s .*--resume"), one_voice(mesh):
-        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: reset\nmore")
+    with (
+        pytest.raises(UserError, match=r"lost or did not answer within 7 s .*--resume"),
+        one_voice(mesh),
+    ):
+        raise RuntimeError(
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: reset\nmore"
+        )
     with pytest.raises(RuntimeError, match="mat1 and mat2"), one_voice(mesh):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

@@ -1,4 +1,5 @@
-"""Blocks on several processes, one after the other: losses, logits and gradients of every decoder are one process's."""
+"""Blocks on several processes, one after the other: losses, logits and gradients of every decoder
+are one process's."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ FIT = [name for name, cfg in FAMILIES.items() if fits(cfg)]
 
 
 def compare(mesh, names, depth):
-    """The largest differences of losses, logits and gradients after four pieces, for each family."""
+    """The largest differences of losses, logits and gradients after four pieces, for each
+    family."""
     axes, found = Mesh(Parallel(data=1, pipeline=mesh.size), mesh.rank, mesh.device, mesh.store), {}
     for name in names:
         cfg = FAMILIES[name]
@@ -57,25 +59,42 @@ def compare(mesh, names, depth):
             loss.total.backward()
         staged.stage.begin(staged)
         pieces = SharedPieces(batches, lambda place: None, staged, [1] * len(batches), axes)
-        losses = one_forward_one_backward(staged, pieces, functools.partial(Causal().loss, staged, smoothing=0.1))
+        losses = one_forward_one_backward(
+            staged, pieces, functools.partial(Causal().loss, staged, smoothing=0.1)
+        )
         staged.stage.settle(staged)
         totals = [
             (float(got.total), float(loss.total.detach()))
             for got, loss in zip(in_order(losses, axes), wanted, strict=True)
         ]
-        grads = {path: weight.grad for path, weight in one.named_parameters() if weight.grad is not None}
-        parts = {p: weight.grad.full_tensor() for p, weight in staged.named_parameters() if weight.grad is not None}
-        assert parts.keys() == {path for path, cut in cuts_of(staged).items() if cut.high} & grads.keys(), name
+        grads = {
+            path: weight.grad for path, weight in one.named_parameters() if weight.grad is not None
+        }
+        parts = {
+            p: weight.grad.full_tensor()
+            for p, weight in staged.named_parameters()
+            if weight.grad is not None
+        }
+        assert (
+            parts.keys()
+            == {path for path, cut in cuts_of(staged).items() if cut.high} & grads.keys()
+        ), name
         with torch.no_grad():
             logits, told = (model(batches[0].tokens).logits for model in (staged, one))
         far = [abs(got - loss) / abs(loss) for got, loss in totals]
-        found[name] = [*far, float((logits - told).abs().max()), worst(parts, {path: grads[path] for path in parts})]
+        found[name] = [
+            *far,
+            float((logits - told).abs().max()),
+            worst(parts, {path: grads[path] for path in parts}),
+        ]
     return found
 
 
 def near(processes, names, depth):
     for answer in processes.call(compare, names=names, depth=depth):
-        assert len(answer) == len(names) and not {n: far for n, far in answer.items() if not max(far) < 1e-12}, answer
+        assert len(answer) == len(names) and not {
+            n: far for n, far in answer.items() if not max(far) < 1e-12
+        }, answer
 
 
 def test_some_decoders_on_two_stages(two):
@@ -98,14 +117,19 @@ def test_blocks_are_shared_out_in_order_and_the_first_stages_have_more():
     for depth in range(1, 9):
         for stages in range(1, depth + 1):
             parts = stage_blocks(depth, stages)
-            assert [block for part in parts for block in part] == list(range(depth)) and len(parts) == stages
+            assert [block for part in parts for block in part] == list(range(depth)) and len(
+                parts
+            ) == stages
             sizes = [len(part) for part in parts]
             assert max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes) and min(sizes) > 0
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence():
     wrong = {
-        "parallel.pipeline 3 is more stages than the 2 blocks of the decoder; give 2 at most": (DECODERS["llama"], 3),
+        "parallel.pipeline 3 is more stages than the 2 blocks of the decoder; give 2 at most": (
+            DECODERS["llama"],
+            3,
+        ),
         "Only a decoder made of blocks": (ALL["bert"], 2),
         "Relative biases are one table": (DECODERS["relative"], 2),
         "ends in a head over tokens": (replace(DECODERS["llama"], pool=c.Pool()), 2),
@@ -141,7 +165,10 @@ def test_the_formula_says_what_the_fullest_stage_keeps_and_what_travels(two):
         layout = Layout(found, Parallel(data=1, pipeline=2), 4)
         assert layout.kept == max(answer[name] for answer in answers)
         assert sum(answer[name] for answer in answers) == found.total
-        stream, table = 2 * found.context * found.model.dim * 4, found.model.embed.vocab * found.model.dim * 4
+        stream, table = (
+            2 * found.context * found.model.dim * 4,
+            found.model.embed.vocab * found.model.dim * 4,
+        )
         assert layout.traffic == 4 * stream + table * found.model.head.tied
     large = cost(find("llama/3-70b"), 1, 256)
     one, four = (Layout(large, Parallel(data=1, pipeline=stages), 8).memory for stages in (1, 4))

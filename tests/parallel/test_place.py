@@ -1,4 +1,5 @@
-"""``train`` with matrices or experts on several processes: close to one process, in the folder that one would leave."""
+"""``train`` with matrices or experts on several processes: close to one process, in the folder that
+one would leave."""
 
 from __future__ import annotations
 
@@ -18,9 +19,28 @@ from glassformer.errors import UserError
 from glassformer.parallel.mesh import Mesh
 from glassformer.parallel.place import Cut, place_of
 
-LINES = [f"the {word} {verb} the {other}" for word in ("cat", "owl") for verb in ("saw", "met") for other in "abcdefg"]
-RUN = {"recipe": "glass/200k", "decoder.depth": 2, "context": 26, "data.tokenizer": "char", "data.valid": 0.2}
-RUN |= {"steps": 4, "batch": 8, "accumulate": 4, "evaluate_every": 2, "save_every": 1, "keep": 9, "sample_every": 3}
+LINES = [
+    f"the {word} {verb} the {other}"
+    for word in ("cat", "owl")
+    for verb in ("saw", "met")
+    for other in "abcdefg"
+]
+RUN = {
+    "recipe": "glass/200k",
+    "decoder.depth": 2,
+    "context": 26,
+    "data.tokenizer": "char",
+    "data.valid": 0.2,
+}
+RUN |= {
+    "steps": 4,
+    "batch": 8,
+    "accumulate": 4,
+    "evaluate_every": 2,
+    "save_every": 1,
+    "keep": 9,
+    "sample_every": 3,
+}
 RUN |= {"tensorboard": False, "dtype": "float32", "evaluate_batches": 3, "schedule": "Constant"}
 MIXTURE = (
     '{type = "MoE", experts = 4, top_k = 2, balance_loss = 0.01, '
@@ -46,7 +66,11 @@ RUNS = {
 
 
 def test_the_runs_of_a_box_are_its_numbers_in_the_order_of_the_whole():
-    ways = ((6, 4), "tensor", (1, 1, 3)), ((4, 3, 5), "tensor", (2, 0, 2)), ((6, 4), "expert", (0, 2, 5))
+    ways = (
+        ((6, 4), "tensor", (1, 1, 3)),
+        ((4, 3, 5), "tensor", (2, 0, 2)),
+        ((6, 4), "expert", (0, 2, 5)),
+    )
     for shape, axis, cut in ways:
         whole = torch.arange(torch.Size(shape).numel()).view(shape)
         one = Cut(axis, *cut, shape[cut[0]])
@@ -54,7 +78,11 @@ def test_the_runs_of_a_box_are_its_numbers_in_the_order_of_the_whole():
             place = place_of(tuple(one.of(whole).shape), Mesh(Parallel(data=2), data), one)
             wanted = one.of(whole).chunk(2)[data]
             found = [number for low, count in place.runs() for number in range(low, low + count)]
-            assert found == wanted.flatten().tolist() and place.shape == shape and place.size == tuple(wanted.shape)
+            assert (
+                found == wanted.flatten().tolist()
+                and place.shape == shape
+                and place.size == tuple(wanted.shape)
+            )
     assert list(place_of((4, 3), Mesh(Parallel(data=2), 1)).runs()) == [(6, 6)]
     copy = Mesh(Parallel(data=1, expert=2), 1)
     whole, own = place_of((4, 3), copy), place_of((2, 3), copy, Cut("expert", 0, 2, 4, 4))
@@ -62,14 +90,22 @@ def test_the_runs_of_a_box_are_its_numbers_in_the_order_of_the_whole():
 
 
 def trained(mesh, folder, out, more, resume=False, speaks=False):
-    """How a run ends; the mistake where there is one. Where it ``speaks``, its samples are the model's own."""
+    """How a run ends; the mistake where there is one. Where it ``speaks``, its samples are the
+    model's own."""
     text = Path(folder) / "text.txt"
     if not text.exists():
         text.write_text("\n".join(LINES * 3))
-    said = {name: told for name, told in {**RUN, "data.train": str(text), **more}.items() if told is not None}
+    said = {
+        name: told
+        for name, told in {**RUN, "data.train": str(text), **more}.items()
+        if told is not None
+    }
     try:
         ended = training.run(
-            run_file.read(None, said), Path(out), resume, sample=write_a_little if speaks else lambda *_: "text"
+            run_file.read(None, said),
+            Path(out),
+            resume,
+            sample=write_a_little if speaks else lambda *_: "text",
         )
     except UserError as error:
         return str(error)
@@ -89,20 +125,30 @@ def moved(folder, step, start=0):
 def near(processes, folder, axis, more, close):
     """A run on one process and on all of them, each going on from a checkpoint of the other."""
     alone = trained(None, str(folder), str(folder / "one"), more)
-    both = processes.call(trained, folder=str(folder), out=str(folder / "all"), more={**more, **axis})
+    both = processes.call(
+        trained, folder=str(folder), out=str(folder / "all"), more={**more, **axis}
+    )
     assert all(one == both[0] for one in both) and alone[0] == 4 == both[0][0], both
     assert both[0][1:] == pytest.approx(alone[1:], rel=max(close, 2e-3))
-    for fact in ("loss", "grad_norm"):  # of the first step: an optimizer makes more of what rounding leaves
-        assert log(folder / "all")[0][fact] == pytest.approx(log(folder / "one")[0][fact], rel=close)
+    # of the first step: an optimizer makes more of what rounding leaves
+    for fact in ("loss", "grad_norm"):
+        assert log(folder / "all")[0][fact] == pytest.approx(
+            log(folder / "one")[0][fact], rel=close
+        )
     one, every = (folder / way / "step-000002" for way in ("one", "all"))
-    assert sorted(path.name for path in one.iterdir()) == sorted(path.name for path in every.iterdir())
+    assert sorted(path.name for path in one.iterdir()) == sorted(
+        path.name for path in every.iterdir()
+    )
     for name in ("model.safetensors", "state.safetensors"):  # the same tensors at the same bytes
         size = int.from_bytes((one / name).read_bytes()[:8], "little") + 8
         assert (one / name).read_bytes()[:size] == (every / name).read_bytes()[:size]
         assert (one / name).stat().st_size == (every / name).stat().st_size
     wanted, found = (moved(folder / way, 2, 1) for way in ("one", "all"))
-    for name, far in wanted.items():  # what the optimizer made of the same gradients, all numbers of a weight together
-        assert float((found[name] - far).norm() / far.norm().clamp(min=1e-6)) < (0.05 if close == 1e-5 else 0.3), name
+    # what the optimizer made of the same gradients, all numbers of a weight together
+    for name, far in wanted.items():
+        assert float((found[name] - far).norm() / far.norm().clamp(min=1e-6)) < (
+            0.05 if close == 1e-5 else 0.3
+        ), name
     for begun, on, way in (("one", "all", axis), ("all", "one", {})):
         out = folder / f"{begun} then {on}"
         out.mkdir()
@@ -115,7 +161,9 @@ def near(processes, folder, axis, more, close):
         for step in (2, 3):  # the weights as they were saved, then as the saved moments moved them
             for fact in ("loss", "grad_norm"):
                 tolerance = close * 10 ** (step - 1)
-                assert log(out)[step][fact] == pytest.approx(log(folder / begun)[step][fact], rel=tolerance), step
+                assert log(out)[step][fact] == pytest.approx(
+                    log(folder / begun)[step][fact], rel=tolerance
+                ), step
 
 
 @pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon"])
@@ -141,12 +189,20 @@ def test_an_adapter_on_two_processes(two, tmp_path, name):
     trained(None, str(tmp_path), str(tmp_path / "base"), more)
     left = dict.fromkeys(("recipe", "decoder.depth", "data.tokenizer", *more))
     drop = 0.0 if name == "pipeline" else 0.1  # each stage draws for itself
-    told = {"from": str(tmp_path / "base"), "train.tune": f'{{type = "LoRA", rank = 2, dropout = {drop}}}', **left}
+    told = {
+        "from": str(tmp_path / "base"),
+        "train.tune": f'{{type = "LoRA", rank = 2, dropout = {drop}}}',
+        **left,
+    }
     alone = trained(None, str(tmp_path), str(tmp_path / "one"), told)
-    for both in two.call(trained, folder=str(tmp_path), out=str(tmp_path / "all"), more={**told, **axis}):
+    for both in two.call(
+        trained, folder=str(tmp_path), out=str(tmp_path / "all"), more={**told, **axis}
+    ):
         assert both == pytest.approx(alone, rel=2e-3), both
     for fact in ("loss", "grad_norm"):
-        assert log(tmp_path / "all")[0][fact] == pytest.approx(log(tmp_path / "one")[0][fact], rel=1e-5)
+        assert log(tmp_path / "all")[0][fact] == pytest.approx(
+            log(tmp_path / "one")[0][fact], rel=1e-5
+        )
     one, every = (sorted((tmp_path / way / "step-000004").iterdir()) for way in ("one", "all"))
     assert [(path.name, path.stat().st_size) for path in one if path.suffix == ".safetensors"] == [
         (path.name, path.stat().st_size) for path in every if path.suffix == ".safetensors"
@@ -183,9 +239,15 @@ def test_a_run_on_two_by_two(four, tmp_path, name):
 def test_what_does_not_fit_is_refused_before_anything_is_written(two, tmp_path):
     three = MIXTURE.replace("experts = 4", "experts = 3")
     wrong = {
-        "heads over 1 of keys and values cannot be cut in": {**TENSOR, "decoder.pattern.attention.kv_heads": 1},
+        "heads over 1 of keys and values cannot be cut in": {
+            **TENSOR,
+            "decoder.pattern.attention.kv_heads": 1,
+        },
         "parallel.expert is 2 and the model has no mixture of experts": EXPERT,
-        "3 experts cannot be shared out to parallel.expert 2": {**EXPERT, "decoder.pattern.feedforward": three},
+        "3 experts cannot be shared out to parallel.expert 2": {
+            **EXPERT,
+            "decoder.pattern.feedforward": three,
+        },
         "parallel.pipeline 2 is more stages than the 1 block of": {**PIPELINE, "decoder.depth": 1},
     }
     for sentence, more in wrong.items():

@@ -1,4 +1,5 @@
-"""A prompt read by several processes is the prompt read by one: logits, cache, what is generated, the command."""
+"""A prompt read by several processes is the prompt read by one: logits, cache, what is generated,
+the command."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ READ = [name for name in DECODERS if name not in ("gru", "lstm")]
 
 
 def compare(mesh, padded):
-    """The largest difference of the prompt's last logits and of those of five tokens after it, for each family."""
+    """The largest difference of the prompt's last logits and of those of five tokens after it, for
+    each family."""
     ring, found = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context")), {}
     for name in READ:
         model = build_model(DECODERS[name], seed=1, dtype=torch.float64).eval()
@@ -36,7 +38,9 @@ def compare(mesh, padded):
             pos = pos.clamp(min=-1)
         prompt, engine = given[:, :22], model.engine
         logits, cache = prefill(model, prompt, pos, ring, keep=mesh.rank == 0)
-        assert model.engine == engine and all(not part._forward_pre_hooks for part in model.modules())
+        assert model.engine == engine and all(
+            not part._forward_pre_hooks for part in model.modules()
+        )
         with torch.no_grad():
             alone = Cache(model.config)
             wanted = [model(prompt, pos=pos, cache=alone, logits="last").logits[:, -1].float()]
@@ -73,7 +77,9 @@ def said(mesh):
     for name, cfg in (("gru", DECODERS["gru"]), ("t5", ALL["t5"])):
         try:
             start = {"start": 1} if name == "t5" else {}
-            generation.generate(tiny.model(cfg), None, prompts[0], reader=reader, max_new=2, **start).run()
+            generation.generate(
+                tiny.model(cfg), None, prompts[0], reader=reader, max_new=2, **start
+            ).run()
         except UserError as error:
             refused.append(str(error))
     return [told == alone, refused]
@@ -85,15 +91,25 @@ def test_what_is_generated_and_refused(two):
 
 
 @pytest.mark.parametrize(
-    ("more", "code"), [(["that is the question"], 0), pytest.param(["to", "--edit", "no"], 2, marks=pytest.mark.slow)]
+    ("more", "code"),
+    [
+        (["that is the question"], 0),
+        pytest.param(["to", "--edit", "no"], 2, marks=pytest.mark.slow),
+    ],
 )
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], code: int):
-    model, chars = tiny.model(DECODERS["llama"]), tokenizer.train("char", ["to be or not to be, that is the question"])
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], code: int
+):
+    model, chars = (
+        tiny.model(DECODERS["llama"]),
+        tokenizer.train("char", ["to be or not to be, that is the question"]),
+    )
     store.save(model, tmp_path / "m", chars, layout="glassformer")
     words = ["generate", str(tmp_path / "m"), "--max-new", "5", "--temperature", "0", *more]
     command, port = [sys.executable, "-m", "glassformer", *words], free_port()
     both = [
-        subprocess.Popen(command, env=environment(rank, 2, port), stdout=-1, stderr=-1, text=True) for rank in range(2)
+        subprocess.Popen(command, env=environment(rank, 2, port), stdout=-1, stderr=-1, text=True)
+        for rank in range(2)
     ]
     answers = [(*one.communicate(timeout=120), one.returncode) for one in both]
     assert main(words) == code

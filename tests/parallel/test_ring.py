@@ -27,18 +27,28 @@ def compare(mesh, names, scene, length, double):
     torch.manual_seed(0)
     for name in names:
         cfg = FAMILIES[name]
-        one, shared = (build_model(cfg, seed=1, dtype=torch.float64 if double else None).eval() for _ in range(2))
+        one, shared = (
+            build_model(cfg, seed=1, dtype=torch.float64 if double else None).eval()
+            for _ in range(2)
+        )
         ring.attach(shared, training=False)
         given, kept = row(cfg, scene, length)
-        weigh = torch.randn(2, length, tiny.VOCAB, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        weigh = torch.randn(
+            2, length, tiny.VOCAB, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+        )
         weigh = (weigh / length).to(next(one.parameters()).dtype)
         wanted, grads = result(one, given, kept, weigh, given.numel())
         mine = {k: ring.cut(v, rings.FILL.get(k, -1)) for k, v in kept.items()}
         local = ring.cut(given, 0)
-        logits, own = result(shared, local, mine, ring.cut(weigh, 0), int((ring.cut(given) >= 0).sum()))
+        logits, own = result(
+            shared, local, mine, ring.cut(weigh, 0), int((ring.cut(given) >= 0).sum())
+        )
         whole = ring.join(logits)[:, :length]
         far = (whole - wanted).abs().max() / wanted.abs().max()
-        found[name] = [float(far), worst({path: summed(own[path], ring.group) for path in grads}, grads)]
+        found[name] = [
+            float(far),
+            worst({path: summed(own[path], ring.group) for path in grads}, grads),
+        ]
     return found
 
 
@@ -60,7 +70,13 @@ def test_every_family_in_fp64(two, scene):
 
 
 def test_every_kind_of_mask_and_bias_in_fp32_over_several_blocks(two):
-    near(two, "prefix", LENGTHS[1], False, ["mixed", "gemma2", "t5", "alibi", "onward", "glass", "mixtral"])
+    near(
+        two,
+        "prefix",
+        LENGTHS[1],
+        False,
+        ["mixed", "gemma2", "t5", "alibi", "onward", "glass", "mixtral"],
+    )
 
 
 @pytest.mark.slow
@@ -112,40 +128,73 @@ def test_patterns_are_not_shown_of_a_shard(two):
     assert all("one process" in answer for answer in two.call(patterns))
 
 
-LINES = [f"the {word} {verb} the {other}" for word in ("cat", "owl") for verb in ("saw", "met") for other in "abcdefg"]
-RUN = {"recipe": "glass/200k", "decoder.depth": 2, "context": 26, "data.tokenizer": "char", "data.valid": 0.2}
-RUN |= {"steps": 4, "batch": 8, "accumulate": 2, "evaluate_every": 2, "save_every": 2, "sample_every": 3}
+LINES = [
+    f"the {word} {verb} the {other}"
+    for word in ("cat", "owl")
+    for verb in ("saw", "met")
+    for other in "abcdefg"
+]
+RUN = {
+    "recipe": "glass/200k",
+    "decoder.depth": 2,
+    "context": 26,
+    "data.tokenizer": "char",
+    "data.valid": 0.2,
+}
+RUN |= {
+    "steps": 4,
+    "batch": 8,
+    "accumulate": 2,
+    "evaluate_every": 2,
+    "save_every": 2,
+    "sample_every": 3,
+}
 RUN |= {"tensorboard": False, "dtype": "float32", "evaluate_batches": 3}
-MIXTURE = '{type = "MoE", experts = 4, top_k = 2, balance_loss = 0.01, expert = {type = "MLP", hidden = 24}}'
+MIXTURE = (
+    '{type = "MoE", experts = 4, top_k = 2, balance_loss = 0.01, expert = {type = "MLP", '
+    "hidden = 24}}"
+)
 RUNS = {
     "plain": {},
-    "experts, previous tokens": {"decoder.pattern.feedforward": MIXTURE, "embed.previous_token_embeddings": 2},
+    "experts, previous tokens": {
+        "decoder.pattern.feedforward": MIXTURE,
+        "embed.previous_token_embeddings": 2,
+    },
     "bf16": {"dtype": "bfloat16"},
 }
 
 
 def trained(mesh, folder, out, more, resume=False):
-    """How a run ends whose rows lie on all processes of ``mesh``, or on one; the mistake where there is one."""
+    """How a run ends whose rows lie on all processes of ``mesh``, or on one; the mistake where
+    there is one."""
     text = Path(folder) / "text.txt"
     said = {**RUN, "data.train": str(text), **more}
     if mesh is not None:
         said["parallel.context"] = 2
     try:
-        ended = training.run(run_file.read(None, said), Path(out), resume, sample=lambda model, *_: "text")
+        ended = training.run(
+            run_file.read(None, said), Path(out), resume, sample=lambda model, *_: "text"
+        )
     except UserError as error:
         return str(error)
     return [ended.step, ended.loss, ended.valid_loss]
 
 
-@pytest.mark.parametrize("name", ["plain", pytest.param("experts, previous tokens", marks=pytest.mark.slow), "bf16"])
+@pytest.mark.parametrize(
+    "name", ["plain", pytest.param("experts, previous tokens", marks=pytest.mark.slow), "bf16"]
+)
 def test_a_run_whose_rows_lie_on_two_processes(two, tmp_path, name):
     (tmp_path / "text.txt").write_text("\n".join(LINES * 3))
     alone = trained(None, str(tmp_path), str(tmp_path / "one"), RUNS[name])
     both = two.call(trained, folder=str(tmp_path), out=str(tmp_path / "two"), more=RUNS[name])
     assert both[0] == both[1] and alone[0] == 4
-    logs = [[json.loads(line) for line in (tmp_path / way / "log.jsonl").open()] for way in ("one", "two")]
+    logs = [
+        [json.loads(line) for line in (tmp_path / way / "log.jsonl").open()]
+        for way in ("one", "two")
+    ]
     close = 1e-2 if name == "bf16" else 1e-5
-    for fact in ("loss", "grad_norm"):  # of the first step: an optimizer makes more of what rounding leaves
+    # of the first step: an optimizer makes more of what rounding leaves
+    for fact in ("loss", "grad_norm"):
         assert logs[1][0][fact] == pytest.approx(logs[0][0][fact], rel=close)
     assert both[0][1:] == pytest.approx(alone[1:], rel=max(close, 1e-3))
     more = {"steps": 6, **RUNS[name]}  # and on with one process
@@ -159,7 +208,10 @@ def test_a_run_on_two_by_two(four, tmp_path):
     alone = trained(None, str(tmp_path), str(tmp_path / "one"), {})
     for answer in four.call(trained, folder=str(tmp_path), out=str(tmp_path / "four"), more={}):
         assert answer == pytest.approx(alone, rel=1e-3)
-    one, four = (json.loads((tmp_path / way / "log.jsonl").read_text().splitlines()[0]) for way in ("one", "four"))
+    one, four = (
+        json.loads((tmp_path / way / "log.jsonl").read_text().splitlines()[0])
+        for way in ("one", "four")
+    )
     assert all(four[fact] == pytest.approx(one[fact], rel=1e-5) for fact in ("loss", "grad_norm"))
 
 

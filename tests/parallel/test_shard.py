@@ -24,7 +24,12 @@ ODD = c.Decoder(
     20,
     24,
     c.Embed(51),
-    c.Stack(2, (c.Block(c.Attention(2, head_dim=6, bias=True), c.GatedMLP(27, bias=True)),), c.Rotary(), dropout=0.2),
+    c.Stack(
+        2,
+        (c.Block(c.Attention(2, head_dim=6, bias=True), c.GatedMLP(27, bias=True)),),
+        c.Rotary(),
+        dropout=0.2,
+    ),
     c.Head(tied=False, bias=True),
 )
 MODELS = {**tiny.DECODERS, "odd": ODD}
@@ -39,8 +44,11 @@ def batches(rows: int, vocab: int, length: int = 16):
         yield Batch(tokens[:, :-1].contiguous(), targets)
 
 
-def learned(mesh: Mesh, name: str, dtype: str, optimizer: str, steps: int = 3, axes=None, exact: bool = True):
-    """Digests of weights and moments after some steps, the losses and norms on the way; whole ones as lists."""
+def learned(
+    mesh: Mesh, name: str, dtype: str, optimizer: str, steps: int = 3, axes=None, exact: bool = True
+):
+    """Digests of weights and moments after some steps, the losses and norms on the way; whole ones
+    as lists."""
     torch.set_num_threads(1)
     mesh = mesh if axes is None else Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
     cfg = MODELS[name]
@@ -53,13 +61,15 @@ def learned(mesh: Mesh, name: str, dtype: str, optimizer: str, steps: int = 3, a
     state = State(model, made, feed, mesh=mesh)
     execution = ExecutionSettings(dtype=dtype)
     seen = [
-        [s.loss, s.grad_norm, s.metrics] for s in train(model, feed, Causal(), how, state=state, execution=execution)
+        [s.loss, s.grad_norm, s.metrics]
+        for s in train(model, feed, Causal(), how, state=state, execution=execution)
     ]
     found = {name: whole(weight) for name, weight in model.named_parameters()}
     for key, value in made.state().items():
         found[key] = gathered(value, mesh) if isinstance(value, Share) else value
     return seen, {
-        key: hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:12] for key, x in found.items()
+        key: hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
+        for key, x in found.items()
     }
 
 
@@ -77,9 +87,15 @@ def gathered(part: Share, mesh: Mesh):
 
 
 def test_owners_have_equal_shares_and_every_matrix_has_one():
-    """Owners give the largest stack away first; what each holds of a matrix adds up to the whole of it."""
-    windows = [type("Weight", (), {"shape": shape, "size": math.prod(shape), "cut": None}) for shape in SHAPES]
-    alike = owners.Owners(Mesh(Parallel(data=3)), windows, lambda shapes: [[i] for i in range(len(shapes))])
+    """Owners give the largest stack away first; what each holds of a matrix adds up to the whole of
+    it."""
+    windows = [
+        type("Weight", (), {"shape": shape, "size": math.prod(shape), "cut": None})
+        for shape in SHAPES
+    ]
+    alike = owners.Owners(
+        Mesh(Parallel(data=3)), windows, lambda shapes: [[i] for i in range(len(shapes))]
+    )
     load = [0, 0, 0]
     for stack, owner in zip(alike.stacks, alike.owner, strict=True):
         load[owner] += sum(alike.matrices[i].rows * alike.matrices[i].columns for i in stack)
@@ -108,9 +124,13 @@ def test_four_processes_and_copies_of_shards(four, optimizer):
     for name in MODELS:
         alone = learned(ALONE, name, "float32", optimizer)
         laid: list[dict[str, int]] = [{"data": 4}]
-        laid += [{"data": 2, "replicate": 2}, {"data": 1, "replicate": 4}] * (name in ("odd", "mixtral"))
+        laid += [{"data": 2, "replicate": 2}, {"data": 1, "replicate": 4}] * (
+            name in ("odd", "mixtral")
+        )
         for axes in laid:
-            for found in four.call(learned, name=name, dtype="float32", optimizer=optimizer, axes=axes):
+            for found in four.call(
+                learned, name=name, dtype="float32", optimizer=optimizer, axes=axes
+            ):
                 assert found == [alone[0], alone[1]], (name, axes)
 
 
@@ -121,28 +141,41 @@ def test_copies_of_the_whole_and_plain_collectives(two):
     for found in two.call(learned, name="odd", dtype="float32", optimizer="Muon", axes=axes):
         assert found == [alone[0], alone[1]]
     for given in ({}, {"axes": axes}):
-        for found in two.call(learned, name="odd", dtype="float32", optimizer="Muon", exact=False, **given):
-            assert [step[0] for step in found[0]] == pytest.approx([step[0] for step in alone[0]], rel=1e-5)
+        for found in two.call(
+            learned, name="odd", dtype="float32", optimizer="Muon", exact=False, **given
+        ):
+            assert [step[0] for step in found[0]] == pytest.approx(
+                [step[0] for step in alone[0]], rel=1e-5
+            )
 
 
 def drawn(mesh: Mesh, name: str, axes: dict[str, int]) -> bool:
     """Whether weights that were drawn one by one into shards on no device are the whole model's."""
     cfg, layout = MODELS[name], Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
-    wanted, model = dict(build_model(cfg, seed=3).named_parameters()), build_model(cfg, device="meta")
+    wanted, model = (
+        dict(build_model(cfg, seed=3).named_parameters()),
+        build_model(cfg, device="meta"),
+    )
     shard.shard(model, layout)
     model.to_empty(device="cpu")
     shard.draw(model, layout, 3)
     same = []
     for path, weight in model.named_parameters():
         place = shard.place_in(model, path, layout)
-        box = tuple(slice(low, low + size) for low, size in zip(place.start, place.size, strict=True))
+        box = tuple(
+            slice(low, low + size) for low, size in zip(place.start, place.size, strict=True)
+        )
         same.append(torch.equal(weight.to_local(), wanted[path][box]))
     return all(same) and len(same) == len(wanted)
 
 
 @pytest.mark.parametrize("axis", ["data", "tensor", "expert", "pipeline"])
 def test_weights_drawn_into_shards_are_those_of_one_process(two, axis):
-    names = ["mixtral"] if axis == "expert" else ["gpt2", "mixtral", "alibi", *["odd"] * (axis == "data")]
+    names = (
+        ["mixtral"]
+        if axis == "expert"
+        else ["gpt2", "mixtral", "alibi", *["odd"] * (axis == "data")]
+    )
     for name in names:
         assert all(two.call(drawn, name=name, axes={"data": 1, axis: 2}))
 

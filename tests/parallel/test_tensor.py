@@ -1,4 +1,5 @@
-"""Matrices in parts on several processes equal one process: logits, loss and gradients of every family."""
+"""Matrices in parts on several processes equal one process: logits, loss and gradients of every
+family."""
 
 from __future__ import annotations
 
@@ -33,13 +34,20 @@ def fits(cfg, parts):
 
 
 def compare(mesh, names, scene, double):
-    """The largest differences of logits, gradients, and the loss with its gradients, for each family."""
+    """The largest differences of logits, gradients, and the loss with its gradients, for each
+    family."""
     group, found = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
     length = LENGTHS[0]
-    weigh = torch.randn(2, length, 60, generator=torch.Generator().manual_seed(3), dtype=torch.float64) / length
+    weigh = (
+        torch.randn(2, length, 60, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        / length
+    )
     for name in names:
         cfg = EVERY[name]
-        one, shared = (build_model(cfg, seed=1, dtype=torch.float64 if double else None).eval() for _ in range(2))
+        one, shared = (
+            build_model(cfg, seed=1, dtype=torch.float64 if double else None).eval()
+            for _ in range(2)
+        )
         cuts = tensor.split_model(shared, group)
         given, kept = row(cfg, scene, length)
         own = weigh[..., : cfg.embed.vocab].to(next(one.parameters()).dtype)
@@ -49,8 +57,14 @@ def compare(mesh, names, scene, double):
             parts[path].shape == cuts[path].of(grads[path]).shape for path in cuts
         )
         answers = [float((logits - wanted).abs().max() / wanted.abs().max())]
-        answers.append(worst(parts, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}))
-        whole = {path: cuts[path].whole(x, group) if path in cuts else x for path, x in parts.items()}
+        answers.append(
+            worst(
+                parts, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
+            )
+        )
+        whole = {
+            path: cuts[path].whole(x, group) if path in cuts else x for path, x in parts.items()
+        }
         assert all(whole[path].shape == grads[path].shape for path in grads)
         answers.append(worst(whole, grads))
         losses = []
@@ -60,10 +74,16 @@ def compare(mesh, names, scene, double):
             targets = tokens(2, length, seed=9).where(kept["pos"] > 2, -1)
             loss = token_loss(model, out, targets, 0.1)
             (loss.sum / loss.count).backward()
-            losses.append((loss.sum, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+            losses.append(
+                (loss.sum, {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+            )
         (wanted, grads), (sum, parts) = losses
         answers.append(abs(float((sum - wanted) / wanted)))
-        answers.append(worst(parts, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}))
+        answers.append(
+            worst(
+                parts, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
+            )
+        )
         found[name] = answers
     return found
 
@@ -89,7 +109,8 @@ def test_every_family(two, four, scene, double):
 
 
 def dropped(mesh, names):
-    """The largest differences of logits and gradients while a tenth of patterns and of the stream are dropped."""
+    """The largest differences of logits and gradients while a tenth of patterns and of the stream
+    are dropped."""
     group, found = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
     for name in names:
         cfg = EVERY[name]
@@ -102,7 +123,10 @@ def dropped(mesh, names):
         torch.manual_seed(4)
         logits, parts = result(shared, given, kept, 0.1, 1)
         grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
-        found[name] = [float((logits - wanted).abs().max() / wanted.abs().max()), worst(parts, grads)]
+        found[name] = [
+            float((logits - wanted).abs().max() / wanted.abs().max()),
+            worst(parts, grads),
+        ]
     return found
 
 
@@ -110,17 +134,25 @@ def test_each_head_drops_what_it_drops_on_one_process(two):
     """Causal blocks, groups, capped scores, biases, across: each by its engine."""
     names = ["gpt2", "llama", "gemma2", "t5", "alibi", "vaswani"]
     for answer in two.call(dropped, names=names):
-        assert len(answer) == len(names) and not {n: far for n, far in answer.items() if not max(far) < 1e-12}, answer
+        assert len(answer) == len(names) and not {
+            n: far for n, far in answer.items() if not max(far) < 1e-12
+        }, answer
 
 
 def adapted(mesh, name):
-    """The largest differences of logits and gradients with a change beside every layer that is cut, and a tenth of its
-    input dropped."""
+    """The largest differences of logits and gradients with a change beside every layer that is cut,
+    and a tenth of its input dropped."""
     group, cfg = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), EVERY[name]
-    cfg, models = replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()}), []
+    cfg, models = (
+        replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()}),
+        [],
+    )
     for _ in range(2):
         models.append(build_model(cfg, seed=1, dtype=torch.float64))
-        tune(models[-1], LoRA(rank=3, dropout=0.1, target_modules=("*.q", "*.v", "*.out", "*.up", "*.down")))
+        tune(
+            models[-1],
+            LoRA(rank=3, dropout=0.1, target_modules=("*.q", "*.v", "*.out", "*.up", "*.down")),
+        )
         draw = torch.Generator().manual_seed(2)
         for layer in lora.adapted(models[-1]).values():
             layer.up.data.normal_(generator=draw)
@@ -133,7 +165,11 @@ def adapted(mesh, name):
     (wanted, grads), (logits, parts) = found
     grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
     assert parts.keys() == grads.keys() and all(path.endswith((".down", ".up")) for path in parts)
-    return [len(parts), float((logits - wanted).abs().max() / wanted.abs().max()), worst(parts, grads)]
+    return [
+        len(parts),
+        float((logits - wanted).abs().max() / wanted.abs().max()),
+        worst(parts, grads),
+    ]
 
 
 def test_adapters_are_cut_with_their_layers(two):
@@ -145,7 +181,9 @@ def test_adapters_are_cut_with_their_layers(two):
 def test_every_config_type_is_in_the_table_or_declared_whole():
     whole = [kind for kinds in tensor.WHOLE.values() for kind in kinds]
     assert len(whole) == len(set(whole)) and not set(whole) & tensor.TABLE.keys()
-    assert {kind for kind in built() if kind.__module__.startswith("glassformer.")} == set(whole) | tensor.TABLE.keys()
+    assert {kind for kind in built() if kind.__module__.startswith("glassformer.")} == set(
+        whole
+    ) | tensor.TABLE.keys()
 
 
 def own_part(mesh, told):
@@ -159,7 +197,9 @@ def own_part(mesh, told):
     one, shared = (build_model(cfg, seed=1, dtype=torch.float64) for _ in range(2))
     cuts = tensor.split_model(shared, group)
     given, kept = row(cfg, "plain", LENGTHS[0])
-    (wanted, grads), (logits, parts) = (result(model, given, kept, 0.1, 1) for model in (one, shared))
+    (wanted, grads), (logits, parts) = (
+        result(model, given, kept, 0.1, 1) for model in (one, shared)
+    )
     grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
     ffn = sum(p.numel() for p in shared.decoder.blocks[0].ffn.parameters())
     return [ffn, float((logits - wanted).abs().max()), worst(parts, grads)]
@@ -172,10 +212,13 @@ def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
 
 
 def with_data(mesh, names):
-    """The largest difference of gradients where weights are cut and then sharded (FSDP2), rows shared out."""
+    """The largest difference of gradients where weights are cut and then sharded (FSDP2), rows
+    shared out."""
     axes, found = Mesh(Parallel(data=2, tensor=2), mesh.rank), {}
     for name in names:
-        one, shared = (build_model(EVERY[name], seed=1, dtype=torch.float64).eval() for _ in range(2))
+        one, shared = (
+            build_model(EVERY[name], seed=1, dtype=torch.float64).eval() for _ in range(2)
+        )
         shard(shared, axes, exact=False)
         cuts = cuts_of(shared)
         wanted = {}
@@ -185,7 +228,9 @@ def with_data(mesh, names):
             wanted = {path: wanted.get(path, 0) + grad for path, grad in grads.items()}
         given, kept = row(EVERY[name], "packed", LENGTHS[0] + axes.row)
         _, parts = result(shared, given, kept, 0.1, given.numel())
-        wanted = {path: cuts[path].of(grad) if path in cuts else grad for path, grad in wanted.items()}
+        wanted = {
+            path: cuts[path].of(grad) if path in cuts else grad for path, grad in wanted.items()
+        }
         found[name] = worst({path: grad.full_tensor() for path, grad in parts.items()}, wanted)
     return found
 
@@ -201,14 +246,23 @@ def test_what_does_not_divide_is_refused_in_a_sentence():
     with pytest.raises(UserError, match="4 heads over 1 of keys and values cannot be cut in"):
         tensor.check(DECODERS["starcoder2"], 2)
     with pytest.raises(UserError, match="hidden 64 is below"):
-        tensor.check(replace(DECODERS["nothing"], decoder=c.Stack(1, (tiny.block(c.Attention(128, head_dim=2)),))), 128)
-    assert fits(DECODERS["llama"], 2) and not fits(DECODERS["llama"], 4) and fits(DECODERS["gpt2"], 4)
+        tensor.check(
+            replace(
+                DECODERS["nothing"], decoder=c.Stack(1, (tiny.block(c.Attention(128, head_dim=2)),))
+            ),
+            128,
+        )
+    assert (
+        fits(DECODERS["llama"], 2) and not fits(DECODERS["llama"], 4) and fits(DECODERS["gpt2"], 4)
+    )
 
 
 def test_shares_differ_by_one_at_most():
     for size in range(4, 12):
         cuts = [tensor.bounds(size, 4, rank) for rank in range(4)]
         assert (
-            [low for low, _ in cuts[1:]] == [high for _, high in cuts[:-1]] and cuts[0][0] == 0 and cuts[-1][1] == size
+            [low for low, _ in cuts[1:]] == [high for _, high in cuts[:-1]]
+            and cuts[0][0] == 0
+            and cuts[-1][1] == size
         )
         assert max(high - low for low, high in cuts) - min(high - low for low, high in cuts) <= 1

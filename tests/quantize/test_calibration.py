@@ -1,4 +1,5 @@
-"""What matrices are multiplied with: seen in every family, experts apart, in parts that fit the memory."""
+"""What matrices are multiplied with: seen in every family, experts apart, in parts that fit the
+memory."""
 
 from __future__ import annotations
 
@@ -22,20 +23,33 @@ from glassformer.tokenizer import train
 
 def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     model = tiny.model(tiny.ALL[name])
-    sides = [(row, row if isinstance(model.config, config.EncoderDecoder) else None) for row in rows]
-    return {path: one for part in grams(model, sides, list(plan(model, Layout(8)))) for path, one in part.items()}
+    sides = [
+        (row, row if isinstance(model.config, config.EncoderDecoder) else None) for row in rows
+    ]
+    return {
+        path: one
+        for part in grams(model, sides, list(plan(model, Layout(8))))
+        for path, one in part.items()
+    }
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "glass", "gemma2", "vaswani", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "bert", "t5", "glass", "gemma2", "vaswani", "mixtral"]
+)
 def test_every_matrix_is_met(name: str) -> None:
     """But tables that are only looked up in."""
     model = tiny.model(tiny.ALL[name])
-    tables = {path for path in plan(model, Layout(8)) if path.startswith(("embed.", "source_embed."))}
+    tables = {
+        path for path in plan(model, Layout(8)) if path.startswith(("embed.", "source_embed."))
+    }
     assert plan(model, Layout(8)).keys() - tables <= sums(name, [tiny.tokens(1, 20)]).keys()
 
 
 def test_a_sum_is_that_of_what_the_tape_sees() -> None:
-    model, rows = tiny.model(tiny.DECODERS["llama"]), [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)]
+    model, rows = (
+        tiny.model(tiny.DECODERS["llama"]),
+        [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)],
+    )
     found, expected = sums("llama", rows), torch.zeros(32, 32)
     for row in rows:
         tape = Tape("decoder.blocks.1.ffn.in")
@@ -44,7 +58,9 @@ def test_a_sum_is_that_of_what_the_tape_sees() -> None:
         x = tape["decoder.blocks.1.ffn.in"][0]
         expected += x.T @ x
     for part in ("gate", "up"):
-        torch.testing.assert_close(found[f"decoder.blocks.1.ffn.{part}.weight"], expected, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(
+            found[f"decoder.blocks.1.ffn.{part}.weight"], expected, rtol=1e-4, atol=1e-3
+        )
 
 
 def test_an_expert_has_its_own_tokens() -> None:
@@ -65,7 +81,9 @@ def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "MEMORY", 3 * 4 * 32 * 32)
     model = tiny.model(tiny.DECODERS["llama"])
     told: list[str] = []
-    parts = list(grams(model, [(row, None) for row in rows], list(plan(model, Layout(8))), told.append))
+    parts = list(
+        grams(model, [(row, None) for row in rows], list(plan(model, Layout(8))), told.append)
+    )
     assert len(parts) > 3 and told[-1] == f"calibrating, reading {len(parts)} of {len(parts)}"
     assert all(torch.equal(whole[path], one) for part in parts for path, one in part.items())
     assert whole.keys() == {path for part in parts for path in part}
@@ -81,7 +99,10 @@ def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
     path.write_text("\x01\x02\x03\x04" * 400)
     text = Text.of(open_path(path), tokenizer, cfg, 300, 64)
     assert (
-        len(text.rows) == 5 and len(text.held_out) == 1 and text.rows[0][0].shape == (1, 64) and text.rows[0][1] is None
+        len(text.rows) == 5
+        and len(text.held_out) == 1
+        and text.rows[0][0].shape == (1, 64)
+        and text.rows[0][1] is None
     )
     draw = random.Random(0)
     path.write_text("".join(chr(draw.randrange(1, 50)) for _ in range(1600)))

@@ -18,7 +18,9 @@ def made(inputs: int = 96, rank: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(40, inputs, generator=draw) * 0.05, x
 
 
-def error(weight: torch.Tensor, rounded: rounding.Rounded, x: torch.Tensor, group: int = 32) -> float:
+def error(
+    weight: torch.Tensor, rounded: rounding.Rounded, x: torch.Tensor, group: int = 32
+) -> float:
     apart = rounding.decode(*rounded, group, torch.float32) - weight
     return float((x @ apart.T).norm() / (x @ weight.T).norm())
 
@@ -35,7 +37,8 @@ def test_outputs_lose_less_than_by_the_nearest_or_a_search(group: int, inputs: i
 
 
 def test_it_is_the_written_out_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Input after input, the rest by the inverse of what is left of H: Optimal Brain Quantization in a fixed order."""
+    """Input after input, the rest by the inverse of what is left of H: Optimal Brain Quantization
+    in a fixed order."""
     monkeypatch.setattr(gptq, "TURNS", 1)  # no scales fitted to codes
     weight, x = made(32, 12)
     gram = x.T @ x
@@ -72,13 +75,17 @@ def test_each_scale_is_fitted_to_what_those_before_it_left() -> None:
         own = codes[:, some].float() @ x[:, some].T
         step = (left * own).sum(1) / own.square().sum(1)
         expected[:, g] = (scales[:, g].float() + step).half()
-    torch.testing.assert_close(gptq._fitted(weight, codes, scales, 32, gram), expected, rtol=2e-3, atol=1e-5)
+    torch.testing.assert_close(
+        gptq._fitted(weight, codes, scales, 32, gram), expected, rtol=2e-3, atol=1e-5
+    )
 
 
 def test_a_round_that_loses_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = made()
     gram = x.T @ x
-    monkeypatch.setattr(gptq, "_descend", lambda weight, *_: torch.zeros(weight.shape, dtype=torch.int8))
+    monkeypatch.setattr(
+        gptq, "_descend", lambda weight, *_: torch.zeros(weight.shape, dtype=torch.int8)
+    )
     codes, _ = calibrated(weight, 4, 32, gram)
     assert bool(codes.any(1).all()) and error(weight, calibrated(weight, 4, 32, gram), x) < 0.2
 
@@ -88,7 +95,8 @@ def test_blocks_of_inputs_pass_their_errors_on(monkeypatch: pytest.MonkeyPatch) 
     whole, _ = calibrated(weight, 4, 32, x.T @ x)
     monkeypatch.setattr(gptq, "BLOCK", 16)
     codes, _ = calibrated(weight, 4, 32, x.T @ x)
-    assert float((codes == whole).float().mean()) > 0.97  # sums in another order: a tie falls otherwise
+    # sums in another order: a tie falls otherwise
+    assert float((codes == whole).float().mean()) > 0.97
 
 
 def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched() -> None:

@@ -1,4 +1,5 @@
-"""The report: its figures against the models themselves, its order, and that better rounding is better."""
+"""The report: its figures against the models themselves, its order, and that better rounding is
+better."""
 
 from __future__ import annotations
 
@@ -44,18 +45,34 @@ def test_figures_are_those_of_the_models() -> None:
         same += int((p.argmax(-1) == q.argmax(-1)).sum())
     effect = report.wholes[-1].effect
     assert effect is not None and report.measured == 120 and report.calibrated == 320
-    assert effect.kl == pytest.approx(kl / 120, rel=1e-3) and effect.agreement == pytest.approx(same / 120)
-    nats = [torch.nn.functional.cross_entropy(logits(after, row)[:-1], row[0, 1:]) for row, _ in TEXT.held_out]
-    assert effect.perplexity is not None and report.perplexity is not None and effect.change is not None
+    assert effect.kl == pytest.approx(kl / 120, rel=1e-3) and effect.agreement == pytest.approx(
+        same / 120
+    )
+    nats = [
+        torch.nn.functional.cross_entropy(logits(after, row)[:-1], row[0, 1:])
+        for row, _ in TEXT.held_out
+    ]
+    assert (
+        effect.perplexity is not None
+        and report.perplexity is not None
+        and effect.change is not None
+    )
     assert effect.perplexity == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)
-    nats = [torch.nn.functional.cross_entropy(logits(before, row)[:-1], row[0, 1:]) for row, _ in TEXT.held_out]
+    nats = [
+        torch.nn.functional.cross_entropy(logits(before, row)[:-1], row[0, 1:])
+        for row, _ in TEXT.held_out
+    ]
     assert report.perplexity == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)
-    assert effect.change == pytest.approx((effect.perplexity - report.perplexity) / report.perplexity, rel=1e-6)
+    assert effect.change == pytest.approx(
+        (effect.perplexity - report.perplexity) / report.perplexity, rel=1e-6
+    )
     held = quantized(after)
     assert {row.name for row in report.rows} == held.keys()
     for row in report.rows:
         mine, plain = held[row.name], before.get_parameter(row.name)
-        assert row.before == plain.nbytes and row.after == mine.nbytes and row.bits == mine.held.bits
+        assert (
+            row.before == plain.nbytes and row.after == mine.nbytes and row.bits == mine.held.bits
+        )
         assert row.weight == pytest.approx(
             float((mine.decoded() - plain.detach()).norm() / plain.detach().norm()), rel=1e-3
         )
@@ -109,7 +126,11 @@ def test_pairs_are_read_on_both_sides_and_their_targets_predicted() -> None:
             logits = before(tokens, source=source, logits="all").logits[0]
         nats.append(torch.nn.functional.cross_entropy(logits[:-1], tokens[0, 1:]))
     assert report.perplexity == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)
-    assert all(row.output is not None for row in report.rows if not row.name.startswith(("embed", "source_embed")))
+    assert all(
+        row.output is not None
+        for row in report.rows
+        if not row.name.startswith(("embed", "source_embed"))
+    )
 
 
 def test_columns_are_those_that_say_something() -> None:
@@ -118,10 +139,18 @@ def test_columns_are_those_that_say_something() -> None:
     assert heading[-3:] == ("KL", "same top-1", "perplexity change") and len(lines) == 3
     assert {head for head, _ in display.legend(report)} == display.LEGEND.keys() - {"vector error"}
     plain = quantize_model(tiny.model(tiny.DECODERS["llama"]), Layout(4))
-    assert display.matrices(plain)[0] == ("matrix", "bits", "KiB before", "KiB after", "weight error")
+    assert display.matrices(plain)[0] == (
+        "matrix",
+        "bits",
+        "KiB before",
+        "KiB after",
+        "weight error",
+    )
     assert [line[0] for line in display.wholes(plain)] == ["rounded", "nearest", "searched"]
     assert {head for head, _ in display.legend(plain)} == {"weight error"}
-    encoder = replace(tiny.ALL["bert"], head=None, pool=config.Pool("first", labels=2), token_head=None)
+    encoder = replace(
+        tiny.ALL["bert"], head=None, pool=config.Pool("first", labels=2), token_head=None
+    )
     vectors = quantize_model(tiny.model(encoder), Layout(8), TEXT)
     assert display.matrices(vectors)[0][-1] == "vector error"
 
@@ -136,9 +165,14 @@ def test_without_a_text_the_codes_are_those_of_load() -> None:
     report = quantize_model(model, Layout(4))
     quantize_weights(other, Layout(4))
     assert all(
-        torch.equal(weight.held.codes, quantized(other)[path].held.codes) for path, weight in quantized(model).items()
+        torch.equal(weight.held.codes, quantized(other)[path].held.codes)
+        for path, weight in quantized(model).items()
     )
-    assert report.perplexity is None and report.rows[0].effect is None and report.rows[0].output is None
+    assert (
+        report.perplexity is None
+        and report.rows[0].effect is None
+        and report.rows[0].output is None
+    )
     errors = [row.weight for row in report.rows]
     assert errors == sorted(errors, reverse=True)
 

@@ -12,7 +12,9 @@ from glassformer.errors import UserError
 from glassformer.recipes import gguf
 
 
-@pytest.mark.parametrize("name", ["llama/stories260k", "llama/3.2-1b", "qwen2/0.5b", "qwen3/0.6b", "gpt2/124m"])
+@pytest.mark.parametrize(
+    "name", ["llama/stories260k", "llama/3.2-1b", "qwen2/0.5b", "qwen3/0.6b", "gpt2/124m"]
+)
 def test_a_model_comes_back_from_its_fields(name: str) -> None:
     model = recipes.find(name)
     fields, factors = gguf.write_fields(model)
@@ -26,7 +28,12 @@ def test_factors_are_those_that_transformers_divides_by() -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     scaling |= {"original_max_position_embeddings": 8192, "rope_theta": 5e5}
     cfg = transformers.LlamaConfig(hidden_size=128, num_attention_heads=1, rope_parameters=scaling)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](cfg, "cpu")

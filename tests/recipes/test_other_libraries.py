@@ -1,4 +1,5 @@
-"""Other libraries' files become models: logits equal a reference written here from their names; no pickle is run."""
+"""Other libraries' files become models: logits equal a reference written here from their names; no
+pickle is run."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def gpt(draw: Draw, bias: bool, act: str, tied: bool) -> Tensor:
         return draw(name, size) if bias else None
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return F.layer_norm(x, (C,), draw(f"{name}.weight", C, around=1.0), maybe(f"{name}.bias", C), 1e-5)
+        return F.layer_norm(
+            x, (C,), draw(f"{name}.weight", C, around=1.0), maybe(f"{name}.bias", C), 1e-5
+        )
 
     def linear(x: Tensor, name: str, out: int) -> Tensor:
         return F.linear(x, draw(f"{name}.weight", out, x.shape[-1]), maybe(f"{name}.bias", out))
@@ -70,7 +73,9 @@ def gpt(draw: Draw, bias: bool, act: str, tied: bool) -> Tensor:
     x = draw("transformer.wte.weight", V, C)[IDS[0]] + draw("transformer.wpe.weight", N, C)[:T]
     for i in range(L):
         at = f"transformer.h.{i}"
-        q, k, v = linear(norm(x, f"{at}.ln_1"), f"{at}.attn.c_attn", 3 * C).view(T, 3, H, D).unbind(1)
+        q, k, v = (
+            linear(norm(x, f"{at}.ln_1"), f"{at}.attn.c_attn", 3 * C).view(T, 3, H, D).unbind(1)
+        )
         x = x + linear(attend(q, k, v).flatten(1), f"{at}.attn.c_proj", C)
         wide = linear(norm(x, f"{at}.ln_2"), f"{at}.mlp.c_fc", 4 * C)
         x = x + linear(F.gelu(wide, approximate=act), f"{at}.mlp.c_proj", C)
@@ -96,7 +101,11 @@ def nanochat(draw: Draw, kv: int, rows: int) -> Tensor:
         y = rms(x)
         q = (y @ draw(f"{at}.attn.c_q.weight", C, C).T).view(T, H, D)
         k, v = ((y @ draw(f"{at}.attn.c_{n}.weight", kv * D, C).T).view(T, kv, D) for n in "kv")
-        x = x + attend(rms(rotate(q)), rms(rotate(k)), v).flatten(1) @ draw(f"{at}.attn.c_proj.weight", C, C).T
+        x = (
+            x
+            + attend(rms(rotate(q)), rms(rotate(k)), v).flatten(1)
+            @ draw(f"{at}.attn.c_proj.weight", C, C).T
+        )
         x = (
             x
             + F.relu(rms(x) @ draw(f"{at}.mlp.c_fc.weight", 4 * C, C).T) ** 2
@@ -117,13 +126,18 @@ def lens(draw: Draw, folded: bool, thinks: bool) -> Tensor:
     for i in range(L):
         at, y = f"blocks.{i}", norm(x, f"blocks.{i}.ln1")
         q, k, v = (
-            torch.einsum("tc,hcd->thd", y, draw(f"{at}.attn.W_{n}", H, C, 5)) + draw(f"{at}.attn.b_{n}", H, 5)
+            torch.einsum("tc,hcd->thd", y, draw(f"{at}.attn.W_{n}", H, C, 5))
+            + draw(f"{at}.attn.b_{n}", H, 5)
             for n in "QKV"
         )
-        z = torch.einsum("thd,hdc->tc", attend(q, k, v), draw(f"{at}.attn.W_O", H, 5, C)) + draw(f"{at}.attn.b_O", C)
+        z = torch.einsum("thd,hdc->tc", attend(q, k, v), draw(f"{at}.attn.W_O", H, 5, C)) + draw(
+            f"{at}.attn.b_O", C
+        )
         x = x + z
         if thinks:
-            wide = F.relu(norm(x, f"{at}.ln2") @ draw(f"{at}.mlp.W_in", C, 20) + draw(f"{at}.mlp.b_in", 20))
+            wide = F.relu(
+                norm(x, f"{at}.ln2") @ draw(f"{at}.mlp.W_in", C, 20) + draw(f"{at}.mlp.b_in", 20)
+            )
             x = x + wide @ draw(f"{at}.mlp.W_out", 20, C) + draw(f"{at}.mlp.b_out", C)
     return norm(x, "ln_final") @ draw("unembed.W_U", C, V) + draw("unembed.b_U", V)
 
@@ -133,7 +147,8 @@ CHAT = {"sequence_len": N, "vocab_size": V, "n_layer": L, "n_head": H, "n_kv_hea
 
 
 def written(name: str, folder: Path) -> tuple[list[str], Tensor]:
-    """A file as ``name``'s library leaves it: the words for convert, and the logits that its model gives."""
+    """A file as ``name``'s library leaves it: the words for convert, and the logits that its model
+    gives."""
     draw, folder = Draw(), folder / "theirs"
     folder.mkdir()
     kind = name.partition(",")[0]
@@ -149,7 +164,11 @@ def written(name: str, folder: Path) -> tuple[list[str], Tensor]:
             optimizer.step()
             prefix = "_orig_mod." if "compiled" in name else ""
             weights = {prefix + n: w for n, w in weights.items()}
-            held: Any = {"model": weights, "optimizer": optimizer.state_dict(), "model_args": {**ARGS, "bias": bias}}
+            held: Any = {
+                "model": weights,
+                "optimizer": optimizer.state_dict(),
+                "model_args": {**ARGS, "bias": bias},
+            }
             held |= {
                 "iter_num": 2000,
                 "best_val_loss": torch.tensor(1.5),
@@ -159,13 +178,21 @@ def written(name: str, folder: Path) -> tuple[list[str], Tensor]:
             logits = gpt(draw, True, "tanh", tied=False)
             mask = torch.ones(N, N).tril().view(1, 1, N, N)
             held = {**draw.made, **{f"transformer.h.{i}.attn.bias": mask for i in range(L)}}
-            said = {"model_type": "gpt", "n_head": H} if "named" not in name else {"model_type": "gpt-nano"}
-            (folder / "config.json").write_text(json.dumps({"system": {"seed": 3407}, "model": said}))
+            said = (
+                {"model_type": "gpt", "n_head": H}
+                if "named" not in name
+                else {"model_type": "gpt-nano"}
+            )
+            (folder / "config.json").write_text(
+                json.dumps({"system": {"seed": 3407}, "model": said})
+            )
         elif kind == "nanochat":
             logits = nanochat(draw, 1, rows=16)
             held, file = draw.made, folder / "model_000650.pt"
             held["transformer.wte.weight"] = held["transformer.wte.weight"].bfloat16().float()
-            (folder / "meta_000650.json").write_text(json.dumps({"step": 650, "model_config": CHAT}))
+            (folder / "meta_000650.json").write_text(
+                json.dumps({"step": 650, "model_config": CHAT})
+            )
             logits = nanochat(draw, 1, rows=16)
             held = {**held, "transformer.wte.weight": held["transformer.wte.weight"].bfloat16()}
             if "neutral" in name:
@@ -174,8 +201,16 @@ def written(name: str, folder: Path) -> tuple[list[str], Tensor]:
             logits = lens(draw, "folded" in name, "attention" not in name)
             held = {**draw.made, "blocks.0.attn.mask": torch.ones(N, N, dtype=torch.bool)}
             held |= {"blocks.0.attn.IGNORE": torch.tensor(-math.inf)}
-            said = {"act_fn": "relu", "normalization_type": "LNPre" if "folded" in name else "LN", "n_heads": H}
-            said |= {"attn_scale": math.sqrt(5), "positional_embedding_type": "standard", "n_key_value_heads": None}
+            said = {
+                "act_fn": "relu",
+                "normalization_type": "LNPre" if "folded" in name else "LN",
+                "n_heads": H,
+            }
+            said |= {
+                "attn_scale": math.sqrt(5),
+                "positional_embedding_type": "standard",
+                "n_key_value_heads": None,
+            }
             (folder / "config.json").write_text(json.dumps(said))
             if "safetensors" in name:
                 from safetensors.torch import save_file
@@ -187,8 +222,19 @@ def written(name: str, folder: Path) -> tuple[list[str], Tensor]:
     return ["--from", kind, str(file), "--out", str(folder.parent / "ours")], logits
 
 
-NAMES = ["nanogpt", "nanogpt, no bias", "nanogpt, compiled", "mingpt", "mingpt, named", "nanochat", "nanochat, neutral"]
-NAMES += [f"transformerlens{more}" for more in ("", ", folded", ", attention only", ", attention only, folded")]
+NAMES = [
+    "nanogpt",
+    "nanogpt, no bias",
+    "nanogpt, compiled",
+    "mingpt",
+    "mingpt, named",
+    "nanochat",
+    "nanochat, neutral",
+]
+NAMES += [
+    f"transformerlens{more}"
+    for more in ("", ", folded", ", attention only", ", attention only, folded")
+]
 NAMES += ["transformerlens, safetensors"]
 
 
@@ -203,18 +249,28 @@ def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["gpt2", "llama"])
-def test_a_pytorch_model_bin_beside_its_config(shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pytorch_model_bin_beside_its_config(
+    shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from safetensors.torch import load_file
 
     model = build_model(tiny.DECODERS[shape], seed=1).eval()
     store.save(model, tmp_path / "m")
-    torch.save(load_file(tmp_path / "m" / "model.safetensors"), tmp_path / "m" / "pytorch_model.bin")
+    torch.save(
+        load_file(tmp_path / "m" / "model.safetensors"), tmp_path / "m" / "pytorch_model.bin"
+    )
     (tmp_path / "m" / "model.safetensors").unlink()
     assert cli.main(["generate", str(tmp_path / "m")]) == 2
-    line = capsys.readouterr().err.rpartition(": glassformer ")[2].replace("NEW_FOLDER.", str(tmp_path / "new"))
+    line = (
+        capsys.readouterr()
+        .err.rpartition(": glassformer ")[2]
+        .replace("NEW_FOLDER.", str(tmp_path / "new"))
+    )
     assert cli.main(line.split()) == 0  # the hint is the working line
     back, _ = glassformer.load(tmp_path / "new")
-    assert all(torch.equal(a, b) for a, b in zip(back.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(back.parameters(), model.parameters(), strict=True)
+    )
 
 
 def test_a_nanogpt_file_tells_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,18 +284,26 @@ def test_a_nanogpt_file_tells_its_line(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(("kind", "other"), [("nanogpt", "mingpt"), ("mingpt", "nanogpt")])
 def test_one_gpt_is_not_taken_for_the_other(kind: str, other: str, tmp_path: Path) -> None:
     words, _ = written(f"{kind}, compiled" if kind == "nanogpt" else kind, tmp_path)
-    with pytest.raises(UserError, match=f"this looks like a {kind[:-3]}GPT file; use --from {kind}"):
+    with pytest.raises(
+        UserError, match=f"this looks like a {kind[:-3]}GPT file; use --from {kind}"
+    ):
         torchfiles.load(other, Path(words[2]))
 
 
-def test_letters_of_the_text_are_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_letters_of_the_text_are_its_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words, _ = written("nanogpt", tmp_path)
-    (tmp_path / "input.txt").write_text("hello world\nab\n")  # eleven characters, as the model has rows
+    # eleven characters, as the model has rows
+    (tmp_path / "input.txt").write_text("hello world\nab\n")
     assert cli.main(["convert", *words]) == 0
     said = capsys.readouterr().err
     assert said.startswith("This model has no tokenizer: ") and said.count("\n") == 1
     assert cli.main(["generate", words[-1], "he"]) == 2
-    assert f"glassformer convert {words[-1]} --tokenizer NAME --out NEW_FOLDER" in capsys.readouterr().err
+    assert (
+        f"glassformer convert {words[-1]} --tokenizer NAME --out NEW_FOLDER"
+        in capsys.readouterr().err
+    )
     program = said.partition('python -c "')[2].partition('"')[0]
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     letters = str(tmp_path / "letters")
@@ -249,21 +313,38 @@ def test_letters_of_the_text_are_its_tokenizer(tmp_path: Path, capsys: pytest.Ca
         assert tokenizer is not None and tokenizer.encode("\n ab") == [0, 1, 2, 3]
     capsys.readouterr()
     assert cli.main(["generate", str(tmp_path / "m0"), "he", "--max-new", "4"]) == 0
-    text = glassformer.tokenizer.train("char", ["hello world\nab\n"])  # with a special token: one too many
+    # with a special token: one too many
+    text = glassformer.tokenizer.train("char", ["hello world\nab\n"])
     text.save(tmp_path / "more")
-    assert cli.main(["convert", *words[:-1], str(tmp_path / "m3"), "--tokenizer", str(tmp_path / "more")]) == 2
-    assert "12 tokens, the model only 11; give the one it has, for a model of char" in capsys.readouterr().err
+    assert (
+        cli.main(
+            ["convert", *words[:-1], str(tmp_path / "m3"), "--tokenizer", str(tmp_path / "more")]
+        )
+        == 2
+    )
+    assert (
+        "12 tokens, the model only 11; give the one it has, for a model of char"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "m3").exists()
 
 
 @pytest.mark.parametrize("found", [True, False])
 def test_gpt2s_tokenizer_goes_with_its_vocabulary(
-    found: bool, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    found: bool,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     home = request.getfixturevalue("shared_data") if found else tmp_path / "nothing"
     monkeypatch.setenv("GLASSFORMER_DATA", str(home))
     if not found:
-        monkeypatch.setattr(pretrained, "_hub", lambda name, online=True: pytest.fail("no network") if online else None)
+        monkeypatch.setattr(
+            pretrained,
+            "_hub",
+            lambda name, online=True: pytest.fail("no network") if online else None,
+        )
     words, _ = written("nanogpt", tmp_path)
     held = torch.load(words[2], weights_only=True)
     table = torch.zeros(50304, C)
@@ -286,7 +367,11 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
         "value_embeds.1.weight, which no module",
     ),
     "lambdas": ("nanochat", {"resid_lambdas": torch.full((L,), 1.1)}, "resid_lambdas other than 1"),
-    "smear": ("nanochat", {"smear_gate.weight": torch.ones(1, 24)}, "smear_gate.weight, which no module"),
+    "smear": (
+        "nanochat",
+        {"smear_gate.weight": torch.ones(1, 24)},
+        "smear_gate.weight, which no module",
+    ),
     "left over": ("mingpt", {"nose.weight": torch.ones(1)}, "no place for nose.weight"),
     "shape": ("mingpt", {"lm_head.weight": torch.ones(V, C + 1)}, "lm_head.weight has shape"),
 }
@@ -308,11 +393,17 @@ def test_what_no_module_does_is_refused_by_name(name: str, tmp_path: Path) -> No
         ("mingpt", {}, '"n_head"'),
         ("nanochat", {**CHAT, "window_pattern": "SSSL"}, '"window_pattern" is "SSSL"'),
         ("transformerlens", {"act_fn": "solu_ln"}, '"act_fn" is "solu_ln"'),
-        ("transformerlens", {"act_fn": "relu", "positional_embedding_type": "rotary"}, "only learned positions"),
+        (
+            "transformerlens",
+            {"act_fn": "relu", "positional_embedding_type": "rotary"},
+            "only learned positions",
+        ),
         ("transformerlens", {}, '"act_fn"'),
     ],
 )
-def test_settings_that_are_missing_or_not_done(kind: str, said: Any, match: str, tmp_path: Path) -> None:
+def test_settings_that_are_missing_or_not_done(
+    kind: str, said: Any, match: str, tmp_path: Path
+) -> None:
     words, _ = written(kind, tmp_path)
     page = tmp_path / "said.json"
     page.write_text(json.dumps(said))
@@ -328,8 +419,12 @@ class Bomb:
         return os.mkdir, (os.environ["BOMB"],)
 
 
-@pytest.mark.parametrize("place", ["config", "model", "key", "list", "state", "tensor", "number", "storage"])
-def test_no_code_of_a_file_is_run(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "place", ["config", "model", "key", "list", "state", "tensor", "number", "storage"]
+)
+def test_no_code_of_a_file_is_run(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BOMB", str(tmp_path / "ran"))
     words, _ = written("nanogpt", tmp_path)
     file, bomb = Path(words[2]), Bomb()
@@ -347,7 +442,11 @@ def test_no_code_of_a_file_is_run(place: str, tmp_path: Path, monkeypatch: pytes
         "storage": {**held, "model": {**weights, "x": torch.ones(3).untyped_storage()}},
     }
     torch.save(changed[place], file)
-    with pytest.raises(UserError, match=r"is code and not data, so it is not read; save the weights alone: torch.save"):
+    with pytest.raises(
+        UserError,
+        match=r"is code and not data, so it is not read; save the "
+        r"weights alone: torch.save",
+    ):
         torchfiles.load("nanogpt", file)
     assert not (tmp_path / "ran").exists()
 
@@ -362,12 +461,23 @@ def archive_of(path: Path, program: bytes, compression: int = zipfile.ZIP_STORED
     return path
 
 
-def pickled_tensor(numbers: int = 64, shape: tuple[int, ...] = (8, 8), stride: tuple[int, ...] = (8, 1)) -> bytes:
-    """The pickle operations that make a tensor of the storage, of which the file says that it has ``numbers``."""
+def pickled_tensor(
+    numbers: int = 64, shape: tuple[int, ...] = (8, 8), stride: tuple[int, ...] = (8, 1)
+) -> bytes:
+    """The pickle operations that make a tensor of the storage, of which the file says that it has
+    ``numbers``."""
     whole = lambda n: b"\x8a\x08" + n.to_bytes(8, "little", signed=True)  # noqa: E731
     row = lambda ns: b"(" + b"".join(map(whole, ns)) + b"t"  # noqa: E731
     text = lambda t: b"X" + len(t).to_bytes(4, "little") + t  # noqa: E731
-    place = b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + text(b"0") + text(b"cpu") + whole(numbers) + b"tQ"
+    place = (
+        b"("
+        + text(b"storage")
+        + b"ctorch\nFloatStorage\n"
+        + text(b"0")
+        + text(b"cpu")
+        + whole(numbers)
+        + b"tQ"
+    )
     arguments = place + whole(0) + row(shape) + row(stride) + b"\x89ccollections\nOrderedDict\n)R"
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tR"
 
@@ -377,7 +487,8 @@ def with_key(key: bytes) -> bytes:
 
 
 def nested(count: int, before: bytes, after: bytes, first: bytes = b")") -> bytes:
-    """A value inside of ``count`` others; # in ``after`` is the number by which the inner one is fetched again."""
+    """A value inside of ``count`` others; # in ``after`` is the number by which the inner one is
+    fetched again."""
     numbered = (after.replace(b"#", number.to_bytes(4, "little")) for number in range(count))
     return before * count + first + b"".join(numbered)
 
@@ -396,8 +507,12 @@ HOSTILE: dict[str, bytes] = {
     "a long bytearray": with_key(
         b"c__builtin__\nbytearray\n" + b"\x8a\x08" + (4 * HUGE).to_bytes(8, "little") + b"\x85R"
     ),
-    "a storage made": with_key(b"ctorch\nFloatStorage\n\x8a\x08" + HUGE.to_bytes(8, "little") + b"\x85R"),
-    "an object made": with_key(b"ctorch\nFloatStorage\n\x8a\x08" + HUGE.to_bytes(8, "little") + b"\x85\x81"),
+    "a storage made": with_key(
+        b"ctorch\nFloatStorage\n\x8a\x08" + HUGE.to_bytes(8, "little") + b"\x85R"
+    ),
+    "an object made": with_key(
+        b"ctorch\nFloatStorage\n\x8a\x08" + HUGE.to_bytes(8, "little") + b"\x85\x81"
+    ),
     "a dict called": with_key(b"}\x85R"),
     "ten million values": b"\x80\x02" + b"N" * 10_000_000 + b".",
     "ten million marks": b"\x80\x02" + b"(" * 10_000_000 + b".",
@@ -424,14 +539,28 @@ for name in sys.argv[1:]:
 
 def test_a_small_file_takes_little_memory_and_time(tmp_path: Path) -> None:
     """Each by itself in a process without limits, which says how much it took."""
-    shared = nested(44, b"}(K\x00", b"r#K\x01j#u", b"}")  # dicts of the same dict twice: nobody walks through them
+    # dicts of the same dict twice: nobody walks through them
+    shared = nested(44, b"}(K\x00", b"r#K\x01j#u", b"}")
     cases = {**HARMLESS, "dicts shared": with_key(b"K\x02" + shared + b"K\x03"), **HOSTILE}
     paths = [archive_of(tmp_path / f"{name}.pt", program) for name, program in cases.items()]
-    paths.append(archive_of(tmp_path / "packed.pt", b"\x80\x02" + b"N" * 100_000_000, zipfile.ZIP_DEFLATED))
-    told = subprocess.run([sys.executable, "-c", LOOK, *paths], capture_output=True, text=True, check=True).stdout
-    found = dict(zip([path.stem for path in paths], map(json.loads, told.splitlines()), strict=True))
-    assert [name for name, (said, _, _) in found.items() if said == "read"] == ["sound", "dicts shared"]
-    slow = {name: (said, seconds, mib) for name, (said, seconds, mib) in found.items() if seconds > 8 or mib > 200}
+    paths.append(
+        archive_of(tmp_path / "packed.pt", b"\x80\x02" + b"N" * 100_000_000, zipfile.ZIP_DEFLATED)
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", LOOK, *paths], capture_output=True, text=True, check=True
+    ).stdout
+    found = dict(
+        zip([path.stem for path in paths], map(json.loads, told.splitlines()), strict=True)
+    )
+    assert [name for name, (said, _, _) in found.items() if said == "read"] == [
+        "sound",
+        "dicts shared",
+    ]
+    slow = {
+        name: (said, seconds, mib)
+        for name, (said, seconds, mib) in found.items()
+        if seconds > 8 or mib > 200
+    }
     assert not slow
 
 
@@ -452,7 +581,9 @@ def test_damaged_archives_are_one_sentence(tmp_path: Path) -> None:
             for name, content in parts.items():
                 archive.writestr(
                     name,
-                    bytes(changed[: len(changed) - at[0] * (number % 9 == 0)]) if name.endswith(".pkl") else content,
+                    bytes(changed[: len(changed) - at[0] * (number % 9 == 0)])
+                    if name.endswith(".pkl")
+                    else content,
                 )
         files.append(bad.read_bytes())
     refused = 0

@@ -1,4 +1,5 @@
-"""A recipe in a user's own file: a Llama with capped logits, named as Llama's first files; found, loaded and saved."""
+"""A recipe in a user's own file: a Llama with capped logits, named as Llama's first files; found,
+loaded and saved."""
 
 from __future__ import annotations
 
@@ -75,7 +76,10 @@ def test_a_recipe_of_ones_own_is_found_loads_and_saves(
     page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     glassformer.use(page)
-    assert recipes.find("first-llama/7b") == recipes.find("llama/2-7b") and "first-llama/7b" in recipes.names()
+    assert (
+        recipes.find("first-llama/7b") == recipes.find("llama/2-7b")
+        and "first-llama/7b" in recipes.names()
+    )
     assert cli.main(["recipes"]) == 0 and "first-llama/7b" in capsys.readouterr().out
     small = recipes.find("llama/stories260k")
     head = replace(small.head, tied=False, softcap=5.0)
@@ -83,13 +87,21 @@ def test_a_recipe_of_ones_own_is_found_loads_and_saves(
     store.save(model, tmp_path / "capped")
     loaded, _ = glassformer.load(tmp_path / "capped")
     assert recipes.plain(loaded.config) == recipes.plain(model.config)
-    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
-    assert json.loads((tmp_path / "capped" / "config.json").read_text())["architectures"] == ["FirstLlama"]
+    assert all(
+        torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True)
+    )
+    assert json.loads((tmp_path / "capped" / "config.json").read_text())["architectures"] == [
+        "FirstLlama"
+    ]
     capped = load_file(tmp_path / "capped" / "model.safetensors")
-    plain = build_model(replace(small, head=replace(head, softcap=None)), seed=1)  # the same weights, as a Llama
+    # the same weights, as a Llama
+    plain = build_model(replace(small, head=replace(head, softcap=None)), seed=1)
     store.save(plain, tmp_path / "plain")
-    theirs = load_file(tmp_path / "plain" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
-    q, size = capped["layers.0.attention.wq.weight"], small.dim  # transformers' conversion script turns it so:
+    theirs = load_file(tmp_path / "plain" / "model.safetensors")[
+        "model.layers.0.self_attn.q_proj.weight"
+    ]
+    # transformers' conversion script turns it so:
+    q, size = capped["layers.0.attention.wq.weight"], small.dim
     assert torch.equal(q.view(8, size // 16, 2, size).transpose(1, 2).reshape(size, size), theirs)
 
 

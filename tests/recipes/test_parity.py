@@ -1,4 +1,5 @@
-"""Logits and weights against transformers, on tiny random models: theirs loaded here, ours loaded there."""
+"""Logits and weights against transformers, on tiny random models: theirs loaded here, ours loaded
+there."""
 
 from __future__ import annotations
 
@@ -69,12 +70,20 @@ def llama(**changes: Any) -> Any:
 
 
 def theirs_gpt2(**changes: Any) -> Any:
-    sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "initializer_range": 0.15}
+    sizes = {
+        "vocab_size": VOCAB,
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 64,
+        "initializer_range": 0.15,
+    }
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**sizes, **changes}))
 
 
 def shaken(model: Any, seed: int = 0) -> Any:
-    """The model with every parameter random: published code starts biases at zero and norms at one."""
+    """The model with every parameter random: published code starts biases at zero and norms at
+    one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -94,7 +103,11 @@ def difference(a: Any, b: Any, ids: Tensor) -> float:
 def files(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    return {
+        name: tensor
+        for path in folder.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
 
 
 CASES = [pytest.param(llama, change, id=f"llama {name}") for name, change in LLAMA.items()]
@@ -119,7 +132,8 @@ def test_both_ways(family: Any, changes: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_logits_are_of_a_size_that_tells() -> None:
-    """The tolerance means something: the tiny models' logits are far from zero and from each other."""
+    """The tolerance means something: the tiny models' logits are far from zero and from each
+    other."""
     with torch.no_grad():
         logits = shaken(llama())(tokens()).logits
     assert logits.std() > 0.5
@@ -136,7 +150,8 @@ def test_stretched_positions_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2/124m", "gpt2/nanogpt", "llama/2-70b", "llama/3-8b", "llama/3.1-8b", "llama/3.2-1b"]
+    "name",
+    ["gpt2/124m", "gpt2/nanogpt", "llama/2-70b", "llama/3-8b", "llama/3.1-8b", "llama/3.2-1b"],
 )
 def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
     """Our own recipes, made tiny, are what transformers loads from our folder."""
@@ -146,7 +161,9 @@ def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
     assert difference(model, theirs, tokens()) <= TOLERANCE
     back, _ = store.load(tmp_path)
     assert recipes.plain(back.config) == recipes.plain(model.config)
-    assert all(torch.equal(a, b) for a, b in zip(back.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(back.parameters(), model.parameters(), strict=True)
+    )
 
 
 def shrunk(name: str) -> Any:
@@ -170,7 +187,8 @@ def test_nanogpt_has_no_biases_here_and_zeros_there(tmp_path: Path) -> None:
 
 
 def test_original_gpt2_files(tmp_path: Path) -> None:
-    """The hub's first GPT-2 files: names without "transformer.", the causal mask among the weights."""
+    """The hub's first GPT-2 files: names without "transformer.", the causal mask among the
+    weights."""
     from safetensors.torch import save_file
 
     theirs = shaken(theirs_gpt2())
@@ -183,16 +201,23 @@ def test_original_gpt2_files(tmp_path: Path) -> None:
 
 
 def test_old_llama_files(tmp_path: Path) -> None:
-    """Files with rotary_emb.inv_freq in every layer, and rope_theta and rope_scaling as transformers 4 writes them."""
+    """Files with rotary_emb.inv_freq in every layer, and rope_theta and rope_scaling as
+    transformers 4 writes them."""
     from safetensors.torch import save_file
 
     theirs = shaken(llama(rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=5e4))
     theirs.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     del raw["rope_parameters"], raw["head_dim"]
-    raw |= {"rope_theta": 5e4, "rope_scaling": {"type": "linear", "factor": 2.0}, "torch_dtype": "float32"}
+    raw |= {
+        "rope_theta": 5e4,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "torch_dtype": "float32",
+    }
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    state = files(tmp_path) | {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(3)}
+    state = files(tmp_path) | {
+        f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(3)
+    }
     save_file(state, tmp_path / "model.safetensors")
     assert difference(store.load(tmp_path)[0], theirs, tokens()) <= TOLERANCE
 
@@ -203,11 +228,16 @@ def test_bf16_files(tmp_path: Path) -> None:
     ours, _ = store.load(tmp_path / "theirs")
     assert {weight.dtype for weight in ours.parameters()} == {torch.bfloat16}
     wide, _ = store.load(tmp_path / "theirs", dtype=torch.float32)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32).eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "theirs", dtype=torch.float32
+    ).eval()
     assert difference(wide, theirs, tokens()) <= TOLERANCE
     store.save(ours, tmp_path / "ours")
     before, after = files(tmp_path / "theirs"), files(tmp_path / "ours")
-    assert all(after[name].dtype == torch.bfloat16 and torch.equal(before[name], after[name]) for name in before)
+    assert all(
+        after[name].dtype == torch.bfloat16 and torch.equal(before[name], after[name])
+        for name in before
+    )
 
 
 def test_shards_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Logits and weights of the decoders after Llama against transformers: theirs loaded here, ours loaded there."""
+"""Logits and weights of the decoders after Llama against transformers: theirs loaded here, ours
+loaded there."""
 
 from __future__ import annotations
 
@@ -16,9 +17,23 @@ from glassformer.cli import main
 from glassformer.config import serial
 from glassformer.cost import cost
 from glassformer.nn import Cache, build_model
-from recipes.test_parity import STRETCH, TOLERANCE, VOCAB, difference, files, shaken, tokens, transformers
+from recipes.test_parity import (
+    STRETCH,
+    TOLERANCE,
+    VOCAB,
+    difference,
+    files,
+    shaken,
+    tokens,
+    transformers,
+)
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 1e4,
+}
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -57,10 +72,19 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "tied, mqa": {"tie_word_embeddings": True, "num_key_value_heads": 1},
         "windows from the second": {**WINDOWS, "max_window_layers": 1},
         "windows everywhere": {**WINDOWS, "max_window_layers": 0},
-        "window in the middle": {**WINDOWS, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
-        "alternating": {**WINDOWS, "layer_types": ["full_attention", "sliding_attention"] * 2, "num_hidden_layers": 4},
+        "window in the middle": {
+            **WINDOWS,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        "alternating": {
+            **WINDOWS,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "num_hidden_layers": 4,
+        },
         "yarn": {"rope_scaling": YARN},
-        "yarn, all said": {"rope_scaling": {**YARN, "beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.3}},
+        "yarn, all said": {
+            "rope_scaling": {**YARN, "beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.3}
+        },
         "wide heads": {"head_dim": 14},
         "narrow heads": {"head_dim": 6, "num_attention_heads": 8, "num_key_value_heads": 4},
     },
@@ -73,10 +97,25 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "yarn": {"head_dim": 8, "rope_scaling": YARN},
     },
     "Qwen3Moe": {
-        "plain": {"head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-        "normalised": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 3, "norm_topk_prob": True},
+        "plain": {
+            "head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+        },
+        "normalised": {
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+        },
         "one, not normalised": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 1},
-        "every second": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
+        "every second": {
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "decoder_sparse_step": 2,
+        },
         "dense in the middle": {
             "head_dim": 8,
             "num_experts": 4,
@@ -92,8 +131,15 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "a quarter turns": {"partial_rotary_factor": 0.25},
         "wide heads": {"head_dim": 14, "partial_rotary_factor": 0.6},
         "normalised queries": {"qk_layernorm": True},
-        "tied, exact gelu": {"tie_word_embeddings": True, "hidden_act": "gelu", "layer_norm_eps": 1e-3},
-        "stretched": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "num_key_value_heads": 1},
+        "tied, exact gelu": {
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-3,
+        },
+        "stretched": {
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "num_key_value_heads": 1,
+        },
         "dropout": {"resid_pdrop": 0.1},
     },
     "Phi3": {
@@ -118,7 +164,11 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {},
         "window": {"sliding_window": 7},
         "no biases": {"use_bias": False, "sliding_window": 5},
-        "untied, mha": {"tie_word_embeddings": False, "num_key_value_heads": 4, "residual_dropout": 0.1},
+        "untied, mha": {
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 4,
+            "residual_dropout": 0.1,
+        },
         "relu, wide heads": {"hidden_act": "relu", "head_dim": 14, "norm_epsilon": 1e-3},
     },
     "Gemma": {
@@ -131,11 +181,19 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "odd depth": {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 9},
         "no caps": {"head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None},
         "low caps": {"head_dim": 6, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
-        "full everywhere": {"head_dim": 8, "layer_types": ["full_attention"] * 3, "attention_bias": True},
+        "full everywhere": {
+            "head_dim": 8,
+            "layer_types": ["full_attention"] * 3,
+            "attention_bias": True,
+        },
         "untied, relu": {"head_dim": 14, "tie_word_embeddings": False, "hidden_activation": "relu"},
     },
 }
-CASES = [pytest.param(f, c, id=f"{f} {name}") for f, cases in FAMILIES.items() for name, c in cases.items()]
+CASES = [
+    pytest.param(f, c, id=f"{f} {name}")
+    for f, cases in FAMILIES.items()
+    for name, c in cases.items()
+]
 
 
 def theirs_of(family: str, **changes: Any) -> Any:
@@ -150,7 +208,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize(("family", "changes"), CASES)
 def test_both_ways(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """Theirs -> ours -> theirs: the same logits, files bit for bit, and what they load is what they saved."""
+    """Theirs -> ours -> theirs: the same logits, files bit for bit, and what they load is what they
+    saved."""
     theirs = theirs_of(family, **changes)
     theirs.save_pretrained(tmp_path / "theirs")
     ours, _ = store.load(tmp_path / "theirs")
@@ -168,7 +227,9 @@ def test_logits_are_of_a_size_that_tells() -> None:
     """The tolerance means something: no family's logits are near zero or near each other."""
     with torch.no_grad():
         for family, cases in FAMILIES.items():
-            assert theirs_of(family, **next(iter(cases.values())))(tokens()).logits.std() > 0.5, family
+            assert theirs_of(family, **next(iter(cases.values())))(tokens()).logits.std() > 0.5, (
+                family
+            )
 
 
 # Settings that a wrong reading would ignore: each must be seen in the logits.
@@ -200,7 +261,12 @@ def test_the_settings_matter(family: str, tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------- the recipes
 
-NAMES = [f"{recipe.name}/{size}" for recipe in recipes.DECODERS[2:] if recipe.read_config for size in recipe.sizes]
+NAMES = [
+    f"{recipe.name}/{size}"
+    for recipe in recipes.DECODERS[2:]
+    if recipe.read_config
+    for size in recipe.sizes
+]
 COUNTS = {  # the models' own counts, as the hub shows them
     "mixtral/8x7b": 46_702_792_704,
     "mixtral/8x22b": 140_620_634_112,
@@ -247,7 +313,9 @@ def test_every_size_has_the_published_count() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
     raw = recipes.write_config(recipes.find(name))[1]
-    theirs = transformers.AutoConfig.for_model(raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"})
+    theirs = transformers.AutoConfig.for_model(
+        raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"}
+    )
     again = recipes.read_config(json.loads(json.dumps(theirs.to_dict())))[1]
     assert recipes.plain(again) == recipes.plain(recipes.find(name))
 
@@ -256,14 +324,20 @@ def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
 def test_defaults_are_those_of_transformers(family: str) -> None:
     """A config.json that says only the sizes means what transformers takes it to mean."""
     settings = getattr(transformers, f"{family}Config")
-    sizes = {k: SIZES[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")}
-    sizes |= {"hidden_size": 128, "num_attention_heads": 32}  # what the defaults for key-value heads divide
+    sizes = {
+        k: SIZES[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    }
+    # what the defaults for key-value heads divide
+    sizes |= {"hidden_size": 128, "num_attention_heads": 32}
     full = json.loads(json.dumps(settings(**sizes).to_dict()))
     bare = recipes.read_config({**sizes, "model_type": settings.model_type})[1]
-    assert recipes.plain(bare) == recipes.plain(recipes.read_config({**full, "model_type": settings.model_type})[1])
+    assert recipes.plain(bare) == recipes.plain(
+        recipes.read_config({**full, "model_type": settings.model_type})[1]
+    )
 
 
-AS_PUBLISHED: dict[str, dict[str, Any]] = {  # in the words of the files on the hub, which transformers 4 wrote
+# in the words of the files on the hub, which transformers 4 wrote
+AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "starcoder2/3b": {
         "architectures": ["Starcoder2ForCausalLM"],
         "attention_dropout": 0.1,
@@ -309,7 +383,9 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {  # in the words of the files on the 
 
 @pytest.mark.parametrize("name", AS_PUBLISHED)
 def test_files_of_transformers_4(name: str) -> None:
-    assert recipes.plain(recipes.read_config(AS_PUBLISHED[name])[1]) == recipes.plain(recipes.find(name))
+    assert recipes.plain(recipes.read_config(AS_PUBLISHED[name])[1]) == recipes.plain(
+        recipes.find(name)
+    )
 
 
 def shrunk(name: str) -> config.Decoder:
@@ -322,12 +398,24 @@ def shrunk(name: str) -> config.Decoder:
         shared = given.kv_heads is not None and given.kv_heads < given.heads
         mask_rule = config.Window(7) if isinstance(given.mask, config.Window) else given.mask
         attention = replace(
-            given, heads=4, kv_heads=2 if shared else None, head_dim=given.head_dim and 10, mask=mask_rule
+            given,
+            heads=4,
+            kv_heads=2 if shared else None,
+            head_dim=given.head_dim and 10,
+            mask=mask_rule,
         )
         small = replace(think.expert if isinstance(think, config.MoE) else think, hidden=20)
-        think = replace(think, experts=4, top_k=2, expert=small) if isinstance(think, config.MoE) else small
+        think = (
+            replace(think, experts=4, top_k=2, expert=small)
+            if isinstance(think, config.MoE)
+            else small
+        )
         pattern.append(replace(block, attention=attention, feedforward=think))
-    position = config.Learned(64) if isinstance(cfg.decoder.position, config.Learned) else cfg.decoder.position
+    position = (
+        config.Learned(64)
+        if isinstance(cfg.decoder.position, config.Learned)
+        else cfg.decoder.position
+    )
     if isinstance(position, config.Rotary):
         position = replace(position, fraction=0.5 if position.fraction < 1 else 1.0)
     stack = replace(cfg.decoder, depth=4, pattern=tuple(pattern), position=position)
@@ -340,14 +428,18 @@ ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in recipes.DE
 
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
-    """Our own recipes, made tiny, obey the laws of their parts together; transformers loads what we save of them."""
+    """Our own recipes, made tiny, obey the laws of their parts together; transformers loads what we
+    save of them."""
     model, given = shaken(build_model(shrunk(name), seed=3)), tokens()
     document_ids = (torch.arange(48) >= 19).long().expand(3, -1)
     pos = torch.arange(48) - 19 * document_ids
     with torch.no_grad():
         cache, whole = Cache(model.config), model(given).logits
         parts = [model(part, cache=cache).logits for part in given.split([11, 1, 1, 30, 5], 1)]
-        packed, alone = model(given, pos=pos, document_ids=document_ids).logits, model(given[:, 19:]).logits
+        packed, alone = (
+            model(given, pos=pos, document_ids=document_ids).logits,
+            model(given[:, 19:]).logits,
+        )
         nothing_before = (torch.arange(48) - 19).clamp(min=-1).expand(3, -1)
         padded = model(given, pos=nothing_before).logits[:, 19:]
         model.engine = "eager"
@@ -368,28 +460,45 @@ def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
 
 
 def test_nanomoe_is_as_its_author_trained_it() -> None:
-    """A mixture in the first of every two blocks, no biases, and as many parameters as its code makes."""
+    """A mixture in the first of every two blocks, no biases, and as many parameters as its code
+    makes."""
     model = recipes.find("nanomoe/openwebtext")
     mixed = [isinstance(model.decoder.block(i).feedforward, config.MoE) for i in range(6)]  # type: ignore[union-attr]
     assert mixed == [True, False] * 3
     block = 2 * 384 + 4 * 384 * 384  # norms, attention
     mlp, mixture = 8 * 384 * 384, 8 * 8 * 384 * 384 + 8 * 384
     assert cost(model).total == 3 * (2 * block + mlp + mixture) + 384 + (50_304 + 1024) * 384
-    assert not any(name.endswith("bias") for name, _ in build_model(model, device="meta").named_parameters())
+    assert not any(
+        name.endswith("bias") for name, _ in build_model(model, device="meta").named_parameters()
+    )
 
 
 def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
-    """Loaded for more than was learnt first, it takes the long waves, as transformers does once a text is so long."""
+    """Loaded for more than was learnt first, it takes the long waves, as transformers does once a
+    text is so long."""
     theirs, given = theirs_of("Phi3", **{**LONG, "original_max_position_embeddings": 20}), tokens()
     theirs.save_pretrained(tmp_path / "theirs")
     short, far = (store.load(tmp_path / "theirs", context=context)[0] for context in (None, 64))
     assert (short.config.context, far.config.context) == (20, 64)
     assert difference(short, theirs, given[:, :20]) <= TOLERANCE
-    assert difference(far, theirs, given) <= TOLERANCE and difference(far, theirs, given[:, :21]) <= TOLERANCE
-    assert difference(far, theirs, given[:, :20]) > 100 * TOLERANCE  # it has the long waves for short texts too
-    with pytest.raises(UserError, match=r"48 tokens are past the 20 positions .* convert MODEL FOLDER --context N"):
+    assert (
+        difference(far, theirs, given) <= TOLERANCE
+        and difference(far, theirs, given[:, :21]) <= TOLERANCE
+    )
+    # it has the long waves for short texts too
+    assert difference(far, theirs, given[:, :20]) > 100 * TOLERANCE
+    with pytest.raises(
+        UserError,
+        match=r"48 tokens are past the 20 positions .* convert MODEL "
+        r"FOLDER --context N",
+    ):
         short(given)
-    for context, told in ((0, "context is 0"), (1.5, "context is 1.5"), ("9", "context is '9'"), (321, "made for 320")):
+    for context, told in (
+        (0, "context is 0"),
+        (1.5, "context is 1.5"),
+        ("9", "context is '9'"),
+        (321, "made for 320"),
+    ):
         with pytest.raises(UserError, match=told):
             store.load(tmp_path / "theirs", context=context)
     with pytest.raises(UserError, match="No published layout is for long texts alone"):
@@ -397,15 +506,25 @@ def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
     store.save(far, tmp_path / "far")
     back, _ = store.load(tmp_path / "far")
     assert back.config == far.config and difference(back, far, given) == 0
-    assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "by hand"), "--context", "64"]) == 2
-    words = ["convert", str(tmp_path / "theirs"), str(tmp_path / "by hand"), "--layout", "glassformer"]
+    assert (
+        main(["convert", str(tmp_path / "theirs"), str(tmp_path / "by hand"), "--context", "64"])
+        == 2
+    )
+    words = [
+        "convert",
+        str(tmp_path / "theirs"),
+        str(tmp_path / "by hand"),
+        "--layout",
+        "glassformer",
+    ]
     assert main([*words, "--context", "0"]) == 2
     assert main([*words, "--context", "64"]) == 0
     assert Checkpoint.open(tmp_path / "by hand").config == far.config
 
 
 def test_a_phi3_without_a_window_is_a_llama(tmp_path: Path) -> None:
-    """The first layout that can say a model holds it: Phi-4 is saved as a Llama, its fused tables apart."""
+    """The first layout that can say a model holds it: Phi-4 is saved as a Llama, its fused tables
+    apart."""
     theirs = theirs_of("Phi3", hidden_size=40, num_key_value_heads=2)
     theirs.save_pretrained(tmp_path / "theirs")
     ours, _ = store.load(tmp_path / "theirs")
@@ -453,7 +572,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral/8x7b", {"sliding_window": 0}, '"sliding_window" is 0'),
     ("qwen2/7b", {"layer_types": ["full_attention"]}, '"layer_types" is .* a list of 28 times'),
     ("qwen2/7b", {"layer_types": ["chunked_attention"] * 28}, '"layer_types" is'),
-    ("qwen2/7b", {"layer_types": ["sliding_attention"] * 28}, '"full_attention" everywhere without a window'),
+    (
+        "qwen2/7b",
+        {"layer_types": ["sliding_attention"] * 28},
+        '"full_attention" everywhere without a window',
+    ),
     ("qwen2/7b", {"use_mrope": True}, '"use_mrope" is true'),
     ("qwen2/7b", {"partial_rotary_factor": 0.5}, '"partial_rotary_factor" is 0.5'),
     ("qwen2/7b", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_scaling is "dynamic"'),
@@ -476,7 +599,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_scaling": {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}},
         "LongRopeScaling has 2 factors for 48 frequencies",
     ),
-    ("qwen2/7b", {"rope_scaling": {"type": "longrope"}}, 'rope_scaling is "longrope".*length of the whole text'),
+    (
+        "qwen2/7b",
+        {"rope_scaling": {"type": "longrope"}},
+        'rope_scaling is "longrope".*length of the whole text',
+    ),
     ("phi3/mini-4k", {"rope_scaling": {"type": "yarn"}}, 'rope_scaling is "yarn"'),
     ("starcoder2/3b", {"norm_type": "rms_norm"}, '"norm_type" is "rms_norm"'),
     ("starcoder2/3b", {"mlp_type": "gated"}, '"mlp_type" is "gated"'),
@@ -487,7 +614,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "told"), REFUSED, ids=[f"{n} {next(iter(c))}" for n, c, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("name", "changes", "told"), REFUSED, ids=[f"{n} {next(iter(c))}" for n, c, _ in REFUSED]
+)
 def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
         recipes.read_config({**written(name), **changes}, "folder/config.json")
@@ -497,13 +626,33 @@ def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any],
 @pytest.mark.parametrize(
     ("name", "change", "value", "told"),
     [
-        ("mixtral/8x7b", "decoder.pattern.feedforward.normalize", False, "feedforward.normalize = False"),
+        (
+            "mixtral/8x7b",
+            "decoder.pattern.feedforward.normalize",
+            False,
+            "feedforward.normalize = False",
+        ),
         ("mixtral/8x7b", "decoder.pattern.feedforward.z_loss", 0.001, "feedforward.z_loss = 0.001"),
-        ("mixtral/8x7b", "decoder.pattern.feedforward.capacity_factor", 1.25, "feedforward.capacity_factor = 1.25"),
+        (
+            "mixtral/8x7b",
+            "decoder.pattern.feedforward.capacity_factor",
+            1.25,
+            "feedforward.capacity_factor = 1.25",
+        ),
         ("qwen2/7b", "decoder.pattern.attention.softcap", 5.0, "attention.softcap = 5.0"),
-        ("qwen3/8b", "decoder.pattern.attention.qk_norm.eps", 1e-3, "attention.qk_norm.eps = 0.001"),
+        (
+            "qwen3/8b",
+            "decoder.pattern.attention.qk_norm.eps",
+            1e-3,
+            "attention.qk_norm.eps = 0.001",
+        ),
         ("phi/2", "head.bias", False, "cannot say head.bias = False"),
-        ("phi3/mini-4k", "decoder.position.scaling", {"type": "LinearScaling", "factor": 2.0}, "cannot say"),
+        (
+            "phi3/mini-4k",
+            "decoder.position.scaling",
+            {"type": "LinearScaling", "factor": 2.0},
+            "cannot say",
+        ),
         ("starcoder2/3b", "decoder.pattern.feedforward.bias", False, "cannot say"),
         ("gemma/2b", "embed.scale", 3.0, "cannot say embed.scale = 3.0"),
         ("gemma/2b", "decoder.pattern.feedforward.act", "gelu", "feedforward.act = gelu"),

@@ -1,4 +1,5 @@
-"""BERT, T5 and the 2017 model against transformers, on tiny random models: theirs loaded here, ours loaded there."""
+"""BERT, T5 and the 2017 model against transformers, on tiny random models: theirs loaded here, ours
+loaded there."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ VOCAB = 61
 
 
 def shaken(model: Any, seed: int = 0) -> Any:
-    """The model with every parameter random: published code starts biases at zero and norms at one."""
+    """The model with every parameter random: published code starts biases at zero and norms at
+    one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -77,7 +79,10 @@ BERT: dict[str, tuple[str, dict[str, Any]]] = {
     "next sentence": ("BertForNextSentencePrediction", {}),
     "five labels": ("BertForSequenceClassification", {"num_labels": 5, "classifier_dropout": 0.3}),
     "one label": ("BertForSequenceClassification", {"num_labels": 1, "hidden_dropout_prob": 0.0}),
-    "one segment, wide": ("BertForMaskedLM", {"type_vocab_size": 1, "intermediate_size": 80, "hidden_act": "relu"}),
+    "one segment, wide": (
+        "BertForMaskedLM",
+        {"type_vocab_size": 1, "intermediate_size": 80, "hidden_act": "relu"},
+    ),
     "one head": ("BertForPreTraining", {"num_attention_heads": 1, "num_hidden_layers": 1}),
     "odd heads": ("BertForPreTraining", {"hidden_size": 35, "num_attention_heads": 5}),
 }
@@ -97,12 +102,15 @@ def bert(kind: str, **changes: Any) -> Any:
 
 
 def equal_bert(ours: Any, theirs: Any, side: str = "right") -> None:
-    """Hidden states, logits and what is pooled, of padded rows with two segments where there are two."""
+    """Hidden states, logits and what is pooled, of padded rows with two segments where there are
+    two."""
     there, ids = padding(side), tokens()
     segments = (torch.arange(24) > 7).long().expand(3, -1) % theirs.config.type_vocab_size
     pos = there.long().cumsum(1) - 1
     told = pos.clamp(min=0) if side == "left" else None  # theirs counts columns unless told
-    out = theirs(ids, there.long(), token_type_ids=segments, position_ids=told, output_hidden_states=True)
+    out = theirs(
+        ids, there.long(), token_type_ids=segments, position_ids=told, output_hidden_states=True
+    )
     mine = ours(ids, pos=pos.masked_fill(~there, -1), segments=segments)
     states = out.hidden_states[-1] if "hidden_states" in out else out.last_hidden_state
     close(mine.hidden[there], states[there])
@@ -111,10 +119,12 @@ def equal_bert(ours: Any, theirs: Any, side: str = "right") -> None:
     if words is not None:
         close(mine.logits[there], words[there])
     pooled = out.get(
-        "seq_relationship_logits", out.get("pooler_output", None if ours.config.head else out.get("logits"))
+        "seq_relationship_logits",
+        out.get("pooler_output", None if ours.config.head else out.get("logits")),
     )
     assert (pooled is None) == (ours.config.pool is None)
-    if pooled is not None and side == "right":  # theirs takes the first column, which is padding on the left
+    # theirs takes the first column, which is padding on the left
+    if pooled is not None and side == "right":
         close(mine.pooled, pooled)
 
 
@@ -128,27 +138,45 @@ def test_bert_both_ways(name: str, tmp_path: Path) -> None:
         equal_bert(ours, theirs, side)
     store.save(ours, tmp_path / "ours", layout="hf")
     saved = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"][0]
-    assert saved == ("BertForSequenceClassification" if kind == "BertForNextSentencePrediction" else kind)
+    assert saved == (
+        "BertForSequenceClassification" if kind == "BertForNextSentencePrediction" else kind
+    )
     again = getattr(transformers, saved).from_pretrained(tmp_path / "ours").eval()
     equal_bert(ours, again)
     back, _ = store.load(tmp_path / "ours")
     assert recipes.plain(back.config) == recipes.plain(ours.config)
     assert all(map(torch.equal, back.parameters(), ours.parameters()))
-    if saved == kind:  # the untied bias that transformers writes twice and reads once is written once
+    # the untied bias that transformers writes twice and reads once is written once
+    if saved == kind:
         untied = not changes.get("tie_word_embeddings", True)
-        same_files(tmp_path / "theirs", tmp_path / "ours", {"cls.predictions.bias"} if untied else set())
+        same_files(
+            tmp_path / "theirs", tmp_path / "ours", {"cls.predictions.bias"} if untied else set()
+        )
 
 
-# ------------------------------------------------------------------------------- labels for each token
+# ------------------------------------------------------------------------------- labels for each
+# token
 
 TAGGERS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "bert, labels": ("BertConfig", "BertForTokenClassification", {"num_labels": 5, "classifier_dropout": 0.3}),
+    "bert, labels": (
+        "BertConfig",
+        "BertForTokenClassification",
+        {"num_labels": 5, "classifier_dropout": 0.3},
+    ),
     "bert, answers": ("BertConfig", "BertForQuestionAnswering", {}),
     "bert, two labels": ("BertConfig", "BertForTokenClassification", {"hidden_dropout_prob": 0.0}),
     "electra": ("ElectraConfig", "ElectraModel", {"embedding_size": 20}),
     "electra, replaced": ("ElectraConfig", "ElectraForPreTraining", {"embedding_size": 20}),
-    "electra, as wide": ("ElectraConfig", "ElectraForPreTraining", {"embedding_size": 32, "hidden_act": "relu"}),
-    "electra, labels": ("ElectraConfig", "ElectraForTokenClassification", {"embedding_size": 48, "num_labels": 4}),
+    "electra, as wide": (
+        "ElectraConfig",
+        "ElectraForPreTraining",
+        {"embedding_size": 32, "hidden_act": "relu"},
+    ),
+    "electra, labels": (
+        "ElectraConfig",
+        "ElectraForTokenClassification",
+        {"embedding_size": 48, "num_labels": 4},
+    ),
     "electra, answers": ("ElectraConfig", "ElectraForQuestionAnswering", {"embedding_size": 20}),
 }
 
@@ -158,7 +186,9 @@ def equal_tagger(ours: Any, theirs: Any, side: str) -> None:
     segments = (torch.arange(24) > 7).long().expand(3, -1)
     pos = there.long().cumsum(1) - 1
     told = pos.clamp(min=0)
-    out = theirs(ids, there.long(), token_type_ids=segments, position_ids=told, output_hidden_states=True)
+    out = theirs(
+        ids, there.long(), token_type_ids=segments, position_ids=told, output_hidden_states=True
+    )
     mine = ours(ids, pos=pos.masked_fill(~there, -1), segments=segments)
     close(mine.hidden[there], out.hidden_states[-1][there])
     if "start_logits" in out:
@@ -171,9 +201,16 @@ def equal_tagger(ours: Any, theirs: Any, side: str) -> None:
 @pytest.mark.parametrize("name", TAGGERS)
 def test_labels_of_tokens_both_ways(name: str, tmp_path: Path) -> None:
     kind, class_, changes = TAGGERS[name]
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 52, "num_hidden_layers": 3}
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 52,
+        "num_hidden_layers": 3,
+    }
     sizes |= {"num_attention_heads": 4, "max_position_embeddings": 40, "initializer_range": 0.15}
-    theirs = shaken(getattr(transformers, class_)(getattr(transformers, kind)(**{**sizes, **changes})))
+    theirs = shaken(
+        getattr(transformers, class_)(getattr(transformers, kind)(**{**sizes, **changes}))
+    )
     theirs.save_pretrained(tmp_path / "theirs")
     ours, _ = store.load(tmp_path / "theirs")
     for side in ("right", "left"):
@@ -181,20 +218,34 @@ def test_labels_of_tokens_both_ways(name: str, tmp_path: Path) -> None:
     store.save(ours, tmp_path / "ours", layout="hf")
     saved = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"]
     assert saved == [class_]
-    equal_tagger(ours, getattr(transformers, class_).from_pretrained(tmp_path / "ours").eval(), "right")
+    equal_tagger(
+        ours, getattr(transformers, class_).from_pretrained(tmp_path / "ours").eval(), "right"
+    )
     assert store.load(tmp_path / "ours")[0].config == ours.config
     same_files(tmp_path / "theirs", tmp_path / "ours")
 
 
 def test_published_sizes_of_electra() -> None:
     """Of google/electra-*-discriminator, as transformers counts their shapes."""
-    shapes = {"small": (256, 12, 4, 1024, 128), "base": (768, 12, 12, 3072, 768), "large": (1024, 24, 16, 4096, 1024)}
+    shapes = {
+        "small": (256, 12, 4, 1024, 128),
+        "base": (768, 12, 12, 3072, 768),
+        "large": (1024, 24, 16, 4096, 1024),
+    }
     for size, shape in shapes.items():
-        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+        names = (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "embedding_size",
+        )
         with torch.device("meta"):
             sizes = transformers.ElectraConfig(**dict(zip(names, shape, strict=True)))
             theirs = transformers.ElectraForPreTraining(sizes)
-        assert cost(recipes.find(f"electra/{size}")).total == sum(weight.numel() for weight in theirs.parameters())
+        assert cost(recipes.find(f"electra/{size}")).total == sum(
+            weight.numel() for weight in theirs.parameters()
+        )
 
 
 # --------------------------------------------------------------------------------------------- T5
@@ -202,21 +253,39 @@ def test_published_sizes_of_electra() -> None:
 T5: dict[str, dict[str, Any]] = {
     "tied": {},
     "1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    "1.1, tied all the same": {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False, "twins": True},
+    "1.1, tied all the same": {
+        "feed_forward_proj": "gated-silu",
+        "tie_word_embeddings": False,
+        "twins": True,
+    },
     "deeper decoder": {"num_decoder_layers": 4, "num_heads": 3},
-    "shallower decoder, odd heads": {"num_decoder_layers": 1, "d_kv": 11, "relative_attention_num_buckets": 6},
+    "shallower decoder, odd heads": {
+        "num_decoder_layers": 1,
+        "d_kv": 11,
+        "relative_attention_num_buckets": 6,
+    },
     "near distances": {"relative_attention_max_distance": 17, "layer_norm_epsilon": 1e-3},
 }
 
 
 def t5(**changes: Any) -> Any:
-    sizes = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 52, "num_layers": 2, "num_heads": 4}
+    sizes = {
+        "vocab_size": VOCAB,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 52,
+        "num_layers": 2,
+        "num_heads": 4,
+    }
     twins = changes.pop("twins", changes.get("tie_word_embeddings", True))
-    factor = 1.5 if changes.get("tie_word_embeddings", True) else 0.3  # logits of some units, scaled down or not
+    # logits of some units, scaled down or not
+    factor = 1.5 if changes.get("tie_word_embeddings", True) else 0.3
     config = transformers.T5Config(**{**sizes, "initializer_factor": factor, **changes})
     model = transformers.T5ForConditionalGeneration(config)
     if not twins:  # transformers 5 ties all heads, and lets files untie them
-        model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(3)))
+        model.lm_head.weight = torch.nn.Parameter(
+            torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(3))
+        )
     return shaken(model)
 
 
@@ -252,7 +321,9 @@ def test_t5_both_ways(name: str, tmp_path: Path) -> None:
 
 
 def test_t5_encoder_alone(tmp_path: Path) -> None:
-    config = transformers.T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=52, num_layers=2, num_heads=3)
+    config = transformers.T5Config(
+        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=52, num_layers=2, num_heads=3
+    )
     theirs = shaken(transformers.T5EncoderModel(config))
     theirs.save_pretrained(tmp_path / "theirs")
     ours, _ = store.load(tmp_path / "theirs")
@@ -318,8 +389,20 @@ MARIAN: dict[str, dict[str, Any]] = {
 
 def marian(**changes: Any) -> Any:
     sides = {f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in SIDE.items()}
-    ids = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1}
-    sizes = {"vocab_size": VOCAB, "d_model": 32, "max_position_embeddings": 40, "init_std": 0.3, **sides, **ids}
+    ids = {
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
+        "eos_token_id": 1,
+        "forced_eos_token_id": 1,
+    }
+    sizes = {
+        "vocab_size": VOCAB,
+        "d_model": 32,
+        "max_position_embeddings": 40,
+        "init_std": 0.3,
+        **sides,
+        **ids,
+    }
     model = transformers.MarianMTModel(transformers.MarianConfig(**{**sizes, **changes}))
     model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(2))
     return shaken(model)
@@ -330,11 +413,13 @@ SIDE = {"layers": 3, "attention_heads": 4, "ffn_dim": 52}
 
 @pytest.mark.parametrize("name", MARIAN)
 def test_marian_both_ways(name: str, tmp_path: Path) -> None:
-    both_ways(marian(**MARIAN[name]), tmp_path, ("right",))  # theirs counts columns, ours what is there
+    # theirs counts columns, ours what is there
+    both_ways(marian(**MARIAN[name]), tmp_path, ("right",))
 
 
 def test_a_marian_beside_its_two_vocabularies(tmp_path: Path) -> None:
-    """Its pieces are cut by one file for each language, which is not a tokenizer here; the model loads without."""
+    """Its pieces are cut by one file for each language, which is not a tokenizer here; the model
+    loads without."""
     theirs = marian()
     theirs.save_pretrained(tmp_path)
     for name in ("source.spm", "target.spm", "vocab.json"):
@@ -345,9 +430,12 @@ def test_a_marian_beside_its_two_vocabularies(tmp_path: Path) -> None:
 
 
 def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
-    """A size of ours, shrunk, is a Marian of theirs once its waves stand in halves; its head's bias is zeros there."""
+    """A size of ours, shrunk, is a Marian of theirs once its waves stand in halves; its head's bias
+    is zeros there."""
     small: Any = recipes.find("vaswani/tiny")
-    small = replace(small, dim=32, context=40, embed=replace(small.embed, vocab=VOCAB, scale=32**0.5))
+    small = replace(
+        small, dim=32, context=40, embed=replace(small.embed, vocab=VOCAB, scale=32**0.5)
+    )
     with pytest.raises(UserError, match=r"encoder\.position\.halves = False"):
         store.save(build_model(small), tmp_path, layout="hf")
     frequencies = config.Sinusoidal(halves=True)
@@ -368,7 +456,8 @@ def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
 
 
 def test_the_hub_s_first_bert(tmp_path: Path) -> None:
-    """Old names of norms, the positions among the weights, and both ends in a file that speaks of one."""
+    """Old names of norms, the positions among the weights, and both ends in a file that speaks of
+    one."""
     from safetensors.torch import save_file
 
     theirs = bert("BertForPreTraining")
@@ -385,7 +474,8 @@ def test_the_hub_s_first_bert(tmp_path: Path) -> None:
     ours, _ = store.load(tmp_path)
     equal_bert(ours, theirs)
     wanted = replace(ours.config, head=None, pool=config.Pool("first", "tanh", labels=3))
-    assert store.load_as(wanted, tmp_path).new == ("pool.proj.weight", "pool.proj.bias")  # its pooler is kept
+    # its pooler is kept
+    assert store.load_as(wanted, tmp_path).new == ("pool.proj.weight", "pool.proj.bias")
 
 
 def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
@@ -393,7 +483,10 @@ def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
 
     theirs = bert("BertModel")
     theirs.save_pretrained(tmp_path)
-    save_file({k: v for k, v in files(tmp_path).items() if "pooler" not in k}, tmp_path / "model.safetensors")
+    save_file(
+        {k: v for k, v in files(tmp_path).items() if "pooler" not in k},
+        tmp_path / "model.safetensors",
+    )
     ours, _ = store.load(tmp_path)
     assert ours.config.pool is None and ours.config.head is None
     close(ours(tokens()).hidden, theirs(tokens()).last_hidden_state)
@@ -402,23 +495,61 @@ def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "told"),
     [
-        ("bert", {"position_embedding_type": "relative_key"}, '"position_embedding_type" is "relative_key", but'),
+        (
+            "bert",
+            {"position_embedding_type": "relative_key"},
+            '"position_embedding_type" is "relative_key", but',
+        ),
         ("bert", {"is_decoder": True}, '"is_decoder" is true'),
         ("bert", {"num_attention_heads": 5}, "5 heads do not divide dim 32"),
         ("bert", {"type_vocab_size": 0}, '"type_vocab_size" is 0'),
         ("bert", {"architectures": ["BertForMultipleChoice"]}, '"BertForMultipleChoice" is not in'),
-        ("bert", {"architectures": ["BertForQuestionAnswering"]}, "the files lack qa_outputs.weight"),
-        ("bert", {"architectures": ["BertForTokenClassification"]}, "the files lack classifier.weight"),
-        ("bert", {"architectures": ["BertForSequenceClassification"]}, "the files lack classifier.weight"),
-        ("t5", {"feed_forward_proj": "gated-tanh"}, '"feed_forward_proj" is "gated-tanh"; it must be one of'),
-        ("t5", {"decoder_start_token_id": 7}, '"decoder_start_token_id" is 7; it must be the id of pad or bos'),
+        (
+            "bert",
+            {"architectures": ["BertForQuestionAnswering"]},
+            "the files lack qa_outputs.weight",
+        ),
+        (
+            "bert",
+            {"architectures": ["BertForTokenClassification"]},
+            "the files lack classifier.weight",
+        ),
+        (
+            "bert",
+            {"architectures": ["BertForSequenceClassification"]},
+            "the files lack classifier.weight",
+        ),
+        (
+            "t5",
+            {"feed_forward_proj": "gated-tanh"},
+            '"feed_forward_proj" is "gated-tanh"; it must be one of',
+        ),
+        (
+            "t5",
+            {"decoder_start_token_id": 7},
+            '"decoder_start_token_id" is 7; it must be the id of pad or bos',
+        ),
         ("t5", {"num_decoder_layers": 0}, '"num_decoder_layers" is 0'),
-        ("marian", {"tie_word_embeddings": False}, '"tie_word_embeddings" is false, but the head shares'),
-        ("marian", {"normalize_before": True}, '"normalize_before" is true, but norms come after here'),
-        ("marian", {"decoder_vocab_size": 7}, '"decoder_vocab_size" is 7, but both sides share one vocabulary'),
+        (
+            "marian",
+            {"tie_word_embeddings": False},
+            '"tie_word_embeddings" is false, but the head shares',
+        ),
+        (
+            "marian",
+            {"normalize_before": True},
+            '"normalize_before" is true, but norms come after here',
+        ),
+        (
+            "marian",
+            {"decoder_vocab_size": 7},
+            '"decoder_vocab_size" is 7, but both sides share one vocabulary',
+        ),
     ],
 )
-def test_what_is_not_built_is_one_sentence(kind: str, change: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_what_is_not_built_is_one_sentence(
+    kind: str, change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
     made = {"bert": lambda: bert("BertModel"), "t5": t5, "marian": marian}[kind]()
     made.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())

@@ -1,4 +1,5 @@
-"""The recipe book: sizes as published, config.json in and out, and what no module here does refused by name."""
+"""The recipe book: sizes as published, config.json in and out, and what no module here does refused
+by name."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
     if recipes.RECIPES[name.partition("/")[0]].read_config is None:
         return
     if name.startswith("vaswani/"):  # the paper's sines and cosines take turns, the layout's do not
-        model = serial.change(model, {f"{side}.position.halves": True for side in ("encoder", "decoder")})
+        model = serial.change(
+            model, {f"{side}.position.halves": True for side in ("encoder", "decoder")}
+        )
     recipe, raw = recipes.write_config(model)
     assert recipe.name == name.partition("/")[0]
     again, back = recipes.read_config(json.loads(json.dumps(raw)))
@@ -46,13 +49,18 @@ def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
 def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     raw = recipes.write_config(recipes.find(name))[1]
-    theirs = transformers.AutoConfig.for_model(raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"})
+    theirs = transformers.AutoConfig.for_model(
+        raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"}
+    )
     again = recipes.read_config(json.loads(json.dumps(theirs.to_dict())))[1]
     assert recipes.plain(again) == recipes.plain(recipes.find(name))
 
 
 def test_the_book_needs_no_torch() -> None:
-    code = "import sys, glassformer.recipes as r; r.find('llama/3-8b'); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, glassformer.recipes as r; r.find('llama/3-8b'); sys.exit('torch' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -83,7 +91,9 @@ def test_defaults_are_those_of_transformers() -> None:
     }
     full = json.loads(json.dumps(transformers.LlamaConfig(**sizes).to_dict()))
     bare = recipes.read_config({**sizes, "model_type": "llama"})[1]
-    assert recipes.plain(bare) == recipes.plain(recipes.read_config({**full, "model_type": "llama"})[1])
+    assert recipes.plain(bare) == recipes.plain(
+        recipes.read_config({**full, "model_type": "llama"})[1]
+    )
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 9}
     full = json.loads(json.dumps(transformers.GPT2Config(**sizes).to_dict()))
     assert (
@@ -101,7 +111,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (LLAMA, {"architectures": ["LamaForCausalLM"]}, 'Did you mean "LlamaForCausalLM"'),
     (LLAMA, {"architectures": [["x"]]}, "not in the recipe book"),
     (LLAMA, {"architectures": None, "model_type": None}, "names no model"),
-    (LLAMA, {"hidden_size": 10**12}, '"hidden_size" is 1000000000000; it must be an integer from 1 to'),
+    (
+        LLAMA,
+        {"hidden_size": 10**12},
+        '"hidden_size" is 1000000000000; it must be an integer from 1 to',
+    ),
     (LLAMA, {"hidden_size": -64}, '"hidden_size" is -64'),
     (LLAMA, {"hidden_size": "64"}, '"hidden_size" is "64"'),
     (LLAMA, {"hidden_size": True}, '"hidden_size" is true'),
@@ -121,13 +135,25 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (LLAMA, {"rope_theta": float("inf")}, '"rope_theta" is Infinity'),
     (LLAMA, {"rms_norm_eps": "small"}, '"rms_norm_eps" is "small"'),
     (LLAMA, {"hidden_act": "gelu_nu"}, '"hidden_act" is "gelu_nu".*Did you mean "gelu_new"'),
-    (LLAMA, {"tie_word_embeddings": "yes"}, '"tie_word_embeddings" is "yes"; it must be true or false'),
+    (
+        LLAMA,
+        {"tie_word_embeddings": "yes"},
+        '"tie_word_embeddings" is "yes"; it must be true or false',
+    ),
     (LLAMA, {"quantization_config": {"bits": 4}}, "quantised weights are not read here"),
     (LLAMA, {"attention_dropout": 0.1}, '"attention_dropout" is 0.1'),
-    (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_scaling lacks "original_max_position_embed'),
+    (
+        LLAMA,
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        'rope_scaling lacks "original_max_position_embed',
+    ),
     (LLAMA, {"rope_parameters": {"rope_type": "longrope"}}, 'rope_parameters is "longrope"'),
     (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, 'rope_scaling is "dynamic"'),
-    (LLAMA, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 'rope_scaling lacks "low_freq_factor"'),
+    (
+        LLAMA,
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        'rope_scaling lacks "low_freq_factor"',
+    ),
     (LLAMA, {"rope_scaling": {"type": "linear", "factor": 0.5}}, 'rope_scaling: "factor" is 0.5'),
     (LLAMA, {"rope_scaling": ["linear"]}, '"rope_scaling" is \\["linear"\\]; it must be a table'),
     (GPT2, {"scale_attn_weights": False}, '"scale_attn_weights" is false'),
@@ -139,8 +165,12 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "changes", "told"), REFUSED, ids=[told[:40] for _, _, told in REFUSED])
-def test_what_cannot_be_read_is_one_sentence(raw: dict[str, Any], changes: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(
+    ("raw", "changes", "told"), REFUSED, ids=[told[:40] for _, _, told in REFUSED]
+)
+def test_what_cannot_be_read_is_one_sentence(
+    raw: dict[str, Any], changes: dict[str, Any], told: str
+) -> None:
     with pytest.raises(UserError, match=told) as caught:
         recipes.read_config({**raw, **changes}, "folder/config.json")
     assert str(caught.value).startswith("folder/config.json") and "\n" not in str(caught.value)
@@ -156,7 +186,11 @@ def test_model_type_is_enough() -> None:
 @pytest.mark.parametrize(
     ("change", "value", "told"),
     [
-        ("decoder.pattern.attention.softcap", 5.0, "llama, cannot say decoder.pattern.0.attention.softcap = 5.0"),
+        (
+            "decoder.pattern.attention.softcap",
+            5.0,
+            "llama, cannot say decoder.pattern.0.attention.softcap = 5.0",
+        ),
         (
             "decoder.pattern.attention.qk_norm",
             {"type": "LayerNorm"},
@@ -167,9 +201,17 @@ def test_model_type_is_enough() -> None:
             {"type": "Strided", "stride": 8},
             "cannot say decoder.pattern.0.attention.mask = Strided",
         ),
-        ("decoder.pattern.attention.scale", 1.0, "cannot say decoder.pattern.0.attention.scale = 1.0"),
+        (
+            "decoder.pattern.attention.scale",
+            1.0,
+            "cannot say decoder.pattern.0.attention.scale = 1.0",
+        ),
         ("decoder.position", {"type": "Alibi"}, "cannot say decoder.position = Alibi"),
-        ("decoder.pattern.norm", {"type": "LayerNorm"}, "cannot say decoder.pattern.0.norm = LayerNorm"),
+        (
+            "decoder.pattern.norm",
+            {"type": "LayerNorm"},
+            "cannot say decoder.pattern.0.norm = LayerNorm",
+        ),
         ("decoder.pattern.place", "sandwich", "cannot say decoder.pattern.0.place = sandwich"),
         ("decoder.first_norm", {"type": "RMSNorm"}, "cannot say decoder.first_norm = RMSNorm"),
         ("embed.scale", 8.0, "cannot say embed.scale = 8.0"),

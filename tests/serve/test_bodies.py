@@ -1,4 +1,5 @@
-"""What one client sends does not keep the others waiting: /health is asked again and again meanwhile."""
+"""What one client sends does not keep the others waiting: /health is asked again and again
+meanwhile."""
 
 from __future__ import annotations
 
@@ -15,13 +16,18 @@ import pytest
 from .conftest import Server, started
 from .test_bad_input import TALK, refused
 
-WORST, SHARE = 1.5, 0.25  # seconds that /health may take, or this share of the answer's on a busy machine
+# seconds that /health may take, or this share of the answer's on a busy machine
+WORST, SHARE = 1.5, 0.25
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
-LINES = [f"line {number}: " + "once upon a time there was a king and " * 12 for number in range(100)]
+LINES = [
+    f"line {number}: " + "once upon a time there was a king and " * 12 for number in range(100)
+]
 
 
 @pytest.fixture(scope="module")
-def wide(chat_model: Path, others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def wide(
+    chat_model: Path, others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     words = (str(chat_model), str(others["vectors"]), "--dtype", "float32", "--max-queue", "2048")
     with started(tmp_path_factory.mktemp("wide"), *words) as one:
         yield one
@@ -55,12 +61,28 @@ def slowest_health(server: Server, path: str, body: bytes, status: int) -> tuple
 HEAVY: dict[str, tuple[str, dict[str, Any], int]] = {
     "continuations": (TEXT, {"prompt": LINES[:16], "n": 64, "max_tokens": 4, "logprobs": 5}, 200),
     "scores": (TEXT, {"prompt": LINES, "max_tokens": 0, "echo": True, "logprobs": 20}, 200),
-    "a stream of scores": (TEXT, {"prompt": LINES, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": True}, 200),
-    "vectors": ("/v1/embeddings", {"model": "vectors", "input": [f"text {n}" for n in range(1000)]}, 200),
+    "a stream of scores": (
+        TEXT,
+        {"prompt": LINES, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": True},
+        200,
+    ),
+    "vectors": (
+        "/v1/embeddings",
+        {"model": "vectors", "input": [f"text {n}" for n in range(1000)]},
+        200,
+    ),
     "ids": (TEXT, {"prompt": [5] * 2_000_000, "max_tokens": 1}, 400),
-    "words to ids": ("/tokenize", {"prompt": "once upon a time " * 40_000, "return_token_strs": True}, 200),
+    "words to ids": (
+        "/tokenize",
+        {"prompt": "once upon a time " * 40_000, "return_token_strs": True},
+        200,
+    ),
     "ids to words": ("/detokenize", {"tokens": [5] * 1_000_000}, 200),
-    "parts": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1000}] * 200}, 400),
+    "parts": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1000}] * 200},
+        400,
+    ),
     "fields": (TEXT, {"prompt": "a", **{f"field {n}": n for n in range(200_000)}}, 400),
 }
 
@@ -76,6 +98,9 @@ def test_one_request_does_not_stop_the_others(wide: Server, name: str) -> None:
 def test_prompts_times_n_is_bounded(wide: Server) -> None:
     begun = time.monotonic()
     asked = {"prompt": LINES[:17], "n": 64, "max_tokens": 1}
-    assert "1,088 continuations" in refused(wide.post(TEXT, asked), param="n") and time.monotonic() - begun < WORST
+    assert (
+        "1,088 continuations" in refused(wide.post(TEXT, asked), param="n")
+        and time.monotonic() - begun < WORST
+    )
     refused(wide.post(TEXT, {**asked, "prompt": [[5]] * 250}), param="n")
     assert wide.post(CHAT, {**TALK, "n": 64, "max_tokens": 1}).status_code == 200

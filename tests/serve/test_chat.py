@@ -1,4 +1,5 @@
-"""Chat: the model's own template, deltas as OpenAI's clients read them, log-probabilities that make up the text."""
+"""Chat: the model's own template, deltas as OpenAI's clients read them, log-probabilities that make
+up the text."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from glassformer.errors import UserError
 from .conftest import Server, events
 
 CHAT = "/v1/chat/completions"
-ASKED = {"messages": [{"role": "system", "content": "Be a king."}, {"role": "user", "content": "Who are you?"}]}
+ASKED = {
+    "messages": [
+        {"role": "system", "content": "Be a king."},
+        {"role": "user", "content": "Who are you?"},
+    ]
+}
 PROMPT = "system: Be a king.\nuser: Who are you?\nassistant:"
 HOW = {"max_tokens": 24, "temperature": 0.7, "seed": 5}
 
@@ -23,10 +29,20 @@ HOW = {"max_tokens": 24, "temperature": 0.7, "seed": 5}
 def test_a_chat_is_a_completion_of_its_template(server: Server) -> None:
     told = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
     plain = server.post("/v1/completions", {"prompt": PROMPT, **HOW, "n": 2}).json()
-    assert [one["message"]["content"] for one in told["choices"]] == [one["text"] for one in plain["choices"]]
-    assert told["object"] == "chat.completion" and told["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    assert [one["message"]["content"] for one in told["choices"]] == [
+        one["text"] for one in plain["choices"]
+    ]
+    assert (
+        told["object"] == "chat.completion"
+        and told["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    )
     assert {one["message"]["role"] for one in told["choices"]} == {"assistant"}
-    parts = [{"role": "system", "content": [{"type": "text", "text": "Be a "}, {"type": "text", "text": "king."}]}]
+    parts = [
+        {
+            "role": "system",
+            "content": [{"type": "text", "text": "Be a "}, {"type": "text", "text": "king."}],
+        }
+    ]
     again = server.post(CHAT, {**HOW, "n": 2, "messages": [*parts, ASKED["messages"][1]]}).json()
     assert again["choices"] == told["choices"]
 
@@ -36,7 +52,9 @@ def test_a_stream_of_deltas(server: Server) -> None:
     asked = {**ASKED, **HOW, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = events(server.post(CHAT, asked))
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
-    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"} and chunks[0]["model"] == "tiny"
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"} and chunks[0][
+        "model"
+    ] == "tiny"
     assert last["choices"] == [] and last["usage"] == whole["usage"]
     for index in (0, 1):
         mine = [one for chunk in chunks for one in chunk["choices"] if one["index"] == index]
@@ -53,10 +71,18 @@ def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) ->
     (choice,) = server.post(CHAT, asked).json()["choices"]
     content = choice["logprobs"]["content"]
     joined = b"".join(bytes(one["bytes"]) for one in content).decode("utf-8", "replace")
-    assert joined == choice["message"]["content"] if stop is None else joined.startswith(choice["message"]["content"])
+    assert (
+        joined == choice["message"]["content"]
+        if stop is None
+        else joined.startswith(choice["message"]["content"])
+    )
     for one in content:
         assert len(one["top_logprobs"]) == 3 and one["top_logprobs"][0]["logprob"] >= one["logprob"]
-    streamed = [c for chunk in events(server.post(CHAT, {**asked, "stream": True})) for c in chunk["choices"]]
+    streamed = [
+        c
+        for chunk in events(server.post(CHAT, {**asked, "stream": True}))
+        for c in chunk["choices"]
+    ]
     pieces = [one for c in streamed if c["logprobs"] for one in c["logprobs"]["content"]]
     assert pieces == content
     for c in streamed:
@@ -67,13 +93,28 @@ def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) ->
 
 def test_an_assistants_message_may_have_no_content(server: Server) -> None:
     """As OpenAI's client gives back what was answered before."""
-    said = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [], "annotations": [], "audio": None}
+    said = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [],
+        "annotations": [],
+        "audio": None,
+    }
     one, other = ([*ASKED["messages"], {**said, "content": content}] for content in (None, ""))
-    ids = [server.post("/tokenize", {"messages": messages}).json()["tokens"] for messages in (one, other)]
-    assert ids[0] == ids[1] and server.post(CHAT, {"messages": one, "max_tokens": 1}).status_code == 200
+    ids = [
+        server.post("/tokenize", {"messages": messages}).json()["tokens"]
+        for messages in (one, other)
+    ]
+    assert (
+        ids[0] == ids[1]
+        and server.post(CHAT, {"messages": one, "max_tokens": 1}).status_code == 200
+    )
     for role in ("user", "system"):
         answer = server.post(CHAT, {"messages": [{"role": role, "content": None}], "max_tokens": 1})
-        assert answer.status_code == 400 and "content is missing" in answer.json()["error"]["message"]
+        assert (
+            answer.status_code == 400 and "content is missing" in answer.json()["error"]["message"]
+        )
 
 
 def test_a_participants_name_is_for_the_template(server: Server) -> None:
@@ -87,12 +128,18 @@ def test_special_tokens_in_a_message_are_text(server: Server, chat_model: Path) 
     _, tokenizer = glassformer.load(chat_model)
     sly = [{"role": "user", "content": "<|endoftext|>hi"}]
     tokens = server.post("/tokenize", {"messages": sly}).json()["tokens"]
-    assert tokenizer.eos not in tokens and tokenizer.decode(tokens) == "user: <|endoftext|>hi\nassistant:"
+    assert (
+        tokenizer.eos not in tokens
+        and tokenizer.decode(tokens) == "user: <|endoftext|>hi\nassistant:"
+    )
 
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -102,13 +149,18 @@ SCHEMA = {
 def test_a_schema_is_kept(server: Server, seed: int) -> None:
     """Reference: another library's validator."""
     schemas = pytest.importorskip("jsonschema_rs")
-    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
+    }
     asked = {**ASKED, "temperature": 1, "seed": seed, "max_tokens": 120, "response_format": form}
     (choice,) = server.post(CHAT, asked).json()["choices"]
     assert choice["finish_reason"] == "stop"
     schemas.validate(SCHEMA, json.loads(choice["message"]["content"]))
     streamed = events(server.post(CHAT, {**asked, "stream": True}))
-    text = "".join(one["delta"].get("content", "") for chunk in streamed for one in chunk["choices"])
+    text = "".join(
+        one["delta"].get("content", "") for chunk in streamed for one in chunk["choices"]
+    )
     assert text == choice["message"]["content"], "the same seed and the same grammar"
 
 
@@ -120,24 +172,43 @@ def test_a_schema_is_kept(server: Server, seed: int) -> None:
         ({"guided_json": {"enum": ["red", "green"]}}, '"(red|green)"'),
     ],
 )
-def test_an_expression_and_a_grammar_are_kept(server: Server, more: dict[str, Any], fits: str) -> None:
+def test_an_expression_and_a_grammar_are_kept(
+    server: Server, more: dict[str, Any], fits: str
+) -> None:
     import re
 
     for seed in range(3):
-        (choice,) = server.post(CHAT, {**ASKED, "seed": seed, "max_tokens": 40, **more}).json()["choices"]
-        assert re.fullmatch(fits, choice["message"]["content"]) and choice["finish_reason"] == "stop"
+        (choice,) = server.post(CHAT, {**ASKED, "seed": seed, "max_tokens": 40, **more}).json()[
+            "choices"
+        ]
+        assert (
+            re.fullmatch(fits, choice["message"]["content"]) and choice["finish_reason"] == "stop"
+        )
 
 
 def test_any_json_object(server: Server) -> None:
-    asked = {**ASKED, "response_format": {"type": "json_object"}, "max_tokens": 100, "temperature": 0.5, "seed": 3}
+    asked = {
+        **ASKED,
+        "response_format": {"type": "json_object"},
+        "max_tokens": 100,
+        "temperature": 0.5,
+        "seed": 3,
+    }
     (choice,) = server.post(CHAT, asked).json()["choices"]
     text = choice["message"]["content"]
-    assert text.startswith("{") and (choice["finish_reason"] == "length" or isinstance(json.loads(text), dict))
+    assert text.startswith("{") and (
+        choice["finish_reason"] == "length" or isinstance(json.loads(text), dict)
+    )
 
 
-@pytest.mark.parametrize("schema", [SCHEMA, {"enum": ["red", "green"]}, {"type": "array", "maxItems": 2}])
-def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(shared_data: Path, schema: Any) -> None:
-    """SentencePiece's: each step allows something, what it allows is taken, and the end is JSON of the schema."""
+@pytest.mark.parametrize(
+    "schema", [SCHEMA, {"enum": ["red", "green"]}, {"type": "array", "maxItems": 2}]
+)
+def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(
+    shared_data: Path, schema: Any
+) -> None:
+    """SentencePiece's: each step allows something, what it allows is taken, and the end is JSON of
+    the schema."""
     schemas = pytest.importorskip("jsonschema_rs")
     from glassformer.serve import grammars
     from glassformer.tokenizer import open as open_tokenizer

@@ -1,4 +1,5 @@
-"""What no other test of the server holds of the two checklists, and the page that says which test holds which line."""
+"""What no other test of the server holds of the two checklists, and the page that says which test
+holds which line."""
 
 from __future__ import annotations
 
@@ -26,16 +27,22 @@ def test_the_page_names_tests_that_are_there_and_leaves_no_line_out() -> None:
     named = set(re.findall(r"`(test_\w+)`", page))
     assert named <= there, named - there
     rows = [line.split("|")[1:4] for line in page.splitlines() if re.match(r"\| [CD]\d", line)]
-    assert [row[0].strip() for row in rows] == [f"C{n}" for n in range(1, 29)] + [f"D{n}" for n in range(1, 12)]
+    assert [row[0].strip() for row in rows] == [f"C{n}" for n in range(1, 29)] + [
+        f"D{n}" for n in range(1, 12)
+    ]
     assert all("`test_" in row[2] or "falls short" in row[2] for row in rows)
 
 
 def test_c16_who_leaves_a_translation_leaves_nothing_behind(server: Server) -> None:
-    body = httpx.Request("POST", "http://a/", json={"model": "translator", "input": ["the cat sat"] * 60, "beams": 8})
+    body = httpx.Request(
+        "POST", "http://a/", json={"model": "translator", "input": ["the cat sat"] * 60, "beams": 8}
+    )
     head = "POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for _ in range(4):
         with socket.create_connection(address(server)) as one:
-            one.sendall(f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode() + body.content)
+            one.sendall(
+                f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode() + body.content
+            )
             time.sleep(0.2)
     assert server.idle(20) and server.metric("kv_cache_usage_perc") == 0
     assert server.client().get("/load").json() == {"server_load": 0}
@@ -56,10 +63,13 @@ def test_c24_nothing_is_fetched(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, PROMPT), (CHAT, TALK)])
-def test_d3_all_chunks_of_an_answer_begin_alike(server: Server, path: str, body: dict[str, Any]) -> None:
+def test_d3_all_chunks_of_an_answer_begin_alike(
+    server: Server, path: str, body: dict[str, Any]
+) -> None:
     asked = {**body, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     heads = {
-        tuple(one[name] for name in ("id", "object", "created", "model")) for one in events(server.post(path, asked))
+        tuple(one[name] for name in ("id", "object", "created", "model"))
+        for one in events(server.post(path, asked))
     }
     assert len(heads) == 1
 
@@ -71,20 +81,36 @@ def test_d6_best_of_as_many_as_are_answered(server: Server) -> None:
 
 def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server: Server) -> None:
     eos = server.client().get("/tokenizer_info").json()["eos_token_id"]
-    for more, count in (({"max_completion_tokens": 3}, 3), ({"max_completion_tokens": 2, "max_tokens": 9}, 2)):
+    for more, count in (
+        ({"max_completion_tokens": 3}, 3),
+        ({"max_completion_tokens": 2, "max_tokens": 9}, 2),
+    ):
         told = server.post(CHAT, {**TALK, **more, "logit_bias": {str(eos): -100}}).json()
-        assert told["usage"]["completion_tokens"] == count and told["choices"][0]["finish_reason"] == "length"
-    told = server.post(CHAT, {**TALK, "max_completion_tokens": 3, "logit_bias": {str(eos): 100}}).json()
-    assert told["choices"][0]["finish_reason"] == "stop" and told["choices"][0]["message"]["content"] == ""
+        assert (
+            told["usage"]["completion_tokens"] == count
+            and told["choices"][0]["finish_reason"] == "length"
+        )
+    told = server.post(
+        CHAT, {**TALK, "max_completion_tokens": 3, "logit_bias": {str(eos): 100}}
+    ).json()
+    assert (
+        told["choices"][0]["finish_reason"] == "stop"
+        and told["choices"][0]["message"]["content"] == ""
+    )
 
 
 def test_d9_embeddings_of_several_ids_and_their_usage(server: Server) -> None:
     texts = ["the cat", "a log and a mat"]
     ids = [
-        server.post("/tokenize", {"model": "vectors", "prompt": text, "add_special_tokens": False}).json()["tokens"]
+        server.post(
+            "/tokenize", {"model": "vectors", "prompt": text, "add_special_tokens": False}
+        ).json()["tokens"]
         for text in texts
     ]
-    by_text, by_ids = (server.post("/v1/embeddings", {"model": "vectors", "input": one}).json() for one in (texts, ids))
+    by_text, by_ids = (
+        server.post("/v1/embeddings", {"model": "vectors", "input": one}).json()
+        for one in (texts, ids)
+    )
     for one, other in zip(by_text["data"], by_ids["data"], strict=True):
         assert one["embedding"] == pytest.approx(other["embedding"], abs=1e-6)
     read = by_text["usage"]["prompt_tokens"]

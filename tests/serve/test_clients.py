@@ -1,4 +1,5 @@
-"""Clients that others wrote: OpenAI's, Cohere's, schemathesis, lm-evaluation-harness; a crowd, half of which leaves."""
+"""Clients that others wrote: OpenAI's, Cohere's, schemathesis, lm-evaluation-harness; a crowd, half
+of which leaves."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from .test_process import FAILS, FAULTS, SLOW
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client: pip install openai")
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0.7, "seed": 3}
-ANSWERED = {  # among others, by a server of one model of this kind: not all that is made up means something
+# among others, by a server of one model of this kind: not all that is made up means something
+ANSWERED = {
     "tiny": {"/v1/completions", "/v1/chat/completions", "/v1/inspect"},
     "vectors": {"/v1/embeddings", "/v1/score", "/v1/rerank"},
     "labels": {"/v1/classify"},
@@ -42,32 +44,53 @@ def test_openai_completions(client: Any) -> None:
     parts = list(client.completions.create(prompt="O Romeo", stream=True, **ASKED))
     assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
     assert whole.usage.completion_tokens == 12 and parts[-1].choices[0].finish_reason == "length"
-    scored = client.completions.create(model="tiny", prompt="O Romeo", max_tokens=0, echo=True, logprobs=2)
+    scored = client.completions.create(
+        model="tiny", prompt="O Romeo", max_tokens=0, echo=True, logprobs=2
+    )
     assert (
-        scored.choices[0].logprobs.token_logprobs[0] is None and "".join(scored.choices[0].logprobs.tokens) == "O Romeo"
+        scored.choices[0].logprobs.token_logprobs[0] is None
+        and "".join(scored.choices[0].logprobs.tokens) == "O Romeo"
     )
 
 
 def test_openai_chat(client: Any) -> None:
     whole = client.chat.completions.create(messages=TALK, logprobs=True, top_logprobs=2, **ASKED)
     parts = list(
-        client.chat.completions.create(messages=TALK, stream=True, stream_options={"include_usage": True}, **ASKED)
+        client.chat.completions.create(
+            messages=TALK, stream=True, stream_options={"include_usage": True}, **ASKED
+        )
     )
     text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     assert text == whole.choices[0].message.content and parts[-1].usage == whole.usage
-    assert parts[0].choices[0].delta.role == "assistant" and len(whole.choices[0].logprobs.content) == 12
-    with client.chat.completions.stream(messages=TALK, **ASKED, extra_body={"guided_regex": "yes|no"}) as stream:
+    assert (
+        parts[0].choices[0].delta.role == "assistant"
+        and len(whole.choices[0].logprobs.content) == 12
+    )
+    with client.chat.completions.stream(
+        messages=TALK, **ASKED, extra_body={"guided_regex": "yes|no"}
+    ) as stream:
         assert stream.get_final_completion().choices[0].message.content in ("yes", "no")
 
 
 def test_openai_fields_that_change_no_answer(client: Any) -> None:
-    """What honest programs send beside the question; and a message that is given back as it was answered."""
-    harmless = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "modalities": ["text"]}
+    """What honest programs send beside the question; and a message that is given back as it was
+    answered."""
+    harmless = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "modalities": ["text"],
+    }
     harmless |= {"safety_identifier": "x", "prompt_cache_key": "x", "parallel_tool_calls": True}
     plain = client.chat.completions.create(messages=TALK, **ASKED)
     more = client.chat.completions.create(messages=TALK, **harmless, **ASKED)
     assert more.choices[0].message == plain.choices[0].message
-    said = [plain.choices[0].message, plain.choices[0].message.model_dump(), {"role": "assistant", "content": None}]
+    said = [
+        plain.choices[0].message,
+        plain.choices[0].message.model_dump(),
+        {"role": "assistant", "content": None},
+    ]
     for message in said:
         again = client.chat.completions.create(messages=[*TALK, message, *TALK], **ASKED)
         assert again.choices[0].finish_reason == "length"
@@ -76,9 +99,18 @@ def test_openai_fields_that_change_no_answer(client: Any) -> None:
 
 
 def test_openai_async_models_and_raw_responses(server: Server, client: Any) -> None:
-    assert next(iter(client.models.list())).id == "tiny" and client.models.retrieve("tiny").id == "tiny"
-    raw = client.completions.with_raw_response.create(prompt="O", extra_headers={"X-Request-Id": "mine"}, **ASKED)
-    assert raw.headers["x-request-id"] == "mine" and raw.parse().choices[0].text and raw.parse()._request_id == "mine"
+    assert (
+        next(iter(client.models.list())).id == "tiny"
+        and client.models.retrieve("tiny").id == "tiny"
+    )
+    raw = client.completions.with_raw_response.create(
+        prompt="O", extra_headers={"X-Request-Id": "mine"}, **ASKED
+    )
+    assert (
+        raw.headers["x-request-id"] == "mine"
+        and raw.parse().choices[0].text
+        and raw.parse()._request_id == "mine"
+    )
 
     async def ask() -> str:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as one:
@@ -95,7 +127,9 @@ def test_openai_errors_have_their_classes(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(**{**ASKED, "max_tokens": 999}, prompt="a")
     with pytest.raises(openai.BadRequestError, match="tools"):
-        client.chat.completions.create(messages=TALK, tools=[{"type": "function", "function": {"name": "f"}}], **ASKED)
+        client.chat.completions.create(
+            messages=TALK, tools=[{"type": "function", "function": {"name": "f"}}], **ASKED
+        )
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +145,9 @@ def test_openai_retries_until_there_is_room(narrow: Server) -> None:
         return str(told.choices[0].text)
 
     async def crowd() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=20) as one:
+        async with openai.AsyncOpenAI(
+            base_url=f"{narrow.url}/v1", api_key="none", max_retries=20
+        ) as one:
             return await asyncio.gather(*(ask(one) for _ in range(8)))
 
     assert len(set(asyncio.run(crowd()))) == 1
@@ -120,7 +156,9 @@ def test_openai_retries_until_there_is_room(narrow: Server) -> None:
 
 def test_openai_raises_what_fails_in_a_stream(narrow: Server) -> None:
     client = openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0)
-    stream = client.completions.create(prompt="O", model="tiny", max_tokens=40, seed=FAILS, stream=True)
+    stream = client.completions.create(
+        prompt="O", model="tiny", max_tokens=40, seed=FAILS, stream=True
+    )
     with pytest.raises(openai.APIError, match="RuntimeError"):
         list(stream)
 
@@ -133,7 +171,11 @@ def test_a_crowd_of_whom_half_leave(server: Server) -> None:
 
     async def stay(client: httpx.AsyncClient) -> str:
         answer = await client.post("/v1/completions", json=asked)
-        return str(answer.json()["choices"][0]["text"]) if answer.status_code == 200 else str(answer.status_code)
+        return (
+            str(answer.json()["choices"][0]["text"])
+            if answer.status_code == 200
+            else str(answer.status_code)
+        )
 
     async def leave(client: httpx.AsyncClient) -> str:
         long = {**asked, "max_tokens": 200, "stream": luck.random() < 0.5}
@@ -157,19 +199,40 @@ def test_a_crowd_of_whom_half_leave(server: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answers", ["tiny", "vectors", "labels", "names", "translator"])
-def test_schemathesis_finds_nothing(server: Server, others: dict[str, Path], tmp_path: Path, answers: str) -> None:
+def test_schemathesis_finds_nothing(
+    server: Server, others: dict[str, Path], tmp_path: Path, answers: str
+) -> None:
     """Its own openapi.json: no 5xx, every answer as it is described there.
 
-    A request that means something names no model, so the server's first one answers: a server for each kind.
+    A request that means something names no model, so the server's first one answers: a server for
+    each kind.
     """
     pytest.importorskip("schemathesis", reason="needs schemathesis: pip install schemathesis")
     program = Path(sys.executable).with_name("schemathesis")
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     with contextlib.ExitStack() as stack:
         if answers != "tiny":
-            server = stack.enter_context(started(tmp_path, str(others[answers]), "--dtype", "float32"))
-        words = [str(program), "run", f"{server.url}/openapi.json", "--checks", checks, "--max-examples", "40"]
-        words += ["--phases", "examples,coverage,fuzzing", "--seed", "1", "--no-color", "--request-timeout", "60"]
+            server = stack.enter_context(
+                started(tmp_path, str(others[answers]), "--dtype", "float32")
+            )
+        words = [
+            str(program),
+            "run",
+            f"{server.url}/openapi.json",
+            "--checks",
+            checks,
+            "--max-examples",
+            "40",
+        ]
+        words += [
+            "--phases",
+            "examples,coverage,fuzzing",
+            "--seed",
+            "1",
+            "--no-color",
+            "--request-timeout",
+            "60",
+        ]
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=900)
         assert done.returncode == 0, done.stdout[-4000:]
         assert server.idle()
@@ -182,8 +245,11 @@ def test_schemathesis_finds_nothing(server: Server, others: dict[str, Path], tmp
 def test_lm_eval_gets_the_scores_that_it_gets_in_process(
     server: Server, chat_model: Path, tmp_path: Path, reads: str
 ) -> None:
-    """lm-evaluation-harness's `local-completions`: one of its own requests, over HTTP and in this process."""
-    models = pytest.importorskip("lm_eval.models.openai_completions", reason="needs pip install 'lm_eval[api]'")
+    """lm-evaluation-harness's `local-completions`: one of its own requests, over HTTP and in this
+    process."""
+    models = pytest.importorskip(
+        "lm_eval.models.openai_completions", reason="needs pip install 'lm_eval[api]'"
+    )
     instances = pytest.importorskip("lm_eval.api.instance")
     from glassformer.commands.harness import harness_model
 
@@ -199,7 +265,8 @@ def test_lm_eval_gets_the_scores_that_it_gets_in_process(
         ("A", " B C D"),
     ]
     made = [
-        instances.Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=n) for n, pair in enumerate(pairs)
+        instances.Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=n)
+        for n, pair in enumerate(pairs)
     ]
     model, tokenizer = glassformer.load(chat_model, dtype="float32")
     here = harness_model(model, tokenizer).loglikelihood(made)

@@ -20,7 +20,9 @@ ASKED = {"prompt": "O Romeo", "max_tokens": 24, "temperature": 0.8, "seed": 7}
 
 
 def joined(chunks: list[Any], index: int = 0) -> str:
-    return "".join(one["text"] for chunk in chunks for one in chunk["choices"] if one["index"] == index)
+    return "".join(
+        one["text"] for chunk in chunks for one in chunk["choices"] if one["index"] == index
+    )
 
 
 def flat(lists: Iterable[list[Any]]) -> list[Any]:
@@ -29,7 +31,9 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_the_tokens_are_those_of_generate(server: Server, chat_model: Path, seed: int, temperature: float) -> None:
+def test_the_tokens_are_those_of_generate(
+    server: Server, chat_model: Path, seed: int, temperature: float
+) -> None:
     """Reference: glassformer.generate on the same weights."""
     model, tokenizer = glassformer.load(chat_model, dtype="float32")
     told = glassformer.generate(
@@ -46,14 +50,26 @@ def test_the_tokens_are_those_of_generate(server: Server, chat_model: Path, seed
 def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
     asked = {**ASKED, "n": 3, "prompt": ["O Romeo", "What is"], "logprobs": 2, "echo": True}
     whole = server.post("/v1/completions", asked).json()
-    streamed = server.post("/v1/completions", {**asked, "stream": True, "stream_options": {"include_usage": True}})
+    streamed = server.post(
+        "/v1/completions", {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    )
     *chunks, last = events(streamed)
-    assert len({chunk["id"] for chunk in chunks}) == 1 and {chunk["object"] for chunk in chunks} == {"text_completion"}
-    assert last["choices"] == [] and last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 6 * 24
+    assert len({chunk["id"] for chunk in chunks}) == 1 and {
+        chunk["object"] for chunk in chunks
+    } == {"text_completion"}
+    assert (
+        last["choices"] == []
+        and last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 6 * 24
+    )
     assert all(chunk["usage"] is None for chunk in chunks)
     assert [one["index"] for one in whole["choices"]] == list(range(6))
     for one in whole["choices"]:
-        mine = [piece for chunk in chunks for piece in chunk["choices"] if piece["index"] == one["index"]]
+        mine = [
+            piece
+            for chunk in chunks
+            for piece in chunk["choices"]
+            if piece["index"] == one["index"]
+        ]
         assert joined(chunks, one["index"]) == one["text"]
         assert [piece["finish_reason"] for piece in mine] == [None] * (len(mine) - 1) + ["length"]
         for name in ("tokens", "text_offset"):
@@ -73,13 +89,22 @@ def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) 
     asked = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 3}
     (choice,) = server.post("/v1/completions", asked).json()["choices"]
     told = choice["logprobs"]
-    assert choice["text"] == "What is your name?" == "".join(told["tokens"]) and choice["finish_reason"] == "length"
+    assert (
+        choice["text"] == "What is your name?" == "".join(told["tokens"])
+        and choice["finish_reason"] == "length"
+    )
     assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
     assert told["token_logprobs"][1:] == pytest.approx(own, abs=2e-5)
-    assert told["text_offset"] == [len("".join(told["tokens"][:place])) for place in range(len(ids))]
-    for token, logprob, top in list(zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True))[1:]:
+    assert told["text_offset"] == [
+        len("".join(told["tokens"][:place])) for place in range(len(ids))
+    ]
+    for token, logprob, top in list(
+        zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True)
+    )[1:]:
         assert top[token] == logprob and 3 <= len(top) <= 4 and max(top.values()) <= 0
-    one = server.post("/v1/completions", {**asked, "max_tokens": 1, "temperature": 0}).json()["choices"][0]
+    one = server.post("/v1/completions", {**asked, "max_tokens": 1, "temperature": 0}).json()[
+        "choices"
+    ][0]
     assert len(one["logprobs"]["tokens"]) == len(ids) + 1 and one["text"].startswith(choice["text"])
 
 
@@ -108,7 +133,9 @@ def test_a_prompt_that_was_read_before_is_not_read_again(server: Server, chat_mo
 
 
 def test_without_a_model_the_first_one_answers_and_says_so(server: Server) -> None:
-    named, plain = (server.post("/v1/completions", {**ASKED, **more}).json() for more in ({"model": "tiny"}, {}))
+    named, plain = (
+        server.post("/v1/completions", {**ASKED, **more}).json() for more in ({"model": "tiny"}, {})
+    )
     assert plain["model"] == "tiny" and plain["choices"] == named["choices"]
 
 
@@ -116,7 +143,9 @@ def test_bias_and_bans(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     forced = tokenizer.encode(" king")[0]
     asked = {**ASKED, "max_tokens": 3, "logit_bias": {str(forced): 100}}
-    assert server.post("/v1/completions", asked).json()["choices"][0]["text"] == tokenizer.decode([forced] * 3)
+    assert server.post("/v1/completions", asked).json()["choices"][0]["text"] == tokenizer.decode(
+        [forced] * 3
+    )
 
 
 def test_the_end_of_text_ends_it_unless_it_is_ignored(server: Server, chat_model: Path) -> None:
@@ -126,19 +155,31 @@ def test_the_end_of_text_ends_it_unless_it_is_ignored(server: Server, chat_model
     assert choice["text"] == "" and choice["finish_reason"] == "stop"
     assert choice["logprobs"]["tokens"] == ["<|endoftext|>"], "as the harness counts on"
     ignored = server.post("/v1/completions", {**asked, "ignore_eos": True}).json()
-    assert ignored["usage"]["completion_tokens"] == 5 and ignored["choices"][0]["finish_reason"] == "length"
+    assert (
+        ignored["usage"]["completion_tokens"] == 5
+        and ignored["choices"][0]["finish_reason"] == "length"
+    )
 
 
-def test_a_character_in_several_tokens_is_never_shown_in_halves(server: Server, chat_model: Path) -> None:
+def test_a_character_in_several_tokens_is_never_shown_in_halves(
+    server: Server, chat_model: Path
+) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     ids = tokenizer.encode("鸟")
     assert len(ids) > 1
-    asked = {"prompt": [*tokenizer.encode("a"), *ids[:1]], "max_tokens": len(ids) - 1, "temperature": 0, "stream": True}
+    asked = {
+        "prompt": [*tokenizer.encode("a"), *ids[:1]],
+        "max_tokens": len(ids) - 1,
+        "temperature": 0,
+        "stream": True,
+    }
     for place, id in enumerate(ids[1:]):
         row = [*asked["prompt"], *ids[1 : 1 + place]]  # type: ignore[misc]
         one = {**asked, "prompt": row, "max_tokens": 1, "logit_bias": {str(id): 100}}
         told = joined(events(server.post("/v1/completions", one)))
-        assert told == ("鸟" if place == len(ids) - 2 else "\ufffd"), "an unfinished end is shown once, as what it is"
+        assert told == ("鸟" if place == len(ids) - 2 else "\ufffd"), (
+            "an unfinished end is shown once, as what it is"
+        )
     both = {**asked, "prompt": "a", "max_tokens": 9, "guided_regex": "鸟鸟鸟", "stream": True}
     chunks = events(server.post("/v1/completions", both))
     assert joined(chunks) == "鸟鸟鸟" and all("\ufffd" not in joined([chunk]) for chunk in chunks)
@@ -147,10 +188,19 @@ def test_a_character_in_several_tokens_is_never_shown_in_halves(server: Server, 
 def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     listed = server.client().get("/v1/models").json()
-    assert [one["id"] for one in listed["data"]] == ["tiny", "vectors", "labels", "pairs", "names", "translator"]
+    assert [one["id"] for one in listed["data"]] == [
+        "tiny",
+        "vectors",
+        "labels",
+        "pairs",
+        "names",
+        "translator",
+    ]
     assert listed["data"][0]["max_model_len"] == 256
     assert server.client().get("/v1/models/tiny").json() == listed["data"][0]
-    told = server.post("/tokenize", {"model": "tiny", "prompt": "O Romeo", "return_token_strs": True}).json()
+    told = server.post(
+        "/tokenize", {"model": "tiny", "prompt": "O Romeo", "return_token_strs": True}
+    ).json()
     assert told["tokens"] == tokenizer.encode("O Romeo") and told["count"] == len(told["tokens"])
     assert told["token_strs"] == [tokenizer.token(id) for id in told["tokens"]]
     assert server.post("/detokenize", {"tokens": told["tokens"]}).json() == {"prompt": "O Romeo"}

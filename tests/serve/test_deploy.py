@@ -1,4 +1,5 @@
-"""The systemd unit and the Dockerfile: what they start is a command that we understand, and what they copy is there."""
+"""The systemd unit and the Dockerfile: what they start is a command that we understand, and what
+they copy is there."""
 
 from __future__ import annotations
 
@@ -37,9 +38,15 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("needs systemd-analyze")
-    text = (DEPLOY / "glassformer.service").read_text().replace("/opt/glassformer/bin/glassformer", "/bin/true")
+    text = (
+        (DEPLOY / "glassformer.service")
+        .read_text()
+        .replace("/opt/glassformer/bin/glassformer", "/bin/true")
+    )
     (tmp_path / "glassformer.service").write_text(text)
-    done = subprocess.run([analyze, "verify", str(tmp_path / "glassformer.service")], capture_output=True, text=True)
+    done = subprocess.run(
+        [analyze, "verify", str(tmp_path / "glassformer.service")], capture_output=True, text=True
+    )
     ours = [line for line in done.stderr.splitlines() if "glassformer.service" in line]
     assert not ours, ours
 
@@ -61,7 +68,10 @@ def test_the_image_starts_the_server_and_copies_what_is_there() -> None:
         "CMD",
     }
     assert {step for step, _ in steps} == known
-    entry, words = (json.loads(next(rest for step, rest in steps if step == name)) for name in ("ENTRYPOINT", "CMD"))
+    entry, words = (
+        json.loads(next(rest for step, rest in steps if step == name))
+        for name in ("ENTRYPOINT", "CMD")
+    )
     assert entry[-1] == "serve" and understood(["serve", *words]).api_key_file  # type: ignore[attr-defined]
     for step, rest in steps:
         if step == "COPY" and "--from" not in rest:
@@ -72,4 +82,6 @@ def test_the_image_starts_the_server_and_copies_what_is_there() -> None:
     assert order.index("USER") < order.index("ENTRYPOINT"), "it does not run as root"
     built = (DEPLOY.parent / "pyproject.toml").read_text()
     for name in re.findall(r'"/?(runs|hatch_build\.py)"', built):
-        assert any(step == "COPY" and name in rest for step, rest in steps), f"the build needs {name}"
+        assert any(step == "COPY" and name in rest for step, rest in steps), (
+            f"the build needs {name}"
+        )

@@ -1,5 +1,5 @@
-"""Vectors, scores, ranks, labels, blanks and translations over HTTP (encoding, searching): the numbers of the same call
-in process."""
+"""Vectors, scores, ranks, labels, blanks and translations over HTTP (encoding, searching): the
+numbers of the same call in process."""
 
 from __future__ import annotations
 
@@ -29,13 +29,23 @@ def test_embeddings(server: Server, others: dict[str, Path]) -> None:
     own = generation.embed(model, tokenizer, TEXTS)
     told = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS}).json()
     assert [one["index"] for one in told["data"]] == [0, 1, 2] and told["object"] == "list"
-    torch.testing.assert_close(torch.tensor([one["embedding"] for one in told["data"]]), own, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor([one["embedding"] for one in told["data"]]), own, atol=1e-5, rtol=1e-5
+    )
     ids = tokenizer.encode(TEXTS[0])
-    by_ids = server.post("/v1/embeddings", {"model": "vectors", "input": ids}).json()["data"][0]["embedding"]
-    assert by_ids == pytest.approx(told["data"][0]["embedding"], abs=1e-6), "alone and by its ids as among others"
-    short = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "dimensions": 8}).json()
+    by_ids = server.post("/v1/embeddings", {"model": "vectors", "input": ids}).json()["data"][0][
+        "embedding"
+    ]
+    assert by_ids == pytest.approx(told["data"][0]["embedding"], abs=1e-6), (
+        "alone and by its ids as among others"
+    )
+    short = server.post(
+        "/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "dimensions": 8}
+    ).json()
     expected = torch.nn.functional.normalize(own[:1, :8], dim=-1)
-    torch.testing.assert_close(torch.tensor([short["data"][0]["embedding"]]), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor([short["data"][0]["embedding"]]), expected, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_embeddings_as_openais_client_asks_for_them(server: Server) -> None:
@@ -46,15 +56,21 @@ def test_embeddings_as_openais_client_asks_for_them(server: Server) -> None:
     coded = client.embeddings.create(model="vectors", input=TEXTS)
     for one, other in zip(plain.data, coded.data, strict=True):
         assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
-    raw = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "encoding_format": "base64"}).json()
+    raw = server.post(
+        "/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "encoding_format": "base64"}
+    ).json()
     data = base64.b64decode(raw["data"][0]["embedding"])
-    assert list(struct.unpack(f"<{len(data) // 4}f", data)) == pytest.approx(plain.data[0].embedding, abs=1e-6)
+    assert list(struct.unpack(f"<{len(data) // 4}f", data)) == pytest.approx(
+        plain.data[0].embedding, abs=1e-6
+    )
 
 
 def test_a_decoder_embeds_too(server: Server, chat_model: Path) -> None:
     model, tokenizer = opened(chat_model)
     own = generation.embed(model, tokenizer, ["O Romeo"])[0].tolist()
-    told = server.post("/v1/embeddings", {"model": "tiny", "input": "O Romeo"}).json()["data"][0]["embedding"]
+    told = server.post("/v1/embeddings", {"model": "tiny", "input": "O Romeo"}).json()["data"][0][
+        "embedding"
+    ]
     assert told == pytest.approx(own, abs=1e-4)
 
 
@@ -62,30 +78,46 @@ def test_classify(server: Server, others: dict[str, Path]) -> None:
     model, tokenizer = opened(others["labels"])
     own = generation.classify(model, tokenizer, TEXTS)
     told = server.post("/classify", {"model": "labels", "input": TEXTS}).json()
-    torch.testing.assert_close(torch.tensor([one["probs"] for one in told["data"]]), own, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor([one["probs"] for one in told["data"]]), own, atol=1e-5, rtol=1e-5
+    )
     assert [one["label"] for one in told["data"]] == [str(int(row.argmax())) for row in own]
     pairs = generation.classify(model, tokenizer, [(TEXTS[0], TEXTS[1])])
-    two = server.post("/classify", {"model": "labels", "input": TEXTS[0], "second": TEXTS[1]}).json()
+    two = server.post(
+        "/classify", {"model": "labels", "input": TEXTS[0], "second": TEXTS[1]}
+    ).json()
     assert two["data"][0]["probs"] == pytest.approx(pairs[0].tolist(), abs=1e-5)
 
 
 def test_score_by_vectors_and_by_a_model_for_pairs(server: Server, others: dict[str, Path]) -> None:
     unit = generation.embed(*opened(others["vectors"]), TEXTS, unit=True)
-    told = server.post("/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()["data"]
+    told = server.post("/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
+        "data"
+    ]
     assert [one["score"] for one in told] == pytest.approx((unit @ unit[0]).tolist(), abs=1e-5)
-    own = generation.classify(*opened(others["pairs"]), [(TEXTS[0], one) for one in TEXTS]).sigmoid()[:, 0]
-    told = server.post("/score", {"model": "pairs", "text_1": TEXTS[0], "text_2": TEXTS}).json()["data"]
+    own = generation.classify(
+        *opened(others["pairs"]), [(TEXTS[0], one) for one in TEXTS]
+    ).sigmoid()[:, 0]
+    told = server.post("/score", {"model": "pairs", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
+        "data"
+    ]
     assert [one["score"] for one in told] == pytest.approx(own.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("model", ["vectors", "pairs"])
 def test_rerank_gives_the_best_first_with_its_place(server: Server, model: str) -> None:
-    asked = {"model": model, "query": TEXTS[0], "documents": [TEXTS[2], {"text": TEXTS[0]}, TEXTS[1]]}
-    scores = server.post("/score", {"model": model, "text_1": TEXTS[0], "text_2": [TEXTS[2], *TEXTS[:2]]}).json()[
-        "data"
-    ]
+    asked = {
+        "model": model,
+        "query": TEXTS[0],
+        "documents": [TEXTS[2], {"text": TEXTS[0]}, TEXTS[1]],
+    }
+    scores = server.post(
+        "/score", {"model": model, "text_1": TEXTS[0], "text_2": [TEXTS[2], *TEXTS[:2]]}
+    ).json()["data"]
     told = server.post("/v2/rerank", {**asked, "return_documents": True}).json()["results"]
-    assert [one["index"] for one in told] == sorted(range(3), key=lambda place: -scores[place]["score"])
+    assert [one["index"] for one in told] == sorted(
+        range(3), key=lambda place: -scores[place]["score"]
+    )
     for one in told:
         assert one["relevance_score"] == pytest.approx(scores[one["index"]]["score"], abs=1e-6)
         assert one["document"]["text"] == [TEXTS[2], TEXTS[0], TEXTS[1]][one["index"]]
@@ -97,7 +129,9 @@ def test_rerank_gives_the_best_first_with_its_place(server: Server, model: str) 
 @pytest.mark.parametrize("model", ["vectors", "pairs"])
 def test_rerank_as_coheres_client_asks_for_it(server: Server, model: str) -> None:
     cohere = pytest.importorskip("cohere", reason="needs Cohere's client: pip install cohere")
-    scores = server.post("/score", {"model": model, "text_1": TEXTS[0], "text_2": TEXTS}).json()["data"]
+    scores = server.post("/score", {"model": model, "text_1": TEXTS[0], "text_2": TEXTS}).json()[
+        "data"
+    ]
     order = sorted(range(3), key=lambda place: -scores[place]["score"])
     two = cohere.ClientV2(api_key="none", base_url=server.url).rerank(
         model=model, query=TEXTS[0], documents=TEXTS, top_n=2
@@ -115,13 +149,22 @@ def test_tags(server: Server, others: dict[str, Path]) -> None:
     sentences = [TEXTS[0].split(), ["dog"], TEXTS[2].split()]
     own = generation.tag(model, tokenizer, sentences)
     told = server.post("/v1/tag", {"model": "names", "input": [TEXTS[0], ["dog"], TEXTS[2]]}).json()
-    assert [one["words"] for one in told["data"]] == sentences and told["labels"] == ["O", "B-PER", "I-PER"]
+    assert [one["words"] for one in told["data"]] == sentences and told["labels"] == [
+        "O",
+        "B-PER",
+        "I-PER",
+    ]
     for one, probs in zip(told["data"], own, strict=True):
         torch.testing.assert_close(torch.tensor(one["probs"]), probs, atol=1e-5, rtol=1e-5)
         assert one["labels"] == [told["labels"][int(row.argmax())] for row in probs]
     single = server.post("/v1/tag", {"model": "names", "input": TEXTS[0]}).json()
-    assert single["data"][0]["labels"] == told["data"][0]["labels"] and single["usage"]["prompt_tokens"] >= 6
-    cards = {one["id"]: one["abilities"] for one in server.client().get("/v1/models").json()["data"]}
+    assert (
+        single["data"][0]["labels"] == told["data"][0]["labels"]
+        and single["usage"]["prompt_tokens"] >= 6
+    )
+    cards = {
+        one["id"]: one["abilities"] for one in server.client().get("/v1/models").json()["data"]
+    }
     assert "tag" in cards["names"] and "tag" not in cards["labels"]
 
 
@@ -131,7 +174,9 @@ def test_fill(server: Server, others: dict[str, Path], order: Any) -> None:
     own = generation.fill(model, tokenizer, "the ___ sat on the ___", top=3, order=order)
     asked = {"model": "labels", "input": "the ___ sat on the ___", "top": 3, "order": order}
     told = server.post("/v1/fill", asked).json()["data"]
-    assert [[one["tokens"] for one in blank] for blank in told] == [[one.tokens for one in blank] for blank in own]
+    assert [[one["tokens"] for one in blank] for blank in told] == [
+        [one.tokens for one in blank] for blank in own
+    ]
     assert told[0][0]["probability"] == pytest.approx(own[0][0].probability, rel=1e-4)
 
 
@@ -140,7 +185,9 @@ def test_translate(server: Server, others: dict[str, Path]) -> None:
     own = generation.search(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
     asked = {"model": "translator", "input": TEXTS, "beams": 3, "best": 2, "max_new": 8}
     told = server.post("/v1/translate", asked).json()["data"]
-    assert [[one["tokens"] for one in some["best"]] for some in told] == [[one.tokens for one in some] for some in own]
+    assert [[one["tokens"] for one in some["best"]] for some in told] == [
+        [one.tokens for one in some] for some in own
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +201,11 @@ def test_translate(server: Server, others: dict[str, Path]) -> None:
         ("/v1/embeddings", {"model": "vectors", "input": "cat " * 100}, "64"),
         ("/v1/embeddings", {"model": "vectors", "input": "a", "dimensions": 33}, "32"),
         ("/v1/embeddings", {"model": "vectors", "input": "a", "dimensions": 0}, "dimensions"),
-        ("/v1/embeddings", {"model": "vectors", "input": "a", "encoding_format": "int8"}, "encoding_format"),
+        (
+            "/v1/embeddings",
+            {"model": "vectors", "input": "a", "encoding_format": "int8"},
+            "encoding_format",
+        ),
         ("/v1/embeddings", {"model": "vectors", "input": {"a": 1}}, "input"),
         ("/classify", {"model": "vectors", "input": "a"}, "does not choose labels"),
         ("/classify", {"model": "labels", "input": ["a", "b"], "second": ["c"]}, "as many"),
@@ -177,8 +228,14 @@ def test_translate(server: Server, others: dict[str, Path]) -> None:
         ("/v1/translate", {"model": "translator", "input": ""}, "empty"),
         ("/v1/translate", {"model": "translator", "input": "a", "beams": 2, "best": 3}, "best"),
         ("/v1/completions", {"model": "vectors", "prompt": "a"}, "does not continue"),
-        ("/v1/chat/completions", {"model": "pairs", "messages": [{"role": "user", "content": "a"}]}, "does not chat"),
+        (
+            "/v1/chat/completions",
+            {"model": "pairs", "messages": [{"role": "user", "content": "a"}]},
+            "does not chat",
+        ),
     ],
 )
-def test_bad_input_is_a_sentence(server: Server, path: str, body: dict[str, Any], said: str) -> None:
+def test_bad_input_is_a_sentence(
+    server: Server, path: str, body: dict[str, Any], said: str
+) -> None:
     assert said in refused(server.post(path, body))

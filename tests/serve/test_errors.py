@@ -1,4 +1,5 @@
-"""Exceptions that nobody foresaw, in every family of paths: OpenAI's error object, an id, the traceback in the log."""
+"""Exceptions that nobody foresaw, in every family of paths: OpenAI's error object, an id, the
+traceback in the log."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from glassformer.serve import app, generating, registry
 from glassformer.serve.following import Followers
 from glassformer.serve.metrics import Metrics
 
-ERRORS = [KeyError("k"), TypeError("t"), IndexError("i"), AssertionError("a"), OSError(28, "o"), RuntimeError("r")]
+ERRORS = [
+    KeyError("k"),
+    TypeError("t"),
+    IndexError("i"),
+    AssertionError("a"),
+    OSError(28, "o"),
+    RuntimeError("r"),
+]
 TALK = [{"role": "user", "content": "hi"}]
 COMPUTED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "O Romeo", "max_tokens": 4},
@@ -32,7 +40,9 @@ COMPUTED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def client(chat_model: Path, others: dict[str, Path]) -> Iterator[TestClient]:
-    models = registry.open_models([str(chat_model), *map(str, others.values())], registry.Bounds(), dtype="float32")
+    models = registry.open_models(
+        [str(chat_model), *map(str, others.values())], registry.Bounds(), dtype="float32"
+    )
     outer, _ = app.application(models, "0", hosts=None)
     with TestClient(outer, raise_server_exceptions=True) as one:
         yield one
@@ -59,7 +69,10 @@ def check(answer: Any, error: Exception, log: str) -> None:
     """The form of a 500."""
     told = answer.json()
     assert answer.status_code == 500 and set(told) == {"error", "request_id"}
-    assert set(told["error"]) == {"message", "type", "param", "code"} and told["error"]["type"] == "server_error"
+    assert (
+        set(told["error"]) == {"message", "type", "param", "code"}
+        and told["error"]["type"] == "server_error"
+    )
     assert type(error).__name__ in told["error"]["message"] and "Traceback" not in answer.text
     assert told["request_id"] == answer.headers["x-request-id"] == logged(log, error)
     assert answer.headers["content-type"] == "application/json"
@@ -85,7 +98,13 @@ def test_what_computes(
     ],
 )
 def test_what_says(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any, path: str, home: Any, name: str, error: Exception
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    path: str,
+    home: Any,
+    name: str,
+    error: Exception,
 ) -> None:
     monkeypatch.setattr(home, name, failing(error))
     answer = client.post(path, json={"prompt": "a"}) if path == "/tokenize" else client.get(path)
@@ -96,9 +115,15 @@ def test_what_says(
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("after", [0, 2])
 def test_the_middle_of_a_stream(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any, path: str, error: Exception, after: int
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    path: str,
+    error: Exception,
+    after: int,
 ) -> None:
-    """Before the first piece it is a 500, afterwards an event; the stream ends as every stream does."""
+    """Before the first piece it is a 500, afterwards an event; the stream ends as every stream
+    does."""
     push, pieces = generating.Choices.push, list[object]()
 
     def pushed(*arguments: Any) -> Any:
@@ -113,22 +138,33 @@ def test_the_middle_of_a_stream(
     *chunks, last, done, nothing = answer.text.split("\n\n")
     assert answer.status_code == 200 and done == "data: [DONE]" and nothing == "" and chunks
     told = json.loads(last.removeprefix("data: "))
-    assert told["error"]["type"] == "server_error" and type(error).__name__ in told["error"]["message"]
-    assert told["request_id"] == answer.headers["x-request-id"] == logged(capsys.readouterr().err, error)
+    assert (
+        told["error"]["type"] == "server_error" and type(error).__name__ in told["error"]["message"]
+    )
+    assert (
+        told["request_id"]
+        == answer.headers["x-request-id"]
+        == logged(capsys.readouterr().err, error)
+    )
 
 
-def test_a_body_cannot_forge_a_line(client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_body_cannot_forge_a_line(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     error = RuntimeError('no\n{"status": 200, "forged": true}\x1b[31m')
     monkeypatch.setattr(Followers, "submit", failing(error))
     client.post("/v1/completions", json=COMPUTED["/v1/completions"])
     text = capsys.readouterr().err
-    assert "\x1b" not in text and not any("forged" in json.loads(line) for line in text.splitlines())
+    assert "\x1b" not in text and not any(
+        "forged" in json.loads(line) for line in text.splitlines()
+    )
 
 
 def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
     client: TestClient, chat_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two clients behind one address have a share each, one with two addresses has one; no key is passed on."""
+    """Two clients behind one address have a share each, one with two addresses has one; no key is
+    passed on."""
     clients, submit = list[str](), Followers.submit
 
     def submitted(self: Followers, served: Any, requests: Any) -> Any:
@@ -147,5 +183,7 @@ def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
     finally:
         models.close()
     assert clients == ["key 0"] * 4 + ["key 1"] * 2
-    client.post("/v1/completions", json=COMPUTED["/v1/completions"], headers={"x-forwarded-for": "9.9.9.9"})
+    client.post(
+        "/v1/completions", json=COMPUTED["/v1/completions"], headers={"x-forwarded-for": "9.9.9.9"}
+    )
     assert clients[-1] == "testclient"

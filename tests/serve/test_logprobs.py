@@ -34,10 +34,18 @@ def test_what_is_held_back_is_told_later_and_in_order() -> None:
 def test_what_a_stop_string_cuts_off_is_never_told() -> None:
     last = token("d", "a", finish_reason="stop", stopped_by="cd")
     assert (
-        told(token("a"), token("b", "b"), token("c"), token("d", "", finish_reason="stop", stopped_by="cd"))[-1] == []
+        told(
+            token("a"),
+            token("b", "b"),
+            token("c"),
+            token("d", "", finish_reason="stop", stopped_by="cd"),
+        )[-1]
+        == []
     )
     assert told(token("a"), token("c"), last)[-1] == ids("a")
 
 
 def test_a_token_that_ends_the_text_is_told() -> None:
-    assert told(token("a", "a"), token("b", finish_reason="stop", stopped_by=ids("b")[0]))[-1] == ids("b")
+    assert told(token("a", "a"), token("b", finish_reason="stop", stopped_by=ids("b")[0]))[
+        -1
+    ] == ids("b")

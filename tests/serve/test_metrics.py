@@ -1,4 +1,5 @@
-"""What is counted, exactly: tokens, requests by how they ended, an observation for each token and each request."""
+"""What is counted, exactly: tokens, requests by how they ended, an observation for each token and
+each request."""
 
 from __future__ import annotations
 
@@ -24,14 +25,28 @@ def counted(server: Server) -> dict[str, float]:
 
 
 def test_exact_counts(server: Server) -> None:
-    """Three requests: of two prompts and two choices each, of one that is scored only, and of a stream."""
+    """Three requests: of two prompts and two choices each, of one that is scored only, and of a
+    stream."""
     assert server.idle()
     before = counted(server)
     prompt = [5, 6, 7, 8]
     plain = {"max_tokens": 3, "ignore_eos": True, "seed": 1}
-    assert server.post("/v1/completions", {**plain, "prompt": [prompt, prompt[:2]], "n": 2}).status_code == 200
-    assert server.post("/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True}).status_code == 200
-    assert server.post("/v1/completions", {**plain, "prompt": prompt, "stream": True}).status_code == 200
+    assert (
+        server.post(
+            "/v1/completions", {**plain, "prompt": [prompt, prompt[:2]], "n": 2}
+        ).status_code
+        == 200
+    )
+    assert (
+        server.post(
+            "/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True}
+        ).status_code
+        == 200
+    )
+    assert (
+        server.post("/v1/completions", {**plain, "prompt": prompt, "stream": True}).status_code
+        == 200
+    )
     after = counted(server)
     assert {name: after[name] - before[name] for name in COUNTED} == {
         "prompt_tokens_total": 4 + 2 + 4 + 4,
@@ -45,12 +60,15 @@ def test_exact_counts(server: Server) -> None:
 
 
 def test_blanks_and_translations_are_counted_too(server: Server) -> None:
-    """They go through the same queue: three passes to fill two blanks one after the other, two sources of two beams."""
+    """They go through the same queue: three passes to fill two blanks one after the other, two
+    sources of two beams."""
     assert server.idle()
     before = counted(server)
     fill = {"model": "labels", "input": "the ___ sat on the ___", "top": 2, "order": "left"}
     assert server.post("/v1/fill", fill).status_code == 200
-    told = server.post("/v1/translate", {"model": "translator", "input": ["the cat", "a log"], "beams": 2}).json()
+    told = server.post(
+        "/v1/translate", {"model": "translator", "input": ["the cat", "a log"], "beams": 2}
+    ).json()
     after = counted(server)
     assert after["request_success_total"] - before["request_success_total"] == 3 + 2
     written = sum(len(one["tokens"]) for some in told["data"] for one in some["best"])
@@ -64,10 +82,16 @@ def test_what_is_refused_is_not_counted_and_who_leaves_is(server: Server) -> Non
     assert server.post("/v1/completions", {"prompt": ""}).status_code == 400
     assert counted(server) == before
     long = {"prompt": "O", "max_tokens": 250, "stream": True, "ignore_eos": True}
-    with httpx.Client(base_url=server.url) as client, client.stream("POST", "/v1/completions", json=long) as told:
+    with (
+        httpx.Client(base_url=server.url) as client,
+        client.stream("POST", "/v1/completions", json=long) as told,
+    ):
         next(told.iter_lines())
     until = time.monotonic() + 20
-    while time.monotonic() < until and counted(server)["request_success_total"] == before["request_success_total"]:
+    while (
+        time.monotonic() < until
+        and counted(server)["request_success_total"] == before["request_success_total"]
+    ):
         time.sleep(0.1)
     text = httpx.get(f"{server.url}/metrics").text
     assert 'glassformer:request_success_total{finished_reason="abort",model_name="tiny"}' in text
@@ -82,10 +106,16 @@ def test_the_names_are_vllms_and_the_gauges_are_shares(server: Server) -> None:
 
 
 def test_times_add_up(server: Server) -> None:
-    """Two answers' time to the last token is at least that to the first, and both are more than nothing."""
+    """Two answers' time to the last token is at least that to the first, and both are more than
+    nothing."""
     names = ("time_to_first_token_seconds_sum", "e2e_request_latency_seconds_sum")
     before = [server.metric(name) for name in names]
     for _ in range(2):
-        assert server.post("/v1/completions", {"prompt": "O", "max_tokens": 8, "ignore_eos": True}).status_code == 200
+        assert (
+            server.post(
+                "/v1/completions", {"prompt": "O", "max_tokens": 8, "ignore_eos": True}
+            ).status_code
+            == 200
+        )
     first, whole = (server.metric(name) - was for name, was in zip(names, before, strict=True))
     assert 0 < first < whole

@@ -1,4 +1,5 @@
-"""Faults of connections, clients and the engine, against a server whose clocks are short and whose engine can fail.
+"""Faults of connections, clients and the engine, against a server whose clocks are short and whose
+engine can fail.
 
 Of protocol, server, streaming, following and prompts.
 """
@@ -30,12 +31,24 @@ from .test_bad_input import address, refused
 TEXT = "/v1/completions"
 FAULTS = str(Path(__file__).parent / "faults.py")
 FAILS, NO_MEMORY, DIES, SLOW = 666_001, 666_002, 666_003, 666_004
-LONG = {"prompt": "O Romeo", "max_tokens": 240, "seed": SLOW, "ignore_eos": True}  # 5 seconds or more
+# 5 seconds or more
+LONG = {"prompt": "O Romeo", "max_tokens": 240, "seed": SLOW, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def faulty(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    words = ("--use", FAULTS, "--dtype", "float32", "--max-queue", "8", "--max-sequences", "4", "--drain", "20")
+    words = (
+        "--use",
+        FAULTS,
+        "--dtype",
+        "float32",
+        "--max-queue",
+        "8",
+        "--max-sequences",
+        "4",
+        "--drain",
+        "20",
+    )
     with started(tmp_path_factory.mktemp("faulty"), str(chat_model), *words) as one:
         yield one
 
@@ -46,7 +59,9 @@ def raw(body: dict[str, Any]) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b"])
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b"]
+)
 def test_c4_headers_that_do_not_come(faulty: Server, sent: bytes) -> None:
     with socket.create_connection(address(faulty)) as one:
         one.sendall(sent)
@@ -97,20 +112,28 @@ def test_c15_a_full_queue(faulty: Server) -> None:
     answers = asyncio.run(all_at_once())
     told = [one for one in answers if one.status_code == 429]
     assert {one.status_code for one in answers} == {200, 429} and len(answers) - len(told) >= 8
-    assert all(one.headers["retry-after"] == "1" and one.json()["error"]["code"] == "queue_full" for one in told)
+    assert all(
+        one.headers["retry-after"] == "1" and one.json()["error"]["code"] == "queue_full"
+        for one in told
+    )
     assert faulty.idle()
 
 
 def test_c15_more_than_can_ever_wait(faulty: Server) -> None:
     assert "queue of 8" in refused(faulty.post(TEXT, {"prompt": ["a"] * 9, "max_tokens": 1}))
-    assert "queue of 8" in refused(faulty.post(TEXT, {"prompt": ["a"] * 3, "n": 3, "max_tokens": 1}))
+    assert "queue of 8" in refused(
+        faulty.post(TEXT, {"prompt": ["a"] * 3, "n": 3, "max_tokens": 1})
+    )
     assert faulty.post(TEXT, {"prompt": ["a"] * 8, "max_tokens": 1}).status_code == 200
     texts = [f"text {number}" for number in range(40)]
-    assert len(faulty.post("/v1/embeddings", {"input": texts}).json()["data"]) == 40, "vectors come in turns"
+    assert len(faulty.post("/v1/embeddings", {"input": texts}).json()["data"]) == 40, (
+        "vectors come in turns"
+    )
 
 
 def test_c16_a_client_leaves(faulty: Server) -> None:
-    """While others compute (it waits), before the first token, in the middle of a stream, and without one."""
+    """While others compute (it waits), before the first token, in the middle of a stream, and
+    without one."""
     stream = {**LONG, "stream": True}
     with faulty.client() as client, client.stream("POST", TEXT, json=stream) as going:
         lines = going.iter_lines()
@@ -125,16 +148,20 @@ def test_c16_a_client_leaves(faulty: Server) -> None:
     begun = time.monotonic()
     assert faulty.idle(), "everything is given up"
     assert time.monotonic() - begun < 5
-    assert faulty.metric("kv_cache_usage_perc") == 0 and faulty.client().get("/load").json() == {"server_load": 0}
+    assert faulty.metric("kv_cache_usage_perc") == 0 and faulty.client().get("/load").json() == {
+        "server_load": 0
+    }
     assert any(line["status"] == 499 for line in faulty.lines())
     assert faulty.post(TEXT, {**LONG, "max_tokens": 2}).status_code == 200
 
 
 @pytest.mark.parametrize(("seed", "n"), [(SLOW, 8), (1, 3)])
 def test_c17_a_client_that_does_not_read(faulty: Server, seed: int, n: int) -> None:
-    """It is dropped, others are answered meanwhile; also where all of its answer was there before that."""
+    """It is dropped, others are answered meanwhile; also where all of its answer was there before
+    that."""
 
-    def dropped() -> list[int]:  # how many tokens were written to each client that left or was dropped
+    # how many tokens were written to each client that left or was dropped
+    def dropped() -> list[int]:
         return [line.get("generated_tokens", 0) for line in faulty.lines() if line["status"] == 499]
 
     before = len(dropped())
@@ -194,12 +221,16 @@ def test_c20_sigterm_drains(chat_model: Path, tmp_path: Path) -> None:
             with pytest.raises(httpx.TransportError):
                 httpx.get(f"{one.url}/health", timeout=5)
             rest = list(lines)
-        assert rest[-2:] == ["data: [DONE]", ""] and sum("finish_reason" in line for line in rest) >= 30
+        assert (
+            rest[-2:] == ["data: [DONE]", ""]
+            and sum("finish_reason" in line for line in rest) >= 30
+        )
         assert one.process.wait(20) == 0
 
 
 def test_c20_a_request_that_was_accepted_is_answered(chat_model: Path, tmp_path: Path) -> None:
-    """Bytes that the system has taken and the server has not read; headers in halves; a connection without a byte."""
+    """Bytes that the system has taken and the server has not read; headers in halves; a connection
+    without a byte."""
     body = raw({"prompt": "O", "max_tokens": 2})
     with started(tmp_path, str(chat_model)) as one, contextlib.ExitStack() as stack:
         early = [stack.enter_context(socket.create_connection(address(one))) for _ in range(2)]
@@ -223,8 +254,13 @@ def test_c20_a_request_that_was_accepted_is_answered(chat_model: Path, tmp_path:
         assert one.process.wait(20) == 0
 
 
-def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(chat_model: Path, tmp_path: Path) -> None:
-    with started(tmp_path, str(chat_model), "--drain", "60") as one, socket.create_connection(address(one)):
+def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(
+    chat_model: Path, tmp_path: Path
+) -> None:
+    with (
+        started(tmp_path, str(chat_model), "--drain", "60") as one,
+        socket.create_connection(address(one)),
+    ):
         time.sleep(0.3)
         begun = time.monotonic()
         one.process.send_signal(signal.SIGTERM)
@@ -257,17 +293,26 @@ def test_c20_a_second_sigterm_does_not_wait(chat_model: Path, tmp_path: Path) ->
         assert one.log.read_text().count("A second signal: ended at once") == 1
 
 
-@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets")
+@pytest.mark.skipif(
+    not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets"
+)
 def test_c25_no_port_but_its_own(faulty: Server) -> None:
     process = Path(f"/proc/{faulty.process.pid}")
     held = {str(one.readlink()) for one in (process / "fd").iterdir()}
-    rows = [line.split() for name in ("tcp", "tcp6") for line in (process / "net" / name).read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in (process / "net" / name).read_text().splitlines()[1:]
+    ]
     listening = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held]
     assert listening == [f"0100007F:{address(faulty)[1]:04X}"], "this machine alone, one port"
 
 
 def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -> None:
-    asked = [{**LONG, "seed": seed, "max_tokens": 20, "prompt": "O Romeo, Romeo"} for seed in (1, 1, 2, 3)]
+    asked = [
+        {**LONG, "seed": seed, "max_tokens": 20, "prompt": "O Romeo, Romeo"}
+        for seed in (1, 1, 2, 3)
+    ]
     alone = [faulty.post(TEXT, one).json()["choices"][0]["text"] for one in asked]
 
     async def together() -> list[str]:
@@ -279,14 +324,19 @@ def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -
 
 
 def test_the_page_over_what_is_served(chat_model: Path, tmp_path: Path) -> None:
-    """Its numbers are of the very weights, of 8 bits here; answers stay the same bits; both end at SIGTERM."""
+    """Its numbers are of the very weights, of 8 bits here; answers stay the same bits; both end at
+    SIGTERM."""
     with started(tmp_path, str(chat_model), "--bits", "8", "--dtype", "float32", "--page") as one:
         asked = {"prompt": "O Romeo", "max_tokens": 8, "seed": 3, "logprobs": 5}
         alone = one.post(TEXT, asked).json()["choices"]
-        said = next(line for line in one.log.read_text().splitlines() if line.startswith("The page is at "))
+        said = next(
+            line for line in one.log.read_text().splitlines() if line.startswith("The page is at ")
+        )
         url = said.split()[-1]
         (card,) = httpx.get(f"{url}api/models", timeout=60).json()
-        run = httpx.post(f"{url}api/runs", json={"model": card["name"], "text": "O Romeo"}, timeout=60).json()
+        run = httpx.post(
+            f"{url}api/runs", json={"model": card["name"], "text": "O Romeo"}, timeout=60
+        ).json()
         address = {"address": f"logits[{len(run['tokens']) - 1},5]"}
         cell = httpx.get(f"{url}api/runs/{run['run']}/cell", params=address, timeout=60).json()
         look = {"prompt": "O Romeo", "inspect": ["logits"], "positions": [-1]}
@@ -304,36 +354,70 @@ def test_the_page_of_a_server_with_keys_asks_for_one(chat_model: Path, tmp_path:
     keys.write_text("secret-1\nschlüssel\n")
     keys.chmod(0o640)
     with started(tmp_path, str(chat_model), "--page", "--api-key-file", str(keys)) as one:
-        url = next(line for line in one.log.read_text().splitlines() if line.startswith("The page is at ")).split()[-1]
+        url = next(
+            line for line in one.log.read_text().splitlines() if line.startswith("The page is at ")
+        ).split()[-1]
         for wrong in (None, ("me", "secret"), ("secret-1", ""), ("me", "secret-1x")):
             for path in ("", "api/models", "app.js"):
                 answer = httpx.get(f"{url}{path}", auth=wrong, timeout=60)
-                assert answer.status_code == 401 and answer.headers["www-authenticate"].startswith("Basic realm=")
-                assert "key" in answer.text and answer.headers["x-content-type-options"] == "nosniff"
+                assert answer.status_code == 401 and answer.headers["www-authenticate"].startswith(
+                    "Basic realm="
+                )
+                assert (
+                    "key" in answer.text and answer.headers["x-content-type-options"] == "nosniff"
+                )
         bad = {"authorization": "Basic %%%"}
         assert httpx.get(url, headers=bad, timeout=60).status_code == 401
         for right in (("me", "secret-1"), ("", "schlüssel".encode())):
             assert httpx.get(f"{url}api/models", auth=right, timeout=60).status_code == 200
         foreign = {"host": "evil.example"}
-        assert httpx.get(url, auth=("me", "secret-1"), headers=foreign, timeout=60).status_code == 403
+        assert (
+            httpx.get(url, auth=("me", "secret-1"), headers=foreign, timeout=60).status_code == 403
+        )
 
 
 def test_names_hosts_and_origins_of_a_server_without_keys(chat_model: Path, tmp_path: Path) -> None:
-    """On every address: by any IP address and by its own names, and by no name that another site points here."""
-    words = ("--host", "0.0.0.0", "--no-api-key", "--name", "mine/a-1", "--allow-host", "llm.example")
+    """On every address: by any IP address and by its own names, and by no name that another site
+    points here."""
+    words = (
+        "--host",
+        "0.0.0.0",
+        "--no-api-key",
+        "--name",
+        "mine/a-1",
+        "--allow-host",
+        "llm.example",
+    )
     with started(tmp_path, str(chat_model), *words) as one:
         port = one.url.rpartition(":")[2]
         one.url = f"http://127.0.0.1:{port}"
-        for name in ("127.0.0.1", "10.1.2.3", "[::1]", "[fe80::1]", "localhost", socket.gethostname(), "llm.example"):
+        for name in (
+            "127.0.0.1",
+            "10.1.2.3",
+            "[::1]",
+            "[fe80::1]",
+            "localhost",
+            socket.gethostname(),
+            "llm.example",
+        ):
             with one.client() as client:
-                assert client.get("/v1/models", headers={"host": f"{name}:{port}"}).status_code == 200, name
+                assert (
+                    client.get("/v1/models", headers={"host": f"{name}:{port}"}).status_code == 200
+                ), name
         for name in ("evil.example", "127.0.0.1.evil.example", "x.llm.example", "1.2.3", "::1::"):
             answer = one.client().get("/v1/models", headers={"host": f"{name}:{port}"})
             assert "--allow-host" in refused(answer, 403), name
-        for header in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        for header in (
+            {"origin": "http://evil.example"},
+            {"origin": "null"},
+            {"sec-fetch-site": "cross-site"},
+        ):
             refused(one.post(TEXT, {"prompt": "a"}, headers=header), 403)
         refused(one.post(TEXT, {"prompt": "a"}, headers={"content-type": "text/plain"}), 415)
-        assert one.post(TEXT, {"prompt": "a", "model": "mine/a-1", "max_tokens": 1}).json()["model"] == "mine/a-1"
+        assert (
+            one.post(TEXT, {"prompt": "a", "model": "mine/a-1", "max_tokens": 1}).json()["model"]
+            == "mine/a-1"
+        )
         assert one.client().get("/v1/models/mine/a-1").json()["root"] == "mine/a-1"
 
 
@@ -341,17 +425,23 @@ def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(
     chat_model: Path, tmp_path: Path, faulty: Server
 ) -> None:
     forged = {"x-forwarded-for": "9.9.9.9"}
-    faulty.post(TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "forged"})
+    faulty.post(
+        TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "forged"}
+    )
     (line,) = [line for line in faulty.lines() if line["id"] == "forged"]
     assert line["client"] == "127.0.0.1"
     with started(tmp_path, str(chat_model), "--proxy", "127.0.0.1") as one:
-        one.post(TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "believed"})
+        one.post(
+            TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "believed"}
+        )
         (line,) = [line for line in one.lines() if line["id"] == "believed"]
     assert line["client"] == "9.9.9.9"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights of files as POSIX has them")
-def test_a_file_of_keys_that_all_can_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_keys_that_all_can_read_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from glassformer.serve.server import keys_of
 
     keys = tmp_path / "keys"
@@ -360,7 +450,11 @@ def test_a_file_of_keys_that_all_can_read_is_said(tmp_path: Path, capsys: pytest
         keys.chmod(mode)
         assert keys_of(keys) == ["secret"]
         told = capsys.readouterr().err
-        assert told.count("\n") == said and ("chmod 640" in told) == bool(said) and "secret" not in told
+        assert (
+            told.count("\n") == said
+            and ("chmod 640" in told) == bool(said)
+            and "secret" not in told
+        )
 
 
 def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> None:
@@ -382,10 +476,14 @@ def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> Non
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     told = ended.stderr.splitlines()
     assert ended.returncode == 2 and f"Port {port} is in use; port" in told[-1]
-    assert not [line for line in told if line.endswith("| torch")], "torch was not imported before it was known"
+    assert not [line for line in told if line.endswith("| torch")], (
+        "torch was not imported before it was known"
+    )
 
 
-def test_what_starts_wrong_is_a_sentence(chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_starts_wrong_is_a_sentence(
+    chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n")
     broken = tmp_path / "broken.jinja"

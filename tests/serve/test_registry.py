@@ -16,7 +16,10 @@ def test_a_model_is_called_after_its_folder_its_file_or_its_name(tmp_path: Path)
     (tmp_path / "small.gguf").touch()
     assert model_id(str(tmp_path / "my model"), []) == "my-model"
     assert model_id(str(tmp_path / "small.gguf"), []) == "small"
-    assert model_id("gpt2", []) == "gpt2" and model_id("openai-community/gpt2", []) == "openai-community/gpt2"
+    assert (
+        model_id("gpt2", []) == "gpt2"
+        and model_id("openai-community/gpt2", []) == "openai-community/gpt2"
+    )
     assert model_id(str(tmp_path / "my model"), ["my-model", "my-model-2"]) == "my-model-3"
     (tmp_path / "…").mkdir()
     assert model_id(str(tmp_path / "…"), []) == "model"

@@ -36,7 +36,13 @@ def piece(name: bytes, kind: int) -> bytes:
     return field(1, field(1, name) + b"\x15\0\0\0\0" + b"\x18" + varint(kind))
 
 
-PIECES = piece(b"<unk>", 2) + piece(b"<s>", 3) + piece(b"</s>", 3) + piece("▁a".encode(), 1) + piece(b"b", 1)
+PIECES = (
+    piece(b"<unk>", 2)
+    + piece(b"<s>", 3)
+    + piece(b"</s>", 3)
+    + piece("▁a".encode(), 1)
+    + piece(b"b", 1)
+)
 MODEL = PIECES + field(2, b"") + field(3, b"")  # all usual: how it was trained, how it normalises
 
 
@@ -52,20 +58,36 @@ CASES: dict[str, tuple[str, bytes, str]] = {
     "deep JSON": ("tokenizer.json", b'{"a":' + b"[" * 100_000, "not valid JSON"),
     "not UTF-8": ("tokenizer.json", b'{"model": "\xff"}', "not valid JSON"),
     "no model": ("tokenizer.json", b'{"hidden_size": 3}', 'no "model"'),
-    "no vocabulary": ("tokenizer.json", spec(lambda raw: raw["model"].pop("vocab")), "lacks what a tokenizer.json"),
+    "no vocabulary": (
+        "tokenizer.json",
+        spec(lambda raw: raw["model"].pop("vocab")),
+        "lacks what a tokenizer.json",
+    ),
     "empty vocabulary": (
         "tokenizer.json",
         spec(lambda raw: raw.update(added_tokens=[], model={"vocab": {}})),
         "restore",
     ),
-    "unknown model": ("tokenizer.json", spec(lambda raw: raw["model"].update(type="Magic")), "no tokenizer that can"),
+    "unknown model": (
+        "tokenizer.json",
+        spec(lambda raw: raw["model"].update(type="Magic")),
+        "no tokenizer that can",
+    ),
     "lost merge": (
         "tokenizer.json",
         spec(lambda raw: raw["model"].update(merges=[["q", "zz"]])),
         "no tokenizer that can",
     ),
-    "strange decoder": ("tokenizer.json", spec(lambda raw: raw.update(decoder={"type": "CTC"})), "not supported"),
-    "huge id": ("tokenizer.json", spec(lambda raw: raw["model"]["vocab"].update(zz=2**40)), "no tokenizer that can"),
+    "strange decoder": (
+        "tokenizer.json",
+        spec(lambda raw: raw.update(decoder={"type": "CTC"})),
+        "not supported",
+    ),
+    "huge id": (
+        "tokenizer.json",
+        spec(lambda raw: raw["model"]["vocab"].update(zz=2**40)),
+        "no tokenizer that can",
+    ),
     "binary": ("tokenizer.bin", bytes(range(256)) * 9, "not a tokenizer of a known format"),
     "GGUF": ("vocab.gguf", b"GGUF\x03\0\0\0" + bytes(900), "not a whole GGUF file"),
     "ranks of no kind": ("my.tiktoken", RANKS, "say which with kind="),
@@ -74,7 +96,11 @@ CASES: dict[str, tuple[str, bytes, str]] = {
     "repeated rank": ("my.tiktoken", RANKS + b"YWI= 255\n", "one rank to two tokens"),
     "negative rank": ("my.tiktoken", RANKS + b"YWI= -5\n", "Line 257"),
     "huge rank": ("my.tiktoken", RANKS + b"YWI= 99999999999999999999\n", "Line 257"),
-    "missing bytes": ("my.tiktoken", b"".join(RANKS.splitlines(keepends=True)[:99]), "lacks 157 of"),
+    "missing bytes": (
+        "my.tiktoken",
+        b"".join(RANKS.splitlines(keepends=True)[:99]),
+        "lacks 157 of",
+    ),
     "too few ranks": ("my.tiktoken", RANKS, 'is not what "gpt2" has'),
     "cut model": ("x.model", MODEL[:-3], "not a whole SentencePiece model"),
     "cut between pieces": ("x.model", PIECES, "ends before it says how it splits"),
@@ -93,7 +119,9 @@ CASES: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_bad_file_is_one_sentence(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_file_is_one_sentence(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     name, data, sentence = CASES[case]
     (tmp_path / name).write_bytes(data)
     kind = "gpt2" if name == "my.tiktoken" and case != "ranks of no kind" else None
@@ -120,7 +148,9 @@ def test_vocab_and_merges(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no tokenizer"):
         open_tokenizer(tmp_path)
     (tmp_path / "merges.txt").write_text(merges)
-    assert open_tokenizer(tmp_path).encode(STORY[0]) == train_tokenizer("bpe", STORY, 300).encode(STORY[0])
+    assert open_tokenizer(tmp_path).encode(STORY[0]) == train_tokenizer("bpe", STORY, 300).encode(
+        STORY[0]
+    )
     (tmp_path / "merges.txt").write_text(merges + "\nqq zz\n")
     with pytest.raises(UserError, match=r"Line \d+ of .* is not a merge"):
         open_tokenizer(tmp_path)
@@ -146,7 +176,9 @@ def test_folders_and_kinds(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<nothing>"}')
     with pytest.raises(UserError, match='lacks "<nothing>"'):
         open_tokenizer(tmp_path / "x.model")
-    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"900": {"content": "<far>"}}}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"added_tokens_decoder": {"900": {"content": "<far>"}}}'
+    )
     with pytest.raises(UserError, match='adds "<far>" at 900'):
         open_tokenizer(tmp_path / "x.model")
     (tmp_path / "tokenizer_config.json").write_text(

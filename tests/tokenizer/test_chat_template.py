@@ -1,4 +1,5 @@
-"""Chat templates: the texts that transformers makes of published ones, and programs that mean harm."""
+"""Chat templates: the texts that transformers makes of published ones, and programs that mean
+harm."""
 
 from __future__ import annotations
 
@@ -15,17 +16,24 @@ from glassformer.tokenizer import Tokenizer, chat_template, trainers
 from glassformer.tokenizer.chat_template import ChatTemplate
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] | trim + "
-    "'<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] | trim + "
+    "'<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' "
+    "}}{% endif %}"
 )
 LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system = "
-    "messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system = false %}{% endif %}"
+    "messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system = false "
+    "%}{% endif %}"
     "{% for message in loop_messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
-    "{% endif %}{% if loop.index0 == 0 and system %}{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + "
-    "message['content'] %}{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
-    "{{ bos_token ~ '[INST] ' ~ content.strip() ~ ' [/INST]' }}{% else %}{{ ' ' ~ content | trim ~ ' ' ~ eos_token }}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles "
+    "must alternate') }}"
+    "{% endif %}{% if loop.index0 == 0 and system %}{% set content = '<<SYS>>\n' + system + "
+    "'\n<</SYS>>\n\n' + "
+    "message['content'] %}{% else %}{% set content = message['content'] %}{% endif %}{% if "
+    "message['role'] == 'user' %}"
+    "{{ bos_token ~ '[INST] ' ~ content.strip() ~ ' [/INST]' }}{% else %}{{ ' ' ~ content | trim "
+    "~ ' ' ~ eos_token }}"
     "{% endif %}{% endfor %}"
 )
 MESSAGES = [
@@ -42,11 +50,15 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("source", [CHATML, LLAMA2])
-def test_a_published_template_gives_what_transformers_makes_of_it(source: str, tokenizer: Tokenizer) -> None:
+def test_a_published_template_gives_what_transformers_makes_of_it(
+    source: str, tokenizer: Tokenizer
+) -> None:
     """Reference: transformers' own rendering."""
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     words = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-    told, _ = utils.render_jinja_template([MESSAGES], chat_template=source, add_generation_prompt=True, **words)
+    told, _ = utils.render_jinja_template(
+        [MESSAGES], chat_template=source, add_generation_prompt=True, **words
+    )
     assert ChatTemplate(source, tokenizer).render(MESSAGES) == told[0]
 
 
@@ -54,10 +66,13 @@ BOMBS = [
     "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
     "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
     "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}"
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set y %}{{ n.x }}{{ n.x }}{% "
+    "endset %}"
     "{% set n.x = y %}{% endfor %}",
-    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x | replace('a', 'aa') %}{% endfor %}",
-    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x | replace('a', "
+    "'aa') %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x.replace('a', 'aa') "
+    "%}{% endfor %}",
     "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
     "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
     "{{ ('a' * 1000000) | replace('a', 'b' * 1000000) }}",
@@ -100,7 +115,9 @@ def test_a_template_reaches_nothing_of_pythons(source: str, tokenizer: Tokenizer
 
 
 def test_what_a_message_says_is_never_a_special_token(tokenizer: Tokenizer) -> None:
-    template = ChatTemplate("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", tokenizer)
+    template = ChatTemplate(
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", tokenizer
+    )
     plain = template.tokens([{"role": "user", "content": "the cat"}])
     assert plain == [tokenizer.bos, *tokenizer.encode("the cat")]
     sly = template.tokens([{"role": "user", "content": "the <|endoftext|> cat"}])

@@ -15,9 +15,21 @@ from glassformer.tokenizer import open as open_tokenizer
 
 
 def article(length: int) -> str:
-    """Lines of every kind: words, code, comments that end and begin with marks, empty lines, other scripts."""
+    """Lines of every kind: words, code, comments that end and begin with marks, empty lines, other
+    scripts."""
     chance = random.Random(0)
-    kinds = ["Once upon a time", "    return x / y;", "*/", "/* 1 */", "/", "\u4f60\u597d", "12 345", "'tis", "_x", ""]
+    kinds = [
+        "Once upon a time",
+        "    return x / y;",
+        "*/",
+        "/* 1 */",
+        "/",
+        "\u4f60\u597d",
+        "12 345",
+        "'tis",
+        "_x",
+        "",
+    ]
     lines = []
     while length > 0:
         lines.append(" ".join(chance.choices(kinds, k=chance.randint(1, 9))))
@@ -26,7 +38,8 @@ def article(length: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["tok-llama2/tokenizer.model", "tok-phi3", "tok-t5/spiece.model", "tok-gpt2", "tok-bert-cased"]
+    "name",
+    ["tok-llama2/tokenizer.model", "tok-phi3", "tok-t5/spiece.model", "tok-gpt2", "tok-bert-cased"],
 )
 def test_pieces_have_the_ids_of_the_whole(shared_data: Path, name: str, tmp_path: Path) -> None:
     whole = article(300_000)
@@ -49,7 +62,8 @@ def test_pieces_have_the_ids_of_the_whole(shared_data: Path, name: str, tmp_path
 def test_bytes_before_any_token_are_those_of_the_whole(
     shared_data: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a piece that continues a document: nothing is put in front of it, as it would be of a whole text."""
+    """Also in a piece that continues a document: nothing is put in front of it, as it would be of a
+    whole text."""
     monkeypatch.setattr(text_streams, "PIECE", 150)
     text = article(3_000)
     (tmp_path / "long.txt").write_text(text, encoding="utf-8")
@@ -65,11 +79,16 @@ def test_bytes_before_any_token_are_those_of_the_whole(
 def test_no_published_split_reaches_over_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_streams, "PIECE", 200)
     whole = article(20_000) + "\nend */\n/ x*/\n/\n y"
-    pieces = [piece for piece, _ in text_streams.cut(iter([whole[at : at + 150] for at in range(0, len(whole), 150)]))]
+    pieces = [
+        piece
+        for piece, _ in text_streams.cut(
+            iter([whole[at : at + 150] for at in range(0, len(whole), 150)])
+        )
+    ]
     assert "".join(pieces) == whole and len(pieces) > 40
     gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     for name, kind in byte_bpe.KINDS.items():
         pattern = kind.pattern or gpt2
-        assert [word for piece in pieces for word in regex.findall(pattern, piece)] == regex.findall(pattern, whole), (
-            name
-        )
+        assert [
+            word for piece in pieces for word in regex.findall(pattern, piece)
+        ] == regex.findall(pattern, whole), name

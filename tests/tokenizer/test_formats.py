@@ -1,4 +1,5 @@
-"""Published tokenizers: every file of one gives the same ids, and the ids of an implementation we did not write."""
+"""Published tokenizers: every file of one gives the same ids, and the ids of an implementation we
+did not write."""
 
 from __future__ import annotations
 
@@ -24,8 +25,14 @@ LLAMA3 = (
 
 @pytest.fixture(scope="module")
 def samples(shared_data: Path) -> list[str]:
-    """Nasty texts, and real ones: an encyclopedia, German and French captions, dialogue as JSON, Shakespeare."""
-    names = ["wikitext-2-raw/wiki.test.raw", "multi30k/train.de", "multi30k/train.fr", "tinyshakespeare/input.txt"]
+    """Nasty texts, and real ones: an encyclopedia, German and French captions, dialogue as JSON,
+    Shakespeare."""
+    names = [
+        "wikitext-2-raw/wiki.test.raw",
+        "multi30k/train.de",
+        "multi30k/train.fr",
+        "tinyshakespeare/input.txt",
+    ]
     found = [(shared_data / name).read_text(encoding="utf-8")[:30_000] for name in names]
     return [*NASTY, *SPECIAL, *found]
 
@@ -68,7 +75,11 @@ def test_gpt2_gives_the_published_ids_of_tinystories(shared_data: Path, name: st
     stories = (folder / f"{name}.txt").read_bytes().decode()
     tokenizer = open_tokenizer(shared_data / "tok-gpt2")
     assert tokenizer.encode(stories, special=True) == theirs
-    assert tokenizer.decode(theirs, special=True) == stories == streamed(tokenizer, theirs, special=True)
+    assert (
+        tokenizer.decode(theirs, special=True)
+        == stories
+        == streamed(tokenizer, theirs, special=True)
+    )
 
 
 def test_a_story_has_its_published_ids(shared_data: Path) -> None:
@@ -87,8 +98,15 @@ def test_cl100k(shared_data: Path, samples: list[str]) -> None:
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
     )
     same(tokenizer, tiktoken_of(path, pattern), samples)
-    assert tokenizer.size == 100277 and len(tokenizer.specials) == 5 and len(tokenizer.vocabulary()) == 100261
-    assert tokenizer.encode("<|endofprompt|>", special=True) == [100276] and tokenizer.token(100256) == ""
+    assert (
+        tokenizer.size == 100277
+        and len(tokenizer.specials) == 5
+        and len(tokenizer.vocabulary()) == 100261
+    )
+    assert (
+        tokenizer.encode("<|endofprompt|>", special=True) == [100276]
+        and tokenizer.token(100256) == ""
+    )
 
 
 def test_llama3(shared_data: Path, samples: list[str]) -> None:
@@ -98,7 +116,10 @@ def test_llama3(shared_data: Path, samples: list[str]) -> None:
     published = [128000, 2028, 7257, 1495, 690, 387, 4037, 1534]
     assert tokenizer.encode("This raw text will be tokenized", bos=True) == published
     assert tokenizer.size == 128256 and tokenizer.bos == 128000 and tokenizer.eos == 128001
-    assert tokenizer.specials["<|eot_id|>"] == 128009 and tokenizer.token(128255) == "<|reserved_special_token_247|>"
+    assert (
+        tokenizer.specials["<|eot_id|>"] == 128009
+        and tokenizer.token(128255) == "<|reserved_special_token_247|>"
+    )
 
 
 def test_qwen(shared_data: Path, samples: list[str]) -> None:
@@ -113,7 +134,8 @@ def test_bert(shared_data: Path, samples: list[str], case: str) -> None:
     path = shared_data / f"tok-bert-{case}" / "vocab.txt"
     theirs = transformers.BertTokenizer(str(path), do_lower_case=case == "uncased")
     tokenizer = open_tokenizer(path)
-    plain = [sample for sample in samples if "[CLS]" not in sample]  # theirs reads these out of any text
+    # theirs reads these out of any text
+    plain = [sample for sample in samples if "[CLS]" not in sample]
     same(tokenizer, lambda sample: theirs.encode(sample, add_special_tokens=False), plain)
     assert tokenizer.encode("Hi", bos=True, eos=True) == theirs.encode("Hi")
     ids = theirs.encode("Don't stop, now .")
@@ -123,7 +145,10 @@ def test_bert(shared_data: Path, samples: list[str], case: str) -> None:
 
 def test_llama2_both_files(shared_data: Path, samples: list[str]) -> None:
     folder = shared_data / "tok-llama2"
-    pieces, spec = open_tokenizer(folder / "tokenizer.model"), open_tokenizer(folder / "tokenizer.json")
+    pieces, spec = (
+        open_tokenizer(folder / "tokenizer.model"),
+        open_tokenizer(folder / "tokenizer.json"),
+    )
     spaces = [" " * count for count in range(70)] + ["x" + " " * count + "y" for count in range(70)]
     same(pieces, sentencepiece_of(folder / "tokenizer.model"), samples + spaces)
     same(spec, pieces.encode, samples + spaces)
@@ -141,18 +166,31 @@ def test_llama2_text_survives(shared_data: Path) -> None:
 
 def test_t5_both_files(shared_data: Path, samples: list[str]) -> None:
     folder = shared_data / "tok-t5"
-    pieces, spec = open_tokenizer(folder / "spiece.model"), open_tokenizer(folder / "tokenizer.json")
+    pieces, spec = (
+        open_tokenizer(folder / "spiece.model"),
+        open_tokenizer(folder / "tokenizer.json"),
+    )
     same(pieces, spec.encode, samples)
     same(pieces, sentencepiece_of(folder / "spiece.model"), [s for s in samples if len(s) < 30_000])
-    assert pieces.size == spec.size == 32100 and pieces.specials == spec.specials and pieces.eos == 1
-    assert pieces.encode("a <extra_id_0> b", special=True) == spec.encode("a <extra_id_0> b", special=True)
+    assert (
+        pieces.size == spec.size == 32100 and pieces.specials == spec.specials and pieces.eos == 1
+    )
+    assert pieces.encode("a <extra_id_0> b", special=True) == spec.encode(
+        "a <extra_id_0> b", special=True
+    )
     for sample in SPECIAL:
-        assert not {id for id in pieces.encode(sample) if id != pieces.unk} & set(pieces.specials.values())
+        assert not {id for id in pieces.encode(sample) if id != pieces.unk} & set(
+            pieces.specials.values()
+        )
 
 
 def test_phi3_knows_its_parts_from_its_config(shared_data: Path) -> None:
     tokenizer = open_tokenizer(shared_data / "tok-phi3")
-    assert tokenizer.size == 32011 and tokenizer.token(tokenizer.eos or 0) == "<|endoftext|>" and tokenizer.bos == 1
+    assert (
+        tokenizer.size == 32011
+        and tokenizer.token(tokenizer.eos or 0) == "<|endoftext|>"
+        and tokenizer.bos == 1
+    )
     llama = open_tokenizer(shared_data / "tok-llama2" / "tokenizer.model")
     for sample in NASTY:
         assert tokenizer.encode(sample) == llama.encode(sample)
@@ -178,7 +216,9 @@ def test_stories260k(shared_data: Path, samples: list[str]) -> None:
         pytest.param("tok-qwen", "qwen2", marks=pytest.mark.slow),
     ],
 )
-def test_transformers_opens_what_is_saved(shared_data: Path, tmp_path: Path, name: str, family: str) -> None:
+def test_transformers_opens_what_is_saved(
+    shared_data: Path, tmp_path: Path, name: str, family: str
+) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = open_tokenizer(shared_data / name)
     tokenizer.save(tmp_path)
@@ -201,7 +241,11 @@ def test_vocab_and_merges_of_another_split(shared_data: Path, tmp_path: Path) ->
     merges = "\n".join(" ".join(pair) for pair in model["merges"])
     (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
     added = {str(id): {"content": name, "special": True} for name, id in qwen.specials.items()}
-    config = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added, "eos_token": "<|im_end|>"}
+    config = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "added_tokens_decoder": added,
+        "eos_token": "<|im_end|>",
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = open_tokenizer(tmp_path)
     for sample in NASTY:

@@ -1,6 +1,8 @@
-"""Damaged tokenizer files of every format: each opens and is used, or is refused in a sentence, soon, in little room.
+"""Damaged tokenizer files of every format: each opens and is used, or is refused in a sentence,
+soon, in little room.
 
-Each file is tried in a process of its own, so that a hang, an abort or a flood of memory is one finding and no end.
+Each file is tried in a process of its own, so that a hang, an abort or a flood of memory is one
+finding and no end.
 """
 
 from __future__ import annotations
@@ -30,7 +32,21 @@ from tokenizer.test_tokenizer import NASTY, STORY
 
 SECONDS, ROOM = 10, 2 << 30  # of processor time, of memory beyond what is there
 NUMBERS = [-1, 0, 1, 2**31, 2**32 - 1, 2**63, 10**400, 1.5, 1e308, float("nan")]
-VALUES = [None, True, "", "a\0b", "x" * 6000, "(a+)+$", r"\s+$", "(", [], {}, [[]], {"type": "Sequence"}, *NUMBERS]
+VALUES = [
+    None,
+    True,
+    "",
+    "a\0b",
+    "x" * 6000,
+    "(a+)+$",
+    r"\s+$",
+    "(",
+    [],
+    {},
+    [[]],
+    {"type": "Sequence"},
+    *NUMBERS,
+]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -39,7 +55,11 @@ def files(folder: Path) -> dict[str, bytes]:
 
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(STORY), model_writer=made, vocab_size=40, hard_vocab_limit=False, minloglevel=2
+        sentence_iterator=iter(STORY),
+        model_writer=made,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        minloglevel=2,
     )
     bpe = json.loads(train_tokenizer("bpe", STORY, 300).to_json())
     unigram = json.loads(train_tokenizer("unigram", STORY, 60).to_json())
@@ -83,7 +103,9 @@ def damaged(data: bytes, name: str, chance: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(chance.randint(1, 8)):
         changed[chance.randrange(len(changed))] = chance.randrange(256)
-    return bytes(changed[: len(changed) if chance.random() < 0.6 else chance.randrange(1, len(changed))])
+    return bytes(
+        changed[: len(changed) if chance.random() < 0.6 else chance.randrange(1, len(changed))]
+    )
 
 
 def use(path: Path) -> None:
@@ -134,7 +156,9 @@ def alone(work: Callable[[], None], report: Path) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
 @pytest.mark.parametrize("turns", [4, pytest.param(150, marks=pytest.mark.slow)])
-def test_a_damaged_file_is_used_or_refused(turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_is_used_or_refused(
+    turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("sentencepiece")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # its threads do not live on in a fork
     findings: dict[str, str] = {}

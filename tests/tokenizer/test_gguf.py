@@ -1,4 +1,5 @@
-"""Vocabularies in GGUF files of every kind, written here by another hand, against other implementations."""
+"""Vocabularies in GGUF files of every kind, written here by another hand, against other
+implementations."""
 
 from __future__ import annotations
 
@@ -22,9 +23,15 @@ from tokenizer.test_tokenizer import NASTY, SPECIAL, STORY, streamed
 
 TYPES = {"normal": 1, "unknown": 2, "control": 3, "user": 4, "unused": 5, "byte": 6}
 CODES = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
-CL100K = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # noqa: E501
+CL100K = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| "
+    r""
+    r""
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-BYTES = "letters for bytes"  # from here on the rules see these, of which some are digits, as Falcon's own file has it
+# from here on the rules see these, of which some are digits, as Falcon's own file has it
+BYTES = "letters for bytes"
 RULES = {  # as llama.cpp lists them: each cuts what the one before has left
     "gpt-2": [GPT2],
     "mpt": [GPT2],
@@ -40,7 +47,8 @@ COMPOSING = {"mpt", "qwen2", "command-r"}  # NFC first, which llama.cpp leaves o
 
 
 def written(path: Path, fields: dict[str, Any], tail: int = 0) -> Path:
-    """A GGUF file of version 3 with these fields and no tensors, and ``tail`` bytes of nothing behind."""
+    """A GGUF file of version 3 with these fields and no tensors, and ``tail`` bytes of nothing
+    behind."""
 
     def named(word: str) -> bytes:
         return struct.pack("<Q", len(word.encode())) + word.encode()
@@ -50,7 +58,9 @@ def written(path: Path, fields: dict[str, Any], tail: int = 0) -> Path:
             return 8, named(one)
         if isinstance(one, list):
             parts = [value(item) for item in one]
-            return 9, struct.pack("<IQ", parts[0][0] if parts else 8, len(one)) + b"".join(part for _, part in parts)
+            return 9, struct.pack("<IQ", parts[0][0] if parts else 8, len(one)) + b"".join(
+                part for _, part in parts
+            )
         code, letter = CODES[type(one)]
         return code, struct.pack(letter, one)
 
@@ -67,10 +77,15 @@ def written(path: Path, fields: dict[str, Any], tail: int = 0) -> Path:
 def tokenizer_fields(model: str, names: list[str], kinds: list[str], **more: Any) -> dict[str, Any]:
     """The fields of a vocabulary, among others."""
     held = {"model": model, "tokens": names, "token_type": [TYPES[kind] for kind in kinds], **more}
-    return {"general.architecture": "llama", **{f"tokenizer.ggml.{name}": one for name, one in held.items()}}
+    return {
+        "general.architecture": "llama",
+        **{f"tokenizer.ggml.{name}": one for name, one in held.items()},
+    }
 
 
-def bpe_fields(pre: str, user: tuple[str, ...] = (), **more: Any) -> tuple[dict[str, Any], dict[str, int]]:
+def bpe_fields(
+    pre: str, user: tuple[str, ...] = (), **more: Any
+) -> tuple[dict[str, Any], dict[str, int]]:
     """A small byte-level BPE, and the ids of its entries."""
     model = json.loads(train_tokenizer("bpe", [*STORY, *NASTY], 700).to_json())["model"]
     names = sorted(model["vocab"], key=model["vocab"].__getitem__)
@@ -110,7 +125,9 @@ def test_byte_level_words_are_split_by_the_rule_that_is_named(pre: str, tmp_path
     fields, ids = bpe_fields(pre)
     ours = open_tokenizer(written(tmp_path / "model.gguf", fields))
     ranks = {ours.bytes_of(id): id for id in ids.values()}
-    theirs = tiktoken.Encoding("theirs", pat_str=r"[\s\S]+", mergeable_ranks=ranks, special_tokens={})
+    theirs = tiktoken.Encoding(
+        "theirs", pat_str=r"[\s\S]+", mergeable_ranks=ranks, special_tokens={}
+    )
     byte_of = {letter: byte for byte, letter in byte_alphabet().items()}
     for sample in [*NASTY, *SPECIAL, "3333 33.3 ½²", "I'VE told 'em; we're 12345 strong\n\n\n  x"]:
         whole = unicodedata.normalize("NFC", sample) if pre in COMPOSING else sample
@@ -129,7 +146,9 @@ def test_sentencepieces_kinds(kind: str, tmp_path: Path) -> None:
     chance, made = random.Random(0), io.BytesIO()
     words = [word for sentence in {*STORY} for word in sentence.split()]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]),
+        sentence_iterator=iter(
+            [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
+        ),
         model_writer=made,
         vocab_size=400 if kind == "llama" else 150,
         model_type="bpe" if kind == "llama" else "unigram",
@@ -148,8 +167,15 @@ def test_sentencepieces_kinds(kind: str, tmp_path: Path) -> None:
     names = [theirs.id_to_piece(id) for id in every]
     kinds[names.index("<sep>")] = "user"
     scores = [float(theirs.get_score(id)) for id in every]
-    more = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, "remove_extra_whitespaces": kind == "t5"}
-    ours = open_tokenizer(written(tmp_path / "a.gguf", tokenizer_fields(kind, names, kinds, scores=scores, **more)))
+    more = {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+        "remove_extra_whitespaces": kind == "t5",
+    }
+    ours = open_tokenizer(
+        written(tmp_path / "a.gguf", tokenizer_fields(kind, names, kinds, scores=scores, **more))
+    )
     for sample in [*NASTY, *SPECIAL, *STORY[:1], "a<sep>b <sep>"]:
         assert ours.encode(sample) == theirs.encode(sample), repr(sample)
         assert streamed(ours, ours.encode(sample)) == ours.decode(theirs.encode(sample))
@@ -161,19 +187,32 @@ def test_berts_kind(shared_data: Path, case: str, tmp_path: Path) -> None:
     path = shared_data / f"tok-bert-{case}" / "vocab.txt"
     names = path.read_text(encoding="utf-8").splitlines()
     bare = [
-        name if name[:1] == "[" and name[-1:] == "]" else name[2:] if name.startswith("##") else "▁" + name
+        name
+        if name[:1] == "[" and name[-1:] == "]"
+        else name[2:]
+        if name.startswith("##")
+        else "▁" + name
         for name in names
     ]
-    kinds = ["control" if name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") else "normal" for name in names]
+    kinds = [
+        "control" if name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") else "normal"
+        for name in names
+    ]
     fields = tokenizer_fields("bert", bare, kinds, cls_token_id=names.index("[CLS]"))
     ours, theirs = open_tokenizer(written(tmp_path / "bert.gguf", fields)), open_tokenizer(path)
-    assert ours.encode_batch(NASTY) == theirs.encode_batch(NASTY) and ours.cls == theirs.cls == ours.bos
+    assert (
+        ours.encode_batch(NASTY) == theirs.encode_batch(NASTY)
+        and ours.cls == theirs.cls == ours.bos
+    )
     assert ours.encode_pair("a", "b") == theirs.encode_pair("a", "b")
 
 
 def test_phi3_is_its_tokenizer_json(shared_data: Path) -> None:
     folder = shared_data / "tok-phi3"
-    ours, theirs = open_tokenizer(folder / "ggml-vocab-phi-3.gguf"), open_tokenizer(folder / "tokenizer.json")
+    ours, theirs = (
+        open_tokenizer(folder / "ggml-vocab-phi-3.gguf"),
+        open_tokenizer(folder / "tokenizer.json"),
+    )
     for sample in [*NASTY, *SPECIAL]:
         assert ours.encode(sample) == theirs.encode(sample)
     assert (
@@ -192,9 +231,13 @@ def test_user_defined_tokens_are_found_whole(tmp_path: Path) -> None:
 
 def test_the_weights_are_not_read(tmp_path: Path) -> None:
     fields, _ = bpe_fields("gpt-2")
-    path = written(tmp_path / "model.gguf", fields, tail=5 << 30)  # a hole: it needs no room on the disk
+    # a hole: it needs no room on the disk
+    path = written(tmp_path / "model.gguf", fields, tail=5 << 30)
     assert path.stat().st_size > 5 << 30
-    assert open_tokenizer(path).fingerprint == open_tokenizer(written(tmp_path / "small.gguf", fields)).fingerprint
+    assert (
+        open_tokenizer(path).fingerprint
+        == open_tokenizer(written(tmp_path / "small.gguf", fields)).fingerprint
+    )
 
 
 def _dropped(*names: str) -> Callable[[dict[str, Any]], None]:
@@ -208,7 +251,10 @@ def _dropped(*names: str) -> Callable[[dict[str, Any]], None]:
 CASES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no merges": (_dropped("merges"), "no merges"),
     "no rule": (_dropped("pre"), "does not say how it splits"),
-    "unknown rule": (lambda f: f.update({"tokenizer.ggml.pre": "mystery"}), 'unknown rule "mystery"'),
+    "unknown rule": (
+        lambda f: f.update({"tokenizer.ggml.pre": "mystery"}),
+        'unknown rule "mystery"',
+    ),
     "unknown kind": (lambda f: f.update({"tokenizer.ggml.model": "rwkv"}), 'kind "rwkv"'),
     "no types": (_dropped("token_type"), "not a whole GGUF"),
     "short types": (lambda f: f["tokenizer.ggml.token_type"].pop(), "do not fit each other"),
@@ -235,6 +281,12 @@ def test_a_lying_size_takes_no_memory(tmp_path: Path) -> None:
         path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", size) + b"name")
         with pytest.raises(UserError, match="not a whole GGUF"):
             open_tokenizer(path)
-        path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"n" + struct.pack("<IIQ", 9, 4, size) + b"abcd")
+        path.write_bytes(
+            b"GGUF"
+            + struct.pack("<IQQQ", 3, 0, 1, 1)
+            + b"n"
+            + struct.pack("<IIQ", 9, 4, size)
+            + b"abcd"
+        )
         with pytest.raises(UserError, match="not a whole GGUF"):
             open_tokenizer(path)

@@ -1,4 +1,5 @@
-"""Tokenizer files made to harm: panics, endless work, blown-up texts. One sentence each, and Ctrl-C is heard."""
+"""Tokenizer files made to harm: panics, endless work, blown-up texts. One sentence each, and Ctrl-C
+is heard."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def hostile() -> Tokenizer:
 def replacing(*steps: tuple[str, str, str]) -> dict[str, Any]:
     return {
         "type": "Sequence",
-        "normalizers": [{"type": "Replace", "pattern": {kind: old}, "content": new} for kind, old, new in steps],
+        "normalizers": [
+            {"type": "Replace", "pattern": {kind: old}, "content": new} for kind, old, new in steps
+        ],
     }
 
 
@@ -70,15 +73,21 @@ def test_ctrl_c_is_heard_while_a_text_is_encoded(way: str, tmp_path: Path) -> No
     (tmp_path / "corpus.txt").write_text(" " * 120_000 + "a")
     act = {
         "encode": "tokenizer.encode(open(folder / 'corpus.txt').read())",
-        "tokenise": "tokenise(find_corpus(folder / 'corpus.txt'), tokenizer, cache=folder / 'cache')",
+        "tokenise": "tokenise(find_corpus(folder / 'corpus.txt'), tokenizer, cache=folder / "
+        "'cache')",
     }[way]
     code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in case a shell ignores it
+        # in case a shell ignores it
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from glassformer.data import tokenise, find as find_corpus\n"
-        f"import pathlib, sys; from glassformer import tokenizer as t; folder = pathlib.Path({str(tmp_path)!r})\n"
-        f"tokenizer = t.open(folder / 'tokenizer.json'); tokenizer.encode('a'); print('ready', flush=True)\n{act}"
+        "import pathlib, sys; from glassformer import tokenizer as t; folder = "
+        f"pathlib.Path({str(tmp_path)!r})\n"
+        "tokenizer = t.open(folder / 'tokenizer.json'); tokenizer.encode('a'); print('ready', "
+        f"flush=True)\n{act}"
     )
-    running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert running.stdout is not None and running.stdout.readline() == "ready\n"
     time.sleep(1.0)
     assert running.poll() is None
@@ -102,7 +111,8 @@ def charsmap(shared_data: Path) -> bytes:
 def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
     shared_data: Path, capfd: pytest.CaptureFixture[str], turns: int
 ) -> None:
-    """Damaged tables: of each a sentence, or a tokenizer that encodes everything; the library says nothing."""
+    """Damaged tables: of each a sentence, or a tokenizer that encodes everything; the library says
+    nothing."""
     whole, chance = charsmap(shared_data), np.random.default_rng(0)
     assert validation.charsmap(whole) == 18  # U+FDFA
     refused = 0
@@ -110,11 +120,18 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
         table = np.frombuffer(whole, np.uint8).copy()
         size = int.from_bytes(whole[:4], "little")
         if turn % 4:
-            at = chance.integers(4, 4 + size if turn % 4 < 3 else len(table), chance.integers(1, 400))
+            at = chance.integers(
+                4, 4 + size if turn % 4 < 3 else len(table), chance.integers(1, 400)
+            )
             table[at] = chance.integers(0, 256, len(at))
         data = table.tobytes()[: None if turn % 4 else int(chance.integers(1, len(table)))]
         try:
-            found = changed(normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()})
+            found = changed(
+                normalizer={
+                    "type": "Precompiled",
+                    "precompiled_charsmap": base64.b64encode(data).decode(),
+                }
+            )
         except UserError as error:
             assert "its table of character replacements" in str(error) or "decode" in str(error)
             refused += 1
@@ -129,7 +146,11 @@ def test_replacements_that_blow_a_text_up_are_refused(part: str) -> None:
     doubling = replacing(*[("String", "a", "aa")] * 40)
     inserting = replacing(*[("Regex", "", "a")] * 40)
     for steps in (doubling, inserting):
-        steps = steps if part == "normalizer" else {"type": "Sequence", "decoders": steps["normalizers"]}
+        steps = (
+            steps
+            if part == "normalizer"
+            else {"type": "Sequence", "decoders": steps["normalizers"]}
+        )
         with pytest.raises(UserError, match=f"replacements of its {part} make over 256"):
             changed(**{part: steps})
     growing = changed(normalizer=replacing(("String", "a", "aa"), ("Regex", "b+", "c")))
@@ -155,7 +176,12 @@ def test_a_decoder_uses_the_librarys_regular_expressions() -> None:
 
 
 def test_a_panic_while_encoding_is_a_sentence() -> None:
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     tokenizer = changed(pre_tokenizer={"type": "Sequence", "pretokenizers": [split, BYTES]})
     for act in (tokenizer.encode, tokenizer.offsets):
         with pytest.raises(UserError, match="cannot encode this text"):
@@ -164,13 +190,20 @@ def test_a_panic_while_encoding_is_a_sentence() -> None:
 
 def test_strip_of_a_billion_and_ids_of_four() -> None:
     strip = {"type": "Strip", "content": " ", "start": 10**9, "stop": 0}
-    tokenizer, start = changed(decoder={"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]}), time.monotonic()
+    tokenizer, start = (
+        changed(decoder={"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]}),
+        time.monotonic(),
+    )
     assert tokenizer.decode([97, 98]) == "ab" and time.monotonic() - start < 1
     for id in (2**32 - 1, 1 << 22):
         with pytest.raises(UserError, match="more than any vocabulary needs"):
-            Tokenizer.from_json(spec(lambda raw, id=id: raw["model"]["vocab"].update(zz=id)).decode())
+            Tokenizer.from_json(
+                spec(lambda raw, id=id: raw["model"]["vocab"].update(zz=id)).decode()
+            )
         with pytest.raises(UserError, match="more than any vocabulary needs"):
-            Tokenizer.from_json(spec(lambda raw, id=id: raw["added_tokens"][0].update(id=id)).decode())
+            Tokenizer.from_json(
+                spec(lambda raw, id=id: raw["added_tokens"][0].update(id=id)).decode()
+            )
 
 
 # ------------------------------------------------------------------------------ names, paths, ids
@@ -186,7 +219,9 @@ def test_ids_that_are_none() -> None:
     assert tokenizer.decode(np.array([97, 98])) == "ab"
 
 
-@pytest.mark.parametrize("act", [open_tokenizer, pretrained.find, find_corpus], ids=["open", "find", "corpus"])
+@pytest.mark.parametrize(
+    "act", [open_tokenizer, pretrained.find, find_corpus], ids=["open", "find", "corpus"]
+)
 def test_names_that_are_no_paths(act: Callable[[str], Any]) -> None:
     for name in ("x" * 5000, "a\0b", "x" * 5000 + "/y", "a/\0"):
         with pytest.raises(UserError) as caught:
@@ -194,7 +229,9 @@ def test_names_that_are_no_paths(act: Callable[[str], Any]) -> None:
         assert len(str(caught.value)) < 700 and "\0" not in str(caught.value)
 
 
-def test_a_link_a_device_and_a_locked_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_a_device_and_a_locked_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
     for act in (open_tokenizer, pretrained.find, find_corpus):
         with pytest.raises(UserError, match="link to something that is not there"):
@@ -219,7 +256,9 @@ def test_keys_that_only_look_like_numbers(tmp_path: Path) -> None:
     (tmp_path / "x.model").write_bytes(MODEL)
     for key in ("²", "٣", "9" * 5000):
         decoder = {key: {"content": "<far>"}, "5": {"content": "<next>", "special": True}}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({"added_tokens_decoder": decoder})
+        )
         assert open_tokenizer(tmp_path).id("<next>") == 5
 
 

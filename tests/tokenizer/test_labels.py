@@ -18,7 +18,11 @@ def test_names_and_readable_ones() -> None:
     assert pieces(tokenizer, ids) == [tokenizer.token(id) for id in ids]
     assert [text(tokenizer, id) for id in tokenizer.encode(" the")] == [" the"]
     assert pieces(None, [3]) == shown(None, [3]) == ["#3"]
-    assert pieces(tokenizer, [tokenizer.size]) == shown(tokenizer, [tokenizer.size]) == [f"#{tokenizer.size}"]
+    assert (
+        pieces(tokenizer, [tokenizer.size])
+        == shown(tokenizer, [tokenizer.size])
+        == [f"#{tokenizer.size}"]
+    )
 
 
 def test_a_piece_is_its_name_in_data_and_survives_a_copy() -> None:

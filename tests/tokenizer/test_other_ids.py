@@ -20,7 +20,8 @@ from tokenizer.test_tokenizer import NASTY, STORY, streamed
 
 
 def put(folder: Path, **files: Any) -> Path:
-    """The folder with these files in it: bytes as they are, all else as JSON; ``__`` stands for a dot."""
+    """The folder with these files in it: bytes as they are, all else as JSON; ``__`` stands for a
+    dot."""
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -36,10 +37,22 @@ def pair_of_files(end: str = "", extra: tuple[str, ...] = ()) -> tuple[dict[str,
     else:
         letters = [name for name in trained["vocab"] if len(name) == 1]
         letters += [letter + end for letter in letters]
-        merges = ["t h", "th e" + end, "g l", "l a", "s s" + end, "a n", "an d" + end, "o n", "c e" + end]
+        merges = [
+            "t h",
+            "th e" + end,
+            "g l",
+            "l a",
+            "s s" + end,
+            "a n",
+            "an d" + end,
+            "o n",
+            "c e" + end,
+        ]
         names = letters + [merge.replace(" ", "") for merge in merges]
     names += extra
-    return {name: id for id, name in enumerate(names)}, "\n".join(["#version: 0.2", *merges]).encode()
+    return {name: id for id, name in enumerate(names)}, "\n".join(
+        ["#version: 0.2", *merges]
+    ).encode()
 
 
 def spec(**changes: Any) -> str:
@@ -57,12 +70,19 @@ def test_an_unknown_class_is_refused_by_its_name(tmp_path: Path) -> None:
         for folder in (
             put(tmp_path / "sp", tokenizer__model=MODEL, tokenizer_config__json=config),
             put(tmp_path / "wp", vocab__txt=VOCAB, tokenizer_config__json=config),
-            put(tmp_path / "bpe", vocab__json=vocabulary, merges__txt=merges, tokenizer_config__json=config),
+            put(
+                tmp_path / "bpe",
+                vocab__json=vocabulary,
+                merges__txt=merges,
+                tokenizer_config__json=config,
+            ),
         ):
             with pytest.raises(UserError, match="is for the class") as caught:
                 open_tokenizer(folder)
             assert "\n" not in str(caught.value)
-    folder = put(tmp_path / "whole", tokenizer__json=json.loads(spec()), tokenizer_config__json=config)
+    folder = put(
+        tmp_path / "whole", tokenizer__json=json.loads(spec()), tokenizer_config__json=config
+    )
     assert open_tokenizer(folder).encode("ab") == [97, 98]  # a tokenizer.json says everything
     assert open_tokenizer(tmp_path / "wp", kind="bert-cased").encode("hello") == [4]
     put(tmp_path / "wp", tokenizer_config__json={"tokenizer_class": "BertTokenizerFast"})
@@ -72,7 +92,10 @@ def test_an_unknown_class_is_refused_by_its_name(tmp_path: Path) -> None:
 
 
 def test_xlm_rs_files_have_fairseqs_ids(tmp_path: Path) -> None:
-    sentencepiece, transformers = pytest.importorskip("sentencepiece"), pytest.importorskip("transformers")
+    sentencepiece, transformers = (
+        pytest.importorskip("sentencepiece"),
+        pytest.importorskip("transformers"),
+    )
     chance, made = random.Random(0), io.BytesIO()
     words = [word for sentence in {*STORY} for word in sentence.split()]
     lines = [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
@@ -85,14 +108,21 @@ def test_xlm_rs_files_have_fairseqs_ids(tmp_path: Path) -> None:
         minloglevel=2,
     )
     config = {"tokenizer_class": "XLMRobertaTokenizer"}
-    ours = open_tokenizer(put(tmp_path, sentencepiece__bpe__model=made.getvalue(), tokenizer_config__json=config))
+    ours = open_tokenizer(
+        put(tmp_path, sentencepiece__bpe__model=made.getvalue(), tokenizer_config__json=config)
+    )
     original = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
-    pieces = [(original.id_to_piece(id), original.get_score(id)) for id in range(3, original.get_piece_size())]
+    pieces = [
+        (original.id_to_piece(id), original.get_score(id))
+        for id in range(3, original.get_piece_size())
+    ]
     special = [(name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
     theirs = transformers.XLMRobertaTokenizer(vocab=[*special[:4], *pieces, special[4]])
     for sample in [*STORY[:1], *lines[:40], "", " a  b ", "日本"]:
         fairseq = [id + 1 if id else 3 for id in original.encode(sample)]
-        assert ours.encode(sample) == fairseq == theirs.encode(sample, add_special_tokens=False), repr(sample)
+        assert ours.encode(sample) == fairseq == theirs.encode(sample, add_special_tokens=False), (
+            repr(sample)
+        )
         assert ours.encode_pair(sample)[0] == theirs.encode(sample) == [0, *fairseq, 2]
     assert ours.encode_pair("a", "b")[0] == theirs("a", "b").input_ids
     masked = "glass <mask> house"
@@ -101,7 +131,10 @@ def test_xlm_rs_files_have_fairseqs_ids(tmp_path: Path) -> None:
     parts = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
     assert all(getattr(ours, part) == getattr(theirs, f"{part}_token_id") for part in parts)
     assert ours.size == len(theirs) == original.get_piece_size() + 2
-    assert open_tokenizer(tmp_path / "sentencepiece.bpe.model", kind="xlm-roberta").fingerprint == ours.fingerprint
+    assert (
+        open_tokenizer(tmp_path / "sentencepiece.bpe.model", kind="xlm-roberta").fingerprint
+        == ours.fingerprint
+    )
 
 
 def test_clips_files(tmp_path: Path) -> None:
@@ -110,22 +143,38 @@ def test_clips_files(tmp_path: Path) -> None:
     folder = put(tmp_path / "clip", vocab__json=vocabulary, merges__txt=merges)
     with pytest.raises(UserError, match="by no merge"):
         open_tokenizer(folder)
-    put(folder, tokenizer_config__json={"tokenizer_class": "CLIPTokenizer"}, config__json={"model_type": "clip"})
+    put(
+        folder,
+        tokenizer_config__json={"tokenizer_class": "CLIPTokenizer"},
+        config__json={"model_type": "clip"},
+    )
     pairs = [tuple(line.split()) for line in merges.decode().splitlines()[1:]]
-    ours, theirs = open_tokenizer(folder), transformers.CLIPTokenizer(vocab=vocabulary, merges=pairs)
+    ours, theirs = (
+        open_tokenizer(folder),
+        transformers.CLIPTokenizer(vocab=vocabulary, merges=pairs),
+    )
     for sample in [*NASTY, STORY[0], "The GLASS stands.", "two  words\n\nand 12 numbers"]:
         ids = ours.encode(sample)
         assert ids == theirs.encode(sample, add_special_tokens=False), repr(sample)
         assert ours.encode_pair(sample)[0] == theirs.encode(sample)
-        assert ours.decode(ids).strip() == theirs.decode(ids) and streamed(ours, ids) == ours.decode(ids)
-    assert (ours.bos, ours.eos, ours.unk) == (len(vocabulary) - 2, len(vocabulary) - 1, len(vocabulary) - 1)
+        assert ours.decode(ids).strip() == theirs.decode(ids) and streamed(
+            ours, ids
+        ) == ours.decode(ids)
+    assert (ours.bos, ours.eos, ours.unk) == (
+        len(vocabulary) - 2,
+        len(vocabulary) - 1,
+        len(vocabulary) - 1,
+    )
 
 
 def test_a_space_in_front_is_put_there_where_the_config_says_so(tmp_path: Path) -> None:
     vocabulary, merges = pair_of_files(extra=("<|endoftext|>",))
     folder = put(tmp_path / "a", vocab__json=vocabulary, merges__txt=merges)
     plain = open_tokenizer(folder)
-    put(folder, tokenizer_config__json={"add_prefix_space": True, "tokenizer_class": "RobertaTokenizer"})
+    put(
+        folder,
+        tokenizer_config__json={"add_prefix_space": True, "tokenizer_class": "RobertaTokenizer"},
+    )
     assert open_tokenizer(folder).encode("once") == plain.encode(" once") != plain.encode("once")
 
 
@@ -155,7 +204,11 @@ def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path: Path) -> None:
     library.add_special_tokens(["<end>"])
     library.save(str(tmp_path / "tokenizer.json"))
     ours = open_tokenizer(tmp_path)
-    assert ours.encode("abba") == [2, 1, 0] and ours.encode("ab<end>a", special=True) == [2, 3, 0] and ours.size == 4
+    assert (
+        ours.encode("abba") == [2, 1, 0]
+        and ours.encode("ab<end>a", special=True) == [2, 3, 0]
+        and ours.size == 4
+    )
     assert ours.vocabulary() == {"a": 0, "b": 1, "ab": 2, "<end>": 3}
     for sample in ("abxa", "<end>", "ab\nc"):
         with pytest.raises(UserError, match=r"does not know the character .* \(number "):
@@ -169,7 +222,11 @@ def test_batches_of_any_kind() -> None:
     tokenizer = train_tokenizer("byte")
     samples = ["ab", "", "c"]
     expected = [[97, 98], [], [99]]
-    assert tokenizer.encode_batch(sample for sample in samples) == tokenizer.encode_batch(tuple(samples)) == expected
+    assert (
+        tokenizer.encode_batch(sample for sample in samples)
+        == tokenizer.encode_batch(tuple(samples))
+        == expected
+    )
     assert tokenizer.encode_batch(map(str.upper, ["x"] * (1 << 20)))[-1] == [88]
     assert [list(ids) for ids in tokenizer.encoder(1 << 30)(samples)] == expected
 
@@ -177,9 +234,22 @@ def test_batches_of_any_kind() -> None:
 @pytest.mark.parametrize("kind", ["BPE", "WordLevel", "WordPiece"])
 def test_added_tokens_have_the_ids_that_the_file_gives_them(kind: str) -> None:
     raw: dict[str, Any] = {
-        "BPE": {"type": "BPE", "vocab": {"a": 0, "b": 1, "<unk>": 2}, "merges": [], "unk_token": "<unk>"},
-        "WordLevel": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "<unk>": 2}, "unk_token": "<unk>"},
-        "WordPiece": {"type": "WordPiece", "vocab": {"a": 0, "b": 1, "<unk>": 2}, "unk_token": "<unk>"}
+        "BPE": {
+            "type": "BPE",
+            "vocab": {"a": 0, "b": 1, "<unk>": 2},
+            "merges": [],
+            "unk_token": "<unk>",
+        },
+        "WordLevel": {
+            "type": "WordLevel",
+            "vocab": {"a": 0, "b": 1, "<unk>": 2},
+            "unk_token": "<unk>",
+        },
+        "WordPiece": {
+            "type": "WordPiece",
+            "vocab": {"a": 0, "b": 1, "<unk>": 2},
+            "unk_token": "<unk>",
+        }
         | {"continuing_subword_prefix": "##", "max_input_chars_per_word": 9},
     }[kind]
     rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -187,13 +257,21 @@ def test_added_tokens_have_the_ids_that_the_file_gives_them(kind: str) -> None:
         {"id": 9, "content": "<x>", "special": True, **rules},
         {"id": 5, "content": "!!", "special": False, **rules},
     ]
-    whole = {"version": "1.0", "added_tokens": added, "model": raw, "pre_tokenizer": {"type": "Whitespace"}}
+    whole = {
+        "version": "1.0",
+        "added_tokens": added,
+        "model": raw,
+        "pre_tokenizer": {"type": "Whitespace"},
+    }
     tokenizer = Tokenizer.from_json(json.dumps(whole))
     assert tokenizer.encode("a!!b<x>", special=True) == [0, 5, 1, 9] and tokenizer.size == 10
     assert tokenizer.encode("a!!b") == [0, 5, 1] and 9 not in tokenizer.encode("<x>")
     assert tokenizer.token(9) == "<x>" and tokenizer.token(7) == ""
     again = Tokenizer.from_json(tokenizer.to_json())
-    assert again.encode("a!!b<x>", special=True) == [0, 5, 1, 9] and again.fingerprint == tokenizer.fingerprint
+    assert (
+        again.encode("a!!b<x>", special=True) == [0, 5, 1, 9]
+        and again.fingerprint == tokenizer.fingerprint
+    )
 
 
 @pytest.mark.parametrize("id", [0, 7, -1])
@@ -211,9 +289,9 @@ def test_a_flag_is_true_or_false_and_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"\"{key}\" is 'false'; write true or false"):
             open_tokenizer(folder)
     put(folder, tokenizer_config__json={"do_lower_case": False, "strip_accents": None})
-    assert open_tokenizer(folder).encode("HELLO") == [1] and open_tokenizer(folder, kind="bert-uncased").encode(
-        "HELLO"
-    ) == [4]
+    assert open_tokenizer(folder).encode("HELLO") == [1] and open_tokenizer(
+        folder, kind="bert-uncased"
+    ).encode("HELLO") == [4]
 
 
 def test_special_tokens_of_a_wordpiece_stand_apart(shared_data: Path) -> None:
@@ -222,7 +300,11 @@ def test_special_tokens_of_a_wordpiece_stand_apart(shared_data: Path) -> None:
     ours, theirs = open_tokenizer(path), transformers.BertTokenizer(str(path))
     for pair in (("hello there", "glass , house"), ("[MASK] . a", "don't")):
         ids, _ = ours.encode_pair(*pair, special=True)
-        assert ours.decode(ids, special=True) == theirs.decode(ids) == streamed(ours, ids, special=True)
+        assert (
+            ours.decode(ids, special=True)
+            == theirs.decode(ids)
+            == streamed(ours, ids, special=True)
+        )
     words = train_tokenizer("words", ["once upon a time"])
     ids = words.encode("once upon", eos=True)
     assert words.decode(ids, special=True) == "once upon </s>"

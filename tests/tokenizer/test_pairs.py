@@ -1,4 +1,5 @@
-"""Texts for encoders: what stands around one text and two, segments, cutting to fit, masks and sentinels."""
+"""Texts for encoders: what stands around one text and two, segments, cutting to fit, masks and
+sentinels."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def test_bert_pairs_are_those_of_transformers(shared_data: Path, case: str) -> N
                 found = ours.encode_pair(*texts, most=most)
                 assert found == (expected["input_ids"], expected["token_type_ids"]), (most, texts)
     pairs = [(WORDS[0], WORDS[1]), WORDS[2], (" ".join(WORDS), "")]
-    assert ours.encode_pairs(pairs) == [ours.encode_pair(*([p] if isinstance(p, str) else p)) for p in pairs]
+    assert ours.encode_pairs(pairs) == [
+        ours.encode_pair(*([p] if isinstance(p, str) else p)) for p in pairs
+    ]
 
 
 def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data: Path) -> None:
@@ -59,21 +62,36 @@ def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data: Path) -
         ours = open_tokenizer(folder / name)
         assert ours.sentinels == list(range(32099, 31999, -1)) and ours.mask is None
         assert ours.token(ours.sentinels[0]) == "<extra_id_0>" and ours.pad == 0 and ours.eos == 1
-        assert ours.encode_pair("A cat.", "Two dogs.")[0] == theirs("A cat.", "Two dogs.")["input_ids"]
-        assert ours.encode_pair("A cat.")[0] == theirs("A cat.")["input_ids"] == ours.encode("A cat.", eos=True)
+        assert (
+            ours.encode_pair("A cat.", "Two dogs.")[0] == theirs("A cat.", "Two dogs.")["input_ids"]
+        )
+        assert (
+            ours.encode_pair("A cat.")[0]
+            == theirs("A cat.")["input_ids"]
+            == ours.encode("A cat.", eos=True)
+        )
 
 
 def test_a_mask_survives_a_folder_and_another_name(tmp_path: Path) -> None:
-    ours = train_tokenizer("char", ["abc "], specials=("[CLS]", "[SEP]", "[MASK]", "<extra_id_1>", "<extra_id_0>"))
+    ours = train_tokenizer(
+        "char", ["abc "], specials=("[CLS]", "[SEP]", "[MASK]", "<extra_id_1>", "<extra_id_0>")
+    )
     names = [ours.token(id) for id in (ours.cls, ours.sep, ours.mask, *ours.sentinels)]
     assert names == ["[CLS]", "[SEP]", "[MASK]", "<extra_id_0>", "<extra_id_1>"]
     cls, sep, a, b, c = (ours.id(name) for name in ("[CLS]", "[SEP]", "a", "b", "c"))
     assert ours.encode_pair("ab", "c") == ([cls, a, b, sep, c, sep], [0, 0, 0, 0, 1, 1])
     ours.save(tmp_path)
     again = open_tokenizer(tmp_path)
-    assert (again.cls, again.sep, again.mask, again.sentinels) == (ours.cls, ours.sep, ours.mask, ours.sentinels)
+    assert (again.cls, again.sep, again.mask, again.sentinels) == (
+        ours.cls,
+        ours.sep,
+        ours.mask,
+        ours.sentinels,
+    )
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": "c", "sep_token": "gone"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "mask_token": "c", "sep_token": "gone"})
+    )
     other = open_tokenizer(tmp_path)
     assert (other.mask, other.sep) == (c, None) and other.hides(c)
 

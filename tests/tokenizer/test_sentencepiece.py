@@ -12,19 +12,36 @@ import pytest
 from glassformer.tokenizer import open as open_tokenizer
 from tokenizer.test_tokenizer import NASTY, SPECIAL, STORY, streamed
 
-# The library normalises by graphemes: marks that compose with nothing, and "\r\n", then differ from the original.
+# The library normalises by graphemes: marks that compose with nothing, and "\r\n", then differ from
+# the original.
 IDENTITY: dict[str, Any] = {"normalization_rule_name": "identity"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "unigram": {"model_type": "unigram"},
     "bpe": {"model_type": "bpe"},
     "unigram, bytes": {"model_type": "unigram", "byte_fallback": True, **IDENTITY},
-    "bpe, bytes, all spaces": {"model_type": "bpe", "byte_fallback": True, "remove_extra_whitespaces": False}
+    "bpe, bytes, all spaces": {
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "remove_extra_whitespaces": False,
+    }
     | {"allow_whitespace_only_pieces": True, "split_digits": True, **IDENTITY},
-    "bpe, no space in front": {"model_type": "bpe", "add_dummy_prefix": False, "remove_extra_whitespaces": False}
+    "bpe, no space in front": {
+        "model_type": "bpe",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+    }
     | IDENTITY,
     "unigram, pieces over words": {"model_type": "unigram", "split_by_whitespace": False},
-    "unigram, user-defined": {"model_type": "unigram", "user_defined_symbols": ["<sep>"], "control_symbols": ["<cls>"]},
-    "bpe, user-defined": {"model_type": "bpe", "user_defined_symbols": ["<sep>", "<sep2>"], "byte_fallback": True}
+    "unigram, user-defined": {
+        "model_type": "unigram",
+        "user_defined_symbols": ["<sep>"],
+        "control_symbols": ["<cls>"],
+    },
+    "bpe, user-defined": {
+        "model_type": "bpe",
+        "user_defined_symbols": ["<sep>", "<sep2>"],
+        "byte_fallback": True,
+    }
     | {"remove_extra_whitespaces": False, **IDENTITY},
     "other ids": {"model_type": "bpe", "pad_id": 3, "bos_id": -1, "eos_id": 0, "unk_id": 1},
 }
@@ -52,7 +69,14 @@ def test_ids_and_texts_of_the_original(name: str, tmp_path: Path) -> None:
     path.write_bytes(written.getvalue())
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
     ours = open_tokenizer(path)
-    cases = ["a <sep> b", "<sep>a", "a<sep>", " <sep> ", "<sep><sep2><sep> x  <cls>y", "<0x41> <0x4"]
+    cases = [
+        "a <sep> b",
+        "<sep>a",
+        "a<sep>",
+        " <sep> ",
+        "<sep><sep2><sep> x  <cls>y",
+        "<0x41> <0x4",
+    ]
     for sample in [*NASTY, *SPECIAL, *cases, *corpus[:40]]:
         if sample == "\r\n" and settings.get("normalization_rule_name") != "identity":
             continue
@@ -63,4 +87,7 @@ def test_ids_and_texts_of_the_original(name: str, tmp_path: Path) -> None:
             assert ours.decode(ids) == theirs.decode(ids)
     assert ours.size == theirs.get_piece_size()
     parts = [(ours.bos, theirs.bos_id()), (ours.eos, theirs.eos_id()), (ours.pad, theirs.pad_id())]
-    assert all(mine == (None if other < 0 else other) for mine, other in parts) and ours.unk == theirs.unk_id()
+    assert (
+        all(mine == (None if other < 0 else other) for mine, other in parts)
+        and ours.unk == theirs.unk_id()
+    )

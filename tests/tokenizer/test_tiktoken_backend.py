@@ -18,7 +18,9 @@ from glassformer.tokenizer.stream import byte_alphabet
 from tokenizer.test_tokenizer import NASTY, SPECIAL
 
 TIGHT = " \n\t\r'sStTaA1!\xa0é²ſ你"
-WIDE = [chr(i) for i in range(128)] + list("éßñ你ſK\u00a0\u2028\u0301½²٣🎵𝟙𓂀\u1680\x85ªº一\ufeff\x1c\x1f")
+WIDE = [chr(i) for i in range(128)] + list(
+    "éßñ你ſK\u00a0\u2028\u0301½²٣🎵𝟙𓂀\u1680\x85ªº一\ufeff\x1c\x1f"
+)
 
 
 @pytest.fixture
@@ -45,24 +47,36 @@ def same(tokenizer: Tokenizer, samples: list[str]) -> int:
         ids = other.encode(sample)
         if ids is not None:
             read += 1
-            assert ids.tolist() == tokenizer._plain.encode(sample, add_special_tokens=False).ids, repr(sample)
+            assert ids.tolist() == tokenizer._plain.encode(sample, add_special_tokens=False).ids, (
+                repr(sample)
+            )
     return read
 
 
 def real(folder: Path, most: int | None = 40_000) -> list[str]:
-    names = ("tinyshakespeare/input.txt", "wikitext-2-raw/wiki.test.raw", "multi30k/train.de", "multi30k/train.fr")
+    names = (
+        "tinyshakespeare/input.txt",
+        "wikitext-2-raw/wiki.test.raw",
+        "multi30k/train.de",
+        "multi30k/train.fr",
+    )
     return [(folder / name).read_text(encoding="utf-8")[:most] for name in names]
 
 
 def words(tokenizer: Tokenizer, count: int) -> list[str]:
-    """Words that are hard on merges: one or two entries again and again, and entries in the middle of entries."""
+    """Words that are hard on merges: one or two entries again and again, and entries in the middle
+    of entries."""
     chance = random.Random(3)
-    known = [name for name in (tokenizer.decode([id]) for id in range(256, 20_000, 7)) if name.isalpha()]
+    known = [
+        name for name in (tokenizer.decode([id]) for id in range(256, 20_000, 7)) if name.isalpha()
+    ]
     found = []
     for at in range(count):
         first, second = chance.choices(known, k=2)
         cut = chance.randrange(len(first) + 1)
-        runs = "".join(chance.choices("abe-= 0", k=chance.randrange(1, 4))) * chance.randrange(2, 40)
+        runs = "".join(chance.choices("abe-= 0", k=chance.randrange(1, 4))) * chance.randrange(
+            2, 40
+        )
         found.append((first[:cut] + second + first[cut:], first * 7 + second * 5, runs)[at % 3])
     return found
 
@@ -72,12 +86,14 @@ def test_gpt2_is_the_library(shared_data: Path) -> None:
     samples = [*NASTY, *SPECIAL, *randoms(2_000), *real(shared_data), *words(tokenizer, 3_000)]
     assert same(tokenizer, samples) > 0.7 * len(samples)
     assert all(
-        tokenizer._tiktoken is not None and tokenizer._tiktoken.encode(one) is not None for one in real(shared_data)
+        tokenizer._tiktoken is not None and tokenizer._tiktoken.encode(one) is not None
+        for one in real(shared_data)
     )
 
 
 def test_a_file_of_ranks_is_encoded_without_a_copy_in_the_library(shared_data: Path) -> None:
-    """Opening costs what tiktoken costs; the merges are listed, and the library's copy made, where they are needed."""
+    """Opening costs what tiktoken costs; the merges are listed, and the library's copy made, where
+    they are needed."""
     tokenizer = open_tokenizer(shared_data / "tok-gpt2" / "gpt2.tiktoken")
     samples = [*NASTY, *SPECIAL, *randoms(200), *real(shared_data)]
     ready = [text for text in samples if "ſ" not in text]
@@ -88,20 +104,32 @@ def test_a_file_of_ranks_is_encoded_without_a_copy_in_the_library(shared_data: P
     assert found == [listed._plain.encode(text, add_special_tokens=False).ids for text in ready]
     assert tokenizer.encode("ſ") == listed.encode("ſ") and "_plain" in vars(tokenizer)
     assert tokenizer.fingerprint == listed.fingerprint
-    assert tokenizer.encode("<|endoftext|>", special=True) == [tokenizer.eos] != tokenizer.encode("<|endoftext|>")
+    assert (
+        tokenizer.encode("<|endoftext|>", special=True)
+        == [tokenizer.eos]
+        != tokenizer.encode("<|endoftext|>")
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tok-gpt2", "tok-cl100k", "tok-llama3", "tok-qwen"])
 def test_published_tokenizers_on_much_text_are_the_library(shared_data: Path, name: str) -> None:
     tokenizer = open_tokenizer(shared_data / name)
-    samples = [*NASTY, *SPECIAL, *randoms(60_000), *real(shared_data, None), *words(tokenizer, 60_000)]
+    samples = [
+        *NASTY,
+        *SPECIAL,
+        *randoms(60_000),
+        *real(shared_data, None),
+        *words(tokenizer, 60_000),
+    ]
     assert same(tokenizer, samples) > 0.5 * len(samples)
 
 
 def small(**changes: Any) -> Tokenizer:
     """A small trained BPE whose model is then changed."""
-    raw = json.loads(train_tokenizer("bpe", ["the cat sat on the mat, 1234 times!\n"] * 9, 300).to_json())
+    raw = json.loads(
+        train_tokenizer("bpe", ["the cat sat on the mat, 1234 times!\n"] * 9, 300).to_json()
+    )
     raw["model"] |= changes
     return Tokenizer.from_json(json.dumps(raw))
 
@@ -141,7 +169,11 @@ def test_a_character_that_splits_otherwise_is_found(monkeypatch: pytest.MonkeyPa
     other = tokenizer._tiktoken
     assert other is not None and other.encode("né") is not None
     split = other.split
-    monkeypatch.setattr(other, "split", lambda probe: [*split(probe), ("", (0, 0))] if "é" in probe else split(probe))
+    monkeypatch.setattr(
+        other,
+        "split",
+        lambda probe: [*split(probe), ("", (0, 0))] if "é" in probe else split(probe),
+    )
     other.known[ord("é")] = 0
     assert other.encode("né") is None and other.encode("ne") is not None
 
@@ -149,32 +181,44 @@ def test_a_character_that_splits_otherwise_is_found(monkeypatch: pytest.MonkeyPa
 def test_what_is_not_proven_has_no_tiktoken(shared_data: Path) -> None:
     for name in ("tok-bert-cased", "tok-t5", "tok-llama2/tokenizer.model", "tok-starcoder"):
         assert open_tokenizer(shared_data / name)._tiktoken is None
-    assert train_tokenizer("char", ["ab"])._tiktoken is None and train_tokenizer("byte")._tiktoken is None
+    assert (
+        train_tokenizer("char", ["ab"])._tiktoken is None
+        and train_tokenizer("byte")._tiktoken is None
+    )
 
 
 def test_merges_that_tiktoken_would_do_otherwise_have_no_tiktoken() -> None:
     model = json.loads(small().to_json())["model"]
     pairs, vocabulary = model["merges"], model["vocab"]
     assert small()._tiktoken is not None
-    assert small(merges=[pairs[1], pairs[0], *pairs[2:]])._tiktoken is None  # another order than the ids
+    # another order than the ids
+    assert small(merges=[pairs[1], pairs[0], *pairs[2:]])._tiktoken is None
     assert small(merges=pairs[:-1])._tiktoken is None  # an entry that nothing makes
-    assert small(merges=pairs[:-1], vocab={k: v for k, v in vocabulary.items() if k != "".join(pairs[-1])})._tiktoken
-    # an entry that has its pair, but whose own letters join otherwise before: "abc" is a + bc, and comes out as ab + c
+    assert small(
+        merges=pairs[:-1], vocab={k: v for k, v in vocabulary.items() if k != "".join(pairs[-1])}
+    )._tiktoken
+    # an entry that has its pair, but whose own letters join otherwise before: "abc" is a + bc, and
+    # comes out as ab + c
     made = {letter: at for at, letter in enumerate(byte_alphabet().values())}
     made |= {"ab": 256, "bc": 257, "abc": 258}
     one_way = {"vocab": made, "merges": [["a", "b"], ["b", "c"], ["ab", "c"]]}
     assert small(**one_way)._tiktoken is not None
-    assert small(**one_way, ignore_merges=True)._tiktoken is None  # whole words first, and a list that is not every cut
+    # whole words first, and a list that is not every cut
+    assert small(**one_way, ignore_merges=True)._tiktoken is None
     odd = small(vocab=made, merges=[["a", "b"], ["b", "c"], ["a", "bc"]])
     assert odd._tiktoken is None
     assert [odd.token(id) for id in odd.encode("abc")] == ["ab", "c"]
 
 
-def test_the_face_of_the_tokenizer_is_the_same(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_face_of_the_tokenizer_is_the_same(
+    short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = train_tokenizer("bpe", ["a glass house of glass"] * 9, 270)
     samples = ["a glass house", "", "<|endoftext|>x", "é glass", "ſ"]
     lists = tokenizer.encode_batch(samples, eos=True)
-    assert [list(ids) for ids in tokenizer.encoder(face.LARGE)(samples)] == [ids[:-1] for ids in lists]
+    assert [list(ids) for ids in tokenizer.encoder(face.LARGE)(samples)] == [
+        ids[:-1] for ids in lists
+    ]
     assert all(type(ids) is list and type(ids[0]) is int for ids in lists)
     assert tokenizer.eos in tokenizer.encode("<|endoftext|>x", special=True)
     monkeypatch.setattr(face, "LARGE", 1 << 30)
@@ -200,7 +244,9 @@ def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(other, "encoding", Broken())
     assert other.encode("a b") is None
-    assert [list(ids) for ids in tokenizer.encoder(face.LARGE)(["a b"])] == [tokenizer.encode("a b")]
+    assert [list(ids) for ids in tokenizer.encoder(face.LARGE)(["a b"])] == [
+        tokenizer.encode("a b")
+    ]
 
 
 def test_a_new_script_costs_a_few_encodings_not_one_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,9 +261,12 @@ def test_a_new_script_costs_a_few_encodings_not_one_a_text(monkeypatch: pytest.M
 
 
 def test_a_character_of_every_block_stalls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text has its own characters proven and a few blocks whole, and the next one finds them."""
+    """Each text has its own characters proven and a few blocks whole, and the next one finds
+    them."""
     tokenizer = small()
-    text = "".join(chr(code) for code in range(7, 0x110000, backend.BLOCK) if not 0xD800 <= code < 0xE000)
+    text = "".join(
+        chr(code) for code in range(7, 0x110000, backend.BLOCK) if not 0xD800 <= code < 0xE000
+    )
     tried, prove = list[str](), backend.TiktokenBackend._prove
 
     def counted(self: backend.TiktokenBackend, letters: Any) -> None:

@@ -1,4 +1,5 @@
-"""The tokenizer's face: training, ids, spans, special tokens, streams, and saving. Needs no data."""
+"""The tokenizer's face: training, ids, spans, special tokens, streams, and saving. Needs no
+data."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ NASTY = [
     "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈 𝟙𝟚", "ǅ Ǆ ß ẞ İ ı ŉ ŁÓDŹ Ångström naïve façade", "`~\\|/", "▁ ▁▁ a▁b", "##ing ##",
     "\U0010ffff\ue000", "豈 更", "https://example.com/a?b=c&d=e#f user@host.org", "ΑΒΓ αβγ Привет мир",
 ]  # fmt: skip
-SPECIAL = ["<|endoftext|>", "a</s><s>b", " [CLS] x [SEP]", "<pad><unk>", "<extra_id_0> <|im_start|>user", "<|eot_id|>"]
+SPECIAL = [
+    "<|endoftext|>",
+    "a</s><s>b",
+    " [CLS] x [SEP]",
+    "<pad><unk>",
+    "<extra_id_0> <|im_start|>user",
+    "<|eot_id|>",
+]
 STORY = ["Once upon a time there was a little glass house. "] * 20 + [
     "Its walls were clear; you could see through! "
 ] * 20
@@ -109,22 +117,32 @@ def test_a_stream_never_shows_half_a_character() -> None:
     words = train_tokenizer("words", ["a b"], None, ("<unk>",))
     twice = words.stream()
     for _ in range(2):  # afresh after its end
-        assert "".join(map(twice.push, words.encode("a b"))) + twice.flush() == words.decode(words.encode("a b"))
+        assert "".join(map(twice.push, words.encode("a b"))) + twice.flush() == words.decode(
+            words.encode("a b")
+        )
     chance = random.Random(0)
     for _ in range(200):
         ids = [chance.randrange(256) for _ in range(20)]
-        assert streamed(tokenizer, ids) == tokenizer.decode(ids) == bytes(ids).decode("utf-8", "replace")
+        assert (
+            streamed(tokenizer, ids)
+            == tokenizer.decode(ids)
+            == bytes(ids).decode("utf-8", "replace")
+        )
 
 
 def test_names_and_ids_agree(byte_level: Tokenizer) -> None:
     for name, id in byte_level.vocabulary().items():
         assert byte_level.token(id) == name and byte_level.id(name) == id
-    assert byte_level.id("no such token") is None and len(byte_level) == byte_level.size == len(byte_level.vocabulary())
+    assert byte_level.id("no such token") is None and len(byte_level) == byte_level.size == len(
+        byte_level.vocabulary()
+    )
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
 def test_json_and_folder_give_the_same_tokenizer(kind: str, tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(kind, STORY, 300 if kind == "bpe" else None, specials=("<|end|>", "<|endoftext|>"))
+    tokenizer = train_tokenizer(
+        kind, STORY, 300 if kind == "bpe" else None, specials=("<|end|>", "<|endoftext|>")
+    )
     tokenizer.save(tmp_path / "model")
     for other in (Tokenizer.from_json(tokenizer.to_json()), open_tokenizer(tmp_path / "model")):
         assert other.fingerprint == tokenizer.fingerprint
@@ -163,13 +181,21 @@ def test_pieces_of_a_unigram_that_look_special_stay_text() -> None:
         "model": {"unk_id": 0, "vocab": pieces},
     }  # fmt: skip
     tokenizer = Tokenizer.from_json(json.dumps({"version": "1.0", **spec}))
-    assert tokenizer.encode("a</s>b") == [6, 2, 3, 4, 5, 7] and tokenizer.decode([6, 2, 3, 4, 5, 7]) == "a</s>b"
+    assert (
+        tokenizer.encode("a</s>b") == [6, 2, 3, 4, 5, 7]
+        and tokenizer.decode([6, 2, 3, 4, 5, 7]) == "a</s>b"
+    )
     assert tokenizer.encode("a</s>b", special=True) == [6, 1, 7] and tokenizer.eos == 1
 
 
 def test_truncation_and_padding_of_a_published_file_are_left_out() -> None:
     spec = json.loads(train_tokenizer("byte").to_json())
-    spec["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    spec["truncation"] = {
+        "max_length": 3,
+        "strategy": "LongestFirst",
+        "stride": 0,
+        "direction": "Right",
+    }
     spec["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
     spec["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
     assert Tokenizer.from_json(json.dumps(spec)).encode("abcdef") == list(b"abcdef")
@@ -200,7 +226,10 @@ def test_mistakes_are_said_in_one_sentence() -> None:
 def test_importing_text_is_light() -> None:
     use = "import sys, glassformer.tokenizer as t; t.Tokenizer, t.open, t.train; "
     code = use + "print({'torch', 'tokenizers'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "set()\n"
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""``tokens train`` and ``tokens sizes``: every kind is opened by transformers and by us; slips are one sentence."""
+"""``tokens train`` and ``tokens sizes``: every kind is opened by transformers and by us; slips are
+one sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.tokenizer.trainers import TRAINED
 
-STORY = "Once upon a time there was a little glass house.\nIts walls were clear; you could see through! \n"
+STORY = (
+    "Once upon a time there was a little glass house.\nIts walls were clear; you could see "
+    "through! \n"
+)
 OTHER = STORY + "\n\n  The  house, 12 walls of glass.\n"
 
 
@@ -43,7 +47,11 @@ def test_what_is_trained_is_opened_by_transformers_and_by_us(
         ids = ours.encode(sample)
         assert theirs.encode(sample, add_special_tokens=False) == ids
         if kind in ("bpe", "unigram", "char", "byte"):
-            assert ours.decode([id for id in ids if id != ours.unk]).replace(" ", "").startswith("Onceupona")
+            assert (
+                ours.decode([id for id in ids if id != ours.unk])
+                .replace(" ", "")
+                .startswith("Onceupona")
+            )
             assert kind == "unigram" or ours.decode(ids) == sample
     fits = {"bpe": 300, "byte": 257, "char": len(set(STORY)) + 1}.get(kind, 90)
     assert ours.size <= fits and (ours.size == fits or kind in ("words", "unigram", "wordpiece"))
@@ -56,7 +64,8 @@ def test_a_unigram_keeps_every_space_and_line() -> None:
 
 
 def test_a_unigram_is_sentencepieces(shared_data: Path) -> None:
-    """Pieces and scores of its trainer on lines; so a held-out text has as many tokens, and no piece crosses a line."""
+    """Pieces and scores of its trainer on lines; so a held-out text has as many tokens, and no
+    piece crosses a line."""
     import io
 
     import sentencepiece
@@ -82,17 +91,44 @@ def test_nothing_is_learnt_across_or_of_a_special_token(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "two.txt").write_text("glass house<|endoftext|>glass wall<|im_end|>\n" * 60)
-    words = ["tokens", "train", str(tmp_path / "two.txt"), "--kind", kind, "--size", "330" if kind == "bpe" else "60"]
+    words = [
+        "tokens",
+        "train",
+        str(tmp_path / "two.txt"),
+        "--kind",
+        kind,
+        "--size",
+        "330" if kind == "bpe" else "60",
+    ]
     assert main([*words, "--out", str(tmp_path / "a"), "--special", "<|endoftext|>"]) == 0
     told = capsys.readouterr().err
     assert '"<|im_end|>" is in this text 60 times' in told and "<|endoftext|>" not in told
     plain = open_tokenizer(tmp_path / "a")
     learnt = {name for name in plain.vocabulary() if name not in plain.specials}
-    assert "<|endoftext|>" in plain.specials and not [name for name in learnt if "endof" in name or "houseg" in name]
+    assert "<|endoftext|>" in plain.specials and not [
+        name for name in learnt if "endof" in name or "houseg" in name
+    ]
     assert any("_" in name for name in learnt), "what is not said to be special is text"
-    assert main([*words, "--out", str(tmp_path / "b"), "--separator", "<|endoftext|>", "--special", "<|im_end|>"]) == 0
+    assert (
+        main(
+            [
+                *words,
+                "--out",
+                str(tmp_path / "b"),
+                "--separator",
+                "<|endoftext|>",
+                "--special",
+                "<|im_end|>",
+            ]
+        )
+        == 0
+    )
     assert "learnt as text" not in capsys.readouterr().err
-    assert not [name for name in open_tokenizer(tmp_path / "b").vocabulary() if "endof" in name and name[:2] != "<|"]
+    assert not [
+        name
+        for name in open_tokenizer(tmp_path / "b").vocabulary()
+        if "endof" in name and name[:2] != "<|"
+    ]
 
 
 def test_inner_letters_of_wordpiece_are_those_of_its_words() -> None:
@@ -133,15 +169,29 @@ def test_a_size_below_the_alphabet_says_what_is_needed(
     assert train_tokenizer(kind, [STORY] * 30, least).size <= least
 
 
-def test_slips_are_one_sentence(story: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slips_are_one_sentence(
+    story: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.txt").write_bytes(b"good\nbad \xff\n")
     (tmp_path / "blank.txt").write_text(" \n \n")
     (tmp_path / "few.txt").write_text("a b")
     slips = {
         "--out DIR": ["train", story],
         'Did you mean "unigram"': ["train", story, "--kind", "unigrm", "--out", "x"],
-        "not UTF-8 text (byte 9)": ["train", str(tmp_path / "bad.txt"), "--out", str(tmp_path / "x")],
-        "no word": ["train", str(tmp_path / "blank.txt"), "--kind", "wordpiece", "--out", str(tmp_path / "x")],
+        "not UTF-8 text (byte 9)": [
+            "train",
+            str(tmp_path / "bad.txt"),
+            "--out",
+            str(tmp_path / "x"),
+        ],
+        "no word": [
+            "train",
+            str(tmp_path / "blank.txt"),
+            "--kind",
+            "wordpiece",
+            "--out",
+            str(tmp_path / "x"),
+        ],
         "too few words": ["sizes", str(tmp_path / "few.txt")],
         "neither .png nor .svg": ["sizes", story, "--out", "x.jpg"],
         "give 1 to": ["train", story, "--size", "4000000000", "--out", str(tmp_path / "x")],
@@ -155,7 +205,9 @@ def test_slips_are_one_sentence(story: str, tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / "x").exists()
 
 
-def test_sizes_draw_the_trade_off(story: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_draw_the_trade_off(
+    story: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["tokens", "sizes", story, "--sizes", "260", "280", "300", "--dim", "64"]
     for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
         out = tmp_path / f"sizes{ending}"
@@ -172,7 +224,8 @@ def test_sizes_draw_the_trade_off(story: str, tmp_path: Path, capsys: pytest.Cap
 def test_sizes_are_counted_on_text_that_was_held_out() -> None:
     body = "one two three four five six seven eight nine\n" * 27
     seen, new = (
-        sizes("bpe", [body + "\n".join([last] * 3) + "\n"], [300])[0] for last in (body[:44], "zyx wvu tsr " * 4)
+        sizes("bpe", [body + "\n".join([last] * 3) + "\n"], [300])[0]
+        for last in (body[:44], "zyx wvu tsr " * 4)
     )
     assert new.tokens_per_word > 1.5 * seen.tokens_per_word
     with pytest.raises(UserError, match="one size"):

@@ -1,4 +1,5 @@
-"""What befalls a training from outside: terminals that close, folders and files that go, samples that fail."""
+"""What befalls a training from outside: terminals that close, folders and files that go, samples
+that fail."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
     save, step = Save(tmp_path, every, keep), None
     how = run.Train(steps=steps, batch=4)
     try:
-        for step in train(state.model, state.batches, settings=how, state=state, execution=ExecutionSettings()):
+        for step in train(
+            state.model, state.batches, settings=how, state=state, execution=ExecutionSettings()
+        ):
             step.valid_loss = (valid or {}).get(step.index)
             save(step)
     except Stuck:
@@ -57,7 +60,9 @@ def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_pat
         "step-000005",
         "step-000008",
     ]
-    assert (tmp_path / "last").read_text() == "step-000008\n" and (tmp_path / "best").exists() == bool(valid)
+    assert (tmp_path / "last").read_text() == "step-000008\n" and (
+        tmp_path / "best"
+    ).exists() == bool(valid)
     again = begin()
     run_checkpoints.restore(tmp_path / "step-000008", again)
     assert again.skipped_in_a_row == 2
@@ -105,7 +110,9 @@ def test_resume_fixes_stale_pointers_and_forgets_a_best_that_was_removed(tmp_pat
     again = begin()
     run_checkpoints.restore(run_checkpoints.newest(tmp_path), again)
     run_checkpoints.point(tmp_path, again)
-    assert (tmp_path / "best").read_text() == "step-000004\n" and (tmp_path / "last").read_text() == "step-000006\n"
+    assert (tmp_path / "best").read_text() == "step-000004\n" and (
+        tmp_path / "last"
+    ).read_text() == "step-000006\n"
     shutil.rmtree(tmp_path / "step-000004")
     run_checkpoints.point(tmp_path, again)
     assert not (tmp_path / "best").exists() and again.best == math.inf and again.best_step is None
@@ -131,16 +138,45 @@ def test_pointers_never_lead_outside_the_folder(tmp_path, pointer, lead):
 @pytest.mark.parametrize("kind", ["closed", pytest.param("full", marks=pytest.mark.slow)])
 def test_standard_error_that_is_closed_or_full_ends_no_training(corpus, tmp_path, kind):  # noqa: F811
     out = tmp_path / "run"
-    words = ["-m", "glassformer", "train", "--out", str(out), "--data.train", str(corpus), "--steps", "2"]
-    words += ["--dim", "16", "--decoder.depth", "1", "--context", "16", "--batch", "2", "--data.tokenizer", "char"]
-    words += ["--tensorboard", "false", "--evaluate_batches", "1", "--decoder.pattern.attention.heads", "2"]
+    words = [
+        "-m",
+        "glassformer",
+        "train",
+        "--out",
+        str(out),
+        "--data.train",
+        str(corpus),
+        "--steps",
+        "2",
+    ]
+    words += [
+        "--dim",
+        "16",
+        "--decoder.depth",
+        "1",
+        "--context",
+        "16",
+        "--batch",
+        "2",
+        "--data.tokenizer",
+        "char",
+    ]
+    words += [
+        "--tensorboard",
+        "false",
+        "--evaluate_batches",
+        "1",
+        "--decoder.pattern.attention.heads",
+        "2",
+    ]
     direction = "2>&-" if kind == "closed" else "2>/dev/full"
     command = ["sh", "-c", f'exec "$0" "$@" {direction}', sys.executable, *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=120)
     assert (done.returncode, done.stdout) == (0, b"")
     assert (out / "last").read_text() == "step-000002\n"
     assert [line["step"] for line in hooks.read_log(out / "log.jsonl")] == [1, 2]
-    assert len((out / "log.jsonl").read_text().splitlines()) == 2  # nothing else was written into it
+    # nothing else was written into it
+    assert len((out / "log.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_terminal_that_closes_saves_and_nohup_keeps_training(corpus, tmp_path):  # noqa: F811
@@ -181,7 +217,11 @@ def test_a_folder_that_goes_while_training_ends_it(corpus, tmp_path, how):  # no
         return ""
 
     with pytest.raises(UserError, match=r"log.jsonl was moved or removed while training"):
-        training.run(settings(corpus, sample_every="5", save_every="0", evaluate_every="0"), out, sample=sample)
+        training.run(
+            settings(corpus, sample_every="5", save_every="0", evaluate_every="0"),
+            out,
+            sample=sample,
+        )
     assert not list(tmp_path.glob("run/step-*"))
 
 
@@ -189,7 +229,12 @@ def test_a_sample_that_cannot_be_made_ends_no_training(corpus, tmp_path, capfd):
     def sample(model, tokenizer, source):
         raise UserError("A mask of the kind Prefix cannot be sampled.")
 
-    assert training.run(settings(corpus, steps="4", sample_every="2"), tmp_path / "run", sample=sample).step == 4
+    assert (
+        training.run(
+            settings(corpus, steps="4", sample_every="2"), tmp_path / "run", sample=sample
+        ).step
+        == 4
+    )
     assert "(none: A mask of the kind Prefix cannot be sampled.)" in capfd.readouterr().err
 
 
@@ -216,14 +261,19 @@ def test_a_share_of_one_token_is_found_before_training(tmp_path):
 def test_validation_rows_may_not_change_on_resume(corpus, tmp_path):  # noqa: F811
     training.run(settings(corpus, steps="2"), tmp_path / "run")
     with pytest.raises(UserError, match=r"train.evaluate_batches is 2 there and 3 here"):
-        training.run(settings(corpus, steps="2", evaluate_batches="3"), tmp_path / "run", resume=True)
+        training.run(
+            settings(corpus, steps="2", evaluate_batches="3"), tmp_path / "run", resume=True
+        )
 
 
 def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
     from glassformer import cli
     from glassformer.commands import masks
 
-    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes")):
+    for error in (
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+    ):
 
         def fail(given, error=error):
             raise error
@@ -246,7 +296,11 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
         ({"optimizer.rest.eps": "-1"}, r"AdamW.eps is -1"),
         ({"optimizer.groups": '[{pattern="*", lr_scale=1e300}]'}, r"Group.lr_scale is 1e\+300"),
         ({"init.std": "-1"}, r"Init.std is -1"),
-        ({"data.vocab": "1000000000"}, r"data.vocab is 1000000000; give a number from 1 to 1,048,576"),
+        (
+            {"data.vocab": "1000000000"},
+            r"data.vocab is 1000000000; give a number from 1 to "
+            r"1,048,576",
+        ),
     ],
 )
 def test_settings_that_cannot_be(corpus, tmp_path, changes, said):  # noqa: F811
@@ -260,7 +314,9 @@ def test_sums_are_read_back_by_sha256sum(tmp_path):
     tool = shutil.which("sha256sum")
     if tool is None:
         pytest.skip("needs sha256sum")
-    subprocess.run([tool, "-c", "SHA256SUMS"], cwd=tmp_path / "step-000001", check=True, capture_output=True)
+    subprocess.run(
+        [tool, "-c", "SHA256SUMS"], cwd=tmp_path / "step-000001", check=True, capture_output=True
+    )
 
 
 def test_a_resumed_run_fixes_its_pointers(corpus, tmp_path):  # noqa: F811

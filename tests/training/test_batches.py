@@ -17,7 +17,14 @@ from glassformer.data.shards import Shards, _Whole
 from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.tokenizer import Tokenizer
-from glassformer.training.batches import Batch, Batches, CorpusRows, Prepared, every_token_once, next_pieces
+from glassformer.training.batches import (
+    Batch,
+    Batches,
+    CorpusRows,
+    Prepared,
+    every_token_once,
+    next_pieces,
+)
 from glassformer.training.loss import split
 from glassformer.training.objectives import Prefix
 
@@ -25,9 +32,14 @@ EOS = 0
 
 
 def corpus(
-    lengths: list[int], eos: int | None = EOS, bos: int | None = None, name: str = "tiny", first: int = 1
+    lengths: list[int],
+    eos: int | None = EOS,
+    bos: int | None = None,
+    name: str = "tiny",
+    first: int = 1,
 ) -> Shards:
-    """Documents of ``lengths`` tokens that count up from ``first``, each closed by ``eos`` (counted in its length)."""
+    """Documents of ``lengths`` tokens that count up from ``first``, each closed by ``eos`` (counted
+    in its length)."""
     starts = np.cumsum([0, *lengths])
     tokens = np.arange(first, first + starts[-1]).astype(np.uint32)
     if eos is not None:
@@ -51,8 +63,16 @@ def counted(batch: Batch) -> list[int]:
 
 
 def equal(a: Batch, b: Batch) -> bool:
-    pairs = ((a.tokens, b.tokens), (a.targets, b.targets), (a.pos, b.pos), (a.document_ids, b.document_ids))
-    return all((x is None and y is None) or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
+    pairs = (
+        (a.tokens, b.tokens),
+        (a.targets, b.targets),
+        (a.pos, b.pos),
+        (a.document_ids, b.document_ids),
+    )
+    return all(
+        (x is None and y is None) or (x is not None and y is not None and torch.equal(x, y))
+        for x, y in pairs
+    )
 
 
 # ------------------------------------------------------------------------------------ no token lost
@@ -65,7 +85,9 @@ def test_each_epoch_every_token_is_a_target_once(length: int, context: int) -> N
     orders = []
     for _ in range(5):
         rows = one_epoch(batches)
-        assert sorted(target for row in rows for target in counted(row)) == list(range(2, length + 1))
+        assert sorted(target for row in rows for target in counted(row)) == list(
+            range(2, length + 1)
+        )
         assert len(rows) <= (length - 1) / context + 2  # no waste: at most the two ends are short
         orders.append([row.tokens[0, 0].item() for row in rows])
     if len(orders[0]) > 8:
@@ -91,7 +113,8 @@ def test_epochs_run_through_batches() -> None:
     assert one.epoch == many.epoch > 3
 
 
-# -------------------------------------------------------------------------------- documents kept apart
+# -------------------------------------------------------------------------------- documents kept
+# apart
 
 
 def by_hand(shards: Shards, tokens: list[int], first: int) -> tuple[list[int], list[int]]:
@@ -138,7 +161,9 @@ def test_a_closing_token_is_the_last_target_and_opens_the_next_document() -> Non
 
 
 @pytest.mark.parametrize(("eos", "bos"), [(None, None), (EOS, 5)])
-def test_without_a_shared_border_no_document_predicts_the_next(eos: int | None, bos: int | None) -> None:
+def test_without_a_shared_border_no_document_predicts_the_next(
+    eos: int | None, bos: int | None
+) -> None:
     shards = corpus([3, 4, 3], eos=eos, bos=bos)
     (batch,) = every_token_once(shards, batch=4, context=9)
     last = [3, 7, 10] if eos is None else [EOS] * 3
@@ -173,7 +198,9 @@ def test_a_model_reads_packed_documents_as_if_each_were_alone() -> None:
         embed=Embed(vocab=200),
         decoder=Stack(
             depth=2,
-            pattern=(Block(attention=Attention(heads=2), feedforward=MLP(hidden=48), norm=RMSNorm()),),
+            pattern=(
+                Block(attention=Attention(heads=2), feedforward=MLP(hidden=48), norm=RMSNorm()),
+            ),
             position=Rotary(),
             causal=True,
         ),
@@ -191,7 +218,8 @@ def test_a_model_reads_packed_documents_as_if_each_were_alone() -> None:
             torch.testing.assert_close(packed[own], alone, atol=1e-5, rtol=0)
 
 
-# ---------------------------------------------------------------------------------------- evaluation
+# ----------------------------------------------------------------------------------------
+# evaluation
 
 
 @pytest.mark.parametrize("stride", [None, 1, 5, 16])
@@ -215,7 +243,8 @@ def test_evaluation_of_a_split_counts_its_own_tokens() -> None:
     assert total == len(valid) - 1 == 179
 
 
-# --------------------------------------------------------------------------------------------- order
+# ---------------------------------------------------------------------------------------------
+# order
 
 
 def test_rows_are_mixed_and_the_first_of_them_too() -> None:
@@ -241,12 +270,14 @@ def test_order_is_a_function_of_the_seed() -> None:
 
 
 def test_the_order_does_not_change_with_versions() -> None:
-    """A resumed run on a newer library must see the same rows: these numbers were drawn once and stay."""
+    """A resumed run on a newer library must see the same rows: these numbers were drawn once and
+    stay."""
     batches = Batches(corpus([5000], eos=None), batch=6, context=16, seed=0)
     assert next(batches).tokens[:, 0].tolist() == [33, 545, 2513, 3201, 4897, 3409]
 
 
-# -------------------------------------------------------------------------------------------- resume
+# --------------------------------------------------------------------------------------------
+# resume
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 33, 120])
@@ -280,18 +311,24 @@ def test_resume_with_other_data_is_refused(changed: str) -> None:
     }
     with pytest.raises(UserError, match=f"another {changed}"):
         others[changed].restore(state)
-    Batches([(one, 1.0), (two, 1.0)], 4, 16, seed=1).restore(state)  # another batch size is no other data
+    # another batch size is no other data
+    Batches([(one, 1.0), (two, 1.0)], 4, 16, seed=1).restore(state)
 
 
 def test_a_checkpoint_of_another_order_is_refused() -> None:
     """Other rows would repeat some of an epoch and leave some out."""
     batches = Batches(corpus([400]), 2, 16, seed=1)
     state = {name: value for name, value in batches.state().items() if name != "order"}
-    with pytest.raises(UserError, match=r"another version of Glassformer.*continue it with that version"):
+    with pytest.raises(
+        UserError,
+        match=r"another version of Glassformer.*continue it with that "
+        r"version",
+    ):
         batches.restore(state)
 
 
-# -------------------------------------------------------------------------------------------- pieces
+# --------------------------------------------------------------------------------------------
+# pieces
 
 
 class Watched:
@@ -308,8 +345,11 @@ class Watched:
 @pytest.mark.parametrize("eos", [EOS, None])
 @pytest.mark.parametrize("long", [True, False])
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_a_piece_read_alone_is_that_piece_of_the_batch(count: int, long: bool, eos: int | None) -> None:
-    """Bit for bit, also whether it carries positions, which another piece may be the reason for; through epochs."""
+def test_a_piece_read_alone_is_that_piece_of_the_batch(
+    count: int, long: bool, eos: int | None
+) -> None:
+    """Bit for bit, also whether it carries positions, which another piece may be the reason for;
+    through epochs."""
 
     def fresh() -> Batches:
         lengths = [900, 40, 900] if long else [3, 7, 12, 2, 30] * 12
@@ -325,7 +365,8 @@ def test_a_piece_read_alone_is_that_piece_of_the_batch(count: int, long: bool, e
             assert equal(piece, expected[rank])
             packed += piece.document_ids is not None and int(piece.document_ids.max()) == 0
         assert all(batches.state() == whole.state() for batches in ranks)
-    assert packed > 0 or not long or count == 1  # the case that is hard occurs: another piece is packed
+    # the case that is hard occurs: another piece is packed
+    assert packed > 0 or not long or count == 1
 
 
 @pytest.mark.parametrize("eos", [EOS, None])
@@ -338,7 +379,9 @@ def test_rows_are_packed_where_a_document_opens_in_them(eos: int | None) -> None
 
 
 def test_a_rank_reads_only_its_rows() -> None:
-    batches, whole = (Batches(corpus([5000], eos=None), batch=12, context=16, seed=2) for _ in range(2))
+    batches, whole = (
+        Batches(corpus([5000], eos=None), batch=12, context=16, seed=2) for _ in range(2)
+    )
     rows = batches._cursors[0].rows
     watched = rows.windows = Watched(rows.windows)  # type: ignore[assignment]
     pieces = next_pieces(batches, 4, [1, 3])
@@ -360,7 +403,8 @@ def test_pieces_of_what_is_prepared_are_cut_from_the_whole(monkeypatch: pytest.M
     assert one.state() == two.state()
 
 
-# -------------------------------------------------------------------------------------------- mixing
+# --------------------------------------------------------------------------------------------
+# mixing
 
 
 def test_weights_hold_to_within_a_row() -> None:
@@ -375,7 +419,8 @@ def test_weights_hold_to_within_a_row() -> None:
     assert batches.epoch > 9  # the smallest corpus for its weight has been repeated most
 
 
-# ------------------------------------------------------------------------------------------- mistakes
+# -------------------------------------------------------------------------------------------
+# mistakes
 
 
 def test_mistakes_are_told() -> None:
@@ -403,7 +448,9 @@ def test_a_batch_is_made_and_read_by_the_old_names_with_a_warning() -> None:
     ids = torch.arange(6)[None]
     with pytest.warns(FutureWarning, match=r"Batch\.docs is Batch\.document_ids now"):
         batch = Batch(ids, ids, docs=ids, source_docs=ids + 1)  # type: ignore[call-arg]
-    assert batch.document_ids is ids and batch.rows(0, 1).source_document_ids.tolist() == [[1, 2, 3, 4, 5, 6]]  # type: ignore[union-attr]
+    assert batch.document_ids is ids and batch.rows(0, 1).source_document_ids.tolist() == [
+        [1, 2, 3, 4, 5, 6]
+    ]  # type: ignore[union-attr]
     with pytest.warns(FutureWarning, match=r"Batch\.docs is"):
         assert batch.docs is ids  # type: ignore[attr-defined]
 
@@ -412,5 +459,9 @@ def test_causal_says_where_its_label_smoothing_went() -> None:
     from glassformer.training import Causal
 
     assert Causal() == Causal(label_smoothing=0.0)
-    with pytest.raises(UserError, match=r"train\.label_smoothing, in Python .*Train\(label_smoothing=0\.1\)"):
+    with pytest.raises(
+        UserError,
+        match=r"train\.label_smoothing, in Python "
+        r".*Train\(label_smoothing=0\.1\)",
+    ):
         Causal(label_smoothing=0.1)

@@ -1,4 +1,5 @@
-"""What is trained where nobody said how: from the text alone; what is said stands, the best checkpoint is used."""
+"""What is trained where nobody said how: from the text alone; what is said stands, the best
+checkpoint is used."""
 
 from __future__ import annotations
 
@@ -20,7 +21,25 @@ from glassformer.tokenizer import train as train_tokenizer
 from glassformer.training import choose, run_checkpoints
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
-WORDS = ("the", "of", "and", "a", "to", "in", "is", "that", "it", "was", "he", "for", "on", "are", "with", "as", "his")
+WORDS = (
+    "the",
+    "of",
+    "and",
+    "a",
+    "to",
+    "in",
+    "is",
+    "that",
+    "it",
+    "was",
+    "he",
+    "for",
+    "on",
+    "are",
+    "with",
+    "as",
+    "his",
+)
 
 
 def prose(size: int) -> str:
@@ -50,7 +69,9 @@ def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
         now = (recipe.dim * recipe.decoder.depth, made.data.vocab or 257)
         epochs = made.train.steps * made.train.batch * made.train.context / size
         assert before is None or (now >= before[0] and epochs <= before[1] + 1)
-        assert 20 <= made.train.steps <= 6000 and made.data.split == "spread" and made.train.early_stop
+        assert (
+            20 <= made.train.steps <= 6000 and made.data.split == "spread" and made.train.early_stop
+        )
         before = now, epochs
 
 
@@ -96,12 +117,21 @@ def test_a_recipe_keeps_its_shape(book):
 
 
 def test_what_goes_on_from_a_checkpoint_keeps_all_but_how_often_the_text_is_read(book, tmp_path):
-    tiny = serial.change(recipes.find("glass/200k"), {"dim": 16, "decoder.depth": 1, "embed.vocab": 257})
-    glassformer.save(build_model(tiny), tmp_path / "tiny", train_tokenizer("byte"), layout="glassformer")
+    tiny = serial.change(
+        recipes.find("glass/200k"), {"dim": 16, "decoder.depth": 1, "embed.vocab": 257}
+    )
+    glassformer.save(
+        build_model(tiny), tmp_path / "tiny", train_tokenizer("byte"), layout="glassformer"
+    )
     made = settings(book, **{"from": str(tmp_path / "tiny")})
     alone = run_file.read(None, {"from": str(tmp_path / "tiny"), "data.train": str(book)})
-    assert made.model == alone.model and made.data.tokenizer is None and made.train.optimizer == alone.train.optimizer
-    assert made.train.batch == alone.train.batch and 20 <= made.train.steps <= 110  # 11 times over, not 1,000 steps
+    assert (
+        made.model == alone.model
+        and made.data.tokenizer is None
+        and made.train.optimizer == alone.train.optimizer
+    )
+    # 11 times over, not 1,000 steps
+    assert made.train.batch == alone.train.batch and 20 <= made.train.steps <= 110
 
 
 def test_the_choice_is_a_function_of_the_text(book, tmp_path):
@@ -135,9 +165,16 @@ def test_every_kind_of_text_has_a_tokenizer(tmp_path, kind, content, tokenizer):
 @pytest.mark.parametrize("size", [1, 499])
 def test_a_text_too_short_says_what_is_needed(tmp_path, capsys, size):
     (tmp_path / "short.txt").write_text("a" * size)
-    assert cli.main(["train", "--data.train", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]) == 2
+    assert (
+        cli.main(
+            ["train", "--data.train", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]
+        )
+        == 2
+    )
     said = capsys.readouterr().err
-    assert f"holds {size} bytes of text and at least 500 are needed" in said and said.count("\n") == 1
+    assert (
+        f"holds {size} bytes of text and at least 500 are needed" in said and said.count("\n") == 1
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -163,23 +200,47 @@ def test_a_run_file_means_what_it_says(path, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("objective", ["Masked", "Seq2Seq"])
 def test_other_objectives_keep_their_settings(book, objective):
-    assert choose({"data.train": str(book), "train.objective": objective, "data.type": "Data"}) == ({}, "")
+    assert choose({"data.train": str(book), "train.objective": objective, "data.type": "Data"}) == (
+        {},
+        "",
+    )
 
 
-def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_that_is_used(tmp_path, capsys):
+def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_that_is_used(
+    tmp_path, capsys
+):
     """What is held out is of another kind than what is read, so it is foretold worse and worse."""
     (tmp_path / "train.txt").write_text("abcdefgh" * 500)
     (tmp_path / "valid.txt").write_text("".join(random.Random(2).choices("abcdefgh", k=500)))
-    words = ["train", "--data.train", str(tmp_path / "train.txt"), "--data.valid", str(tmp_path / "valid.txt")]
-    words += ["--out", str(tmp_path / "out"), "--steps", "60", "--evaluate_every", "2", "--dtype", "float32"]
+    words = [
+        "train",
+        "--data.train",
+        str(tmp_path / "train.txt"),
+        "--data.valid",
+        str(tmp_path / "valid.txt"),
+    ]
+    words += [
+        "--out",
+        str(tmp_path / "out"),
+        "--steps",
+        "60",
+        "--evaluate_every",
+        "2",
+        "--dtype",
+        "float32",
+    ]
     words += ["--dim", "16", "--decoder.depth", "1", "--batch", "4", "--tensorboard", "false"]
     assert not cli.main(words)
     said = capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    best = min((line for line in lines if "valid_loss" in line), key=lambda line: line["valid_loss"])["step"]
+    best = min(
+        (line for line in lines if "valid_loss" in line), key=lambda line: line["valid_loss"]
+    )["step"]
     last = lines[-1]["step"]
     assert last == best + 2 * choose.__globals__["PATIENCE"] < 60
-    assert f"Validation has not fallen since step {best}, so the run ends at step {last} of 60" in said
+    assert (
+        f"Validation has not fallen since step {best}, so the run ends at step {last} of 60" in said
+    )
     assert "--resume --early-stop 0 goes on." in said
     assert f"The best checkpoint is that of step {best}" in said and "bits per byte" in said
     assert run_checkpoints.newest(tmp_path / "out").name == f"step-{last:06d}"
@@ -204,7 +265,18 @@ def test_what_looks_like_a_border_of_documents_is_told(tmp_path: Path) -> None:
 def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of a run of 6 steps that a signal stopped after the third."""
     words = ["train", "--data.train", str(book), "--out", str(out)]
-    more = ["--steps", "6", "--dim", "16", "--decoder.depth", "1", "--batch", "2", "--tensorboard", "false"]
+    more = [
+        "--steps",
+        "6",
+        "--dim",
+        "16",
+        "--decoder.depth",
+        "1",
+        "--batch",
+        "2",
+        "--tensorboard",
+        "false",
+    ]
     due = training.loop.Step.due
     with monkeypatch.context() as patch:
 
@@ -214,7 +286,11 @@ def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[
             return due(step, every)
 
         patch.setattr(training.loop.Step, "due", stop)
-        patch.setattr(training.launch.Signals, "notice", lambda self, number, frame: setattr(self, "number", number))
+        patch.setattr(
+            training.launch.Signals,
+            "notice",
+            lambda self, number, frame: setattr(self, "number", number),
+        )
         assert cli.main([*words, *more]) == 128 + signal.SIGTERM
     return words
 
@@ -236,7 +312,10 @@ def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch
     assert not cli.main(["train", "--out", str(out), "--resume", "--steps", "8"])
     assert "goes on to 8" in capsys.readouterr().err
     assert cli.main(["train", "--out", str(out), "--resume", "--steps", "3"]) == 2
-    assert "train.steps is 8 there and 3 here, and steps can only be raised; set it back" in capsys.readouterr().err
+    assert (
+        "train.steps is 8 there and 3 here, and steps can only be raised; set it back"
+        in capsys.readouterr().err
+    )
     assert cli.main(["train", "--out", str(out), "--resume", "--steps", "9", "--dim", "32"]) == 2
     assert "goes on" not in capsys.readouterr().err
 
@@ -256,26 +335,38 @@ def test_a_run_stopped_at_once_says_how_it_goes_on(book, tmp_path, monkeypatch, 
     assert capsys.readouterr().err == "\nglassformer: stopped.\n"
     assert cli.main([*words, str(out)]) == 130
     said = capsys.readouterr().err
-    assert "glassformer: stopped. Continue with:\n" in said and said.endswith(f"--out {out} --resume\n")
+    assert "glassformer: stopped. Continue with:\n" in said and said.endswith(
+        f"--out {out} --resume\n"
+    )
     assert cli.main(["generate", str(out)]) == 2
     assert "is a run that has no checkpoint yet; go on with --resume" in capsys.readouterr().err
 
 
 def test_a_short_run_is_validated_seldom(book):
-    assert [settings(book, steps=str(steps)).train.evaluate_every for steps in (5, 20, 100, 1000)] == [10, 10, 10, 50]
+    assert [
+        settings(book, steps=str(steps)).train.evaluate_every for steps in (5, 20, 100, 1000)
+    ] == [10, 10, 10, 50]
 
 
 def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
-    """Six steps and six validations of what is held out, a third of a step for each of its batches."""
+    """Six steps and six validations of what is held out, a third of a step for each of its
+    batches."""
     told: list[float] = []
     monkeypatch.setattr(training.launch, "duration", lambda seconds: told.append(seconds) or "")
     monkeypatch.setattr(training.launch.Live, "__call__", lambda self, step: None)
     for every in ("0", "1"):
         made = settings(
-            book, steps="6", evaluate_every=every, dim="16", **{"decoder.depth": "1", "tensorboard": "false"}
+            book,
+            steps="6",
+            evaluate_every=every,
+            dim="16",
+            **{"decoder.depth": "1", "tensorboard": "false"},
         )
         training.run(made, tmp_path / every)
-    plans = [json.loads((tmp_path / every / "run.json").read_text())["execution"]["seconds"] for every in "01"]
+    plans = [
+        json.loads((tmp_path / every / "run.json").read_text())["execution"]["seconds"]
+        for every in "01"
+    ]
     made = settings(book)
     batches = -(-2_000 // (made.train.batch * made.train.context))
     assert told[0] == pytest.approx(6 * plans[0])

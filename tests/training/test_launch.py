@@ -1,4 +1,5 @@
-"""``glassformer train`` as a whole: real processes killed and resumed, and what it says to a mistake."""
+"""``glassformer train`` as a whole: real processes killed and resumed, and what it says to a
+mistake."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def weights(out):
 
 
 def equal(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name], right[name]) for name in left
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,9 @@ def start(corpus, out, resume=False):
     book = out.parent / "settings.json"
     book.write_text(serial.dumps(settings(corpus)))
     command = [sys.executable, "-c", CHILD, str(book), str(out), "resume" if resume else "new"]
-    return subprocess.Popen([*command, str(torch.get_num_threads())], stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*command, str(torch.get_num_threads())], stderr=subprocess.PIPE, text=True
+    )
 
 
 def logged(out):
@@ -144,14 +149,18 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(corpus,
     assert "Going on from" in process.communicate(timeout=120)[1] and process.returncode == 0
     assert logged(out) == list(range(1, 41))
     assert equal(weights(out), weights(whole))
-    curves = [[(e["loss"], e.get("valid_loss")) for e in hooks.read_log(f / "log.jsonl")] for f in (out, whole)]
+    curves = [
+        [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(f / "log.jsonl")]
+        for f in (out, whole)
+    ]
     assert curves[0] == curves[1]
     state = [(f / "step-000040" / "state.safetensors").read_bytes() for f in (out, whole)]
     assert state[0] == state[1]
 
 
 def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path):
-    """As SIGTERM does: the step is finished and saved; a file that is left from before stops nothing."""
+    """As SIGTERM does: the step is finished and saved; a file that is left from before stops
+    nothing."""
     out = tmp_path / "run"
     out.mkdir()
     (out / "stop").touch()
@@ -160,12 +169,17 @@ def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path):
     (out / "stop").touch()
     said = process.communicate(timeout=60)[1]
     last = logged(out)[-1]
-    assert process.returncode == 128 + signal.SIGTERM and 3 <= last < 40 and not (out / "stop").exists()
+    assert (
+        process.returncode == 128 + signal.SIGTERM
+        and 3 <= last < 40
+        and not (out / "stop").exists()
+    )
     assert (out / "last").read_text() == f"step-{last:06d}\n" and "asks this run to stop" in said
 
 
 def hold(process, out, after):
-    """Have a run wait once step ``after`` is in the log; the step after which it waits, by its own word."""
+    """Have a run wait once step ``after`` is in the log; the step after which it waits, by its own
+    word."""
     attend(process, out, after)
     (out / "pause").touch()
     until = time.monotonic() + 120
@@ -177,7 +191,8 @@ def hold(process, out, after):
 
 @pytest.mark.slow
 def test_a_file_in_the_folder_holds_a_run(corpus, whole, tmp_path):
-    """It waits after a step as long as the file is there; one killed meanwhile waits no more when it goes on."""
+    """It waits after a step as long as the file is there; one killed meanwhile waits no more when
+    it goes on."""
     out = tmp_path / "run"
     process = start(corpus, out)
     held = hold(process, out, after=3)
@@ -205,7 +220,8 @@ def test_killed_at_twenty_moments(corpus, whole, tmp_path):
     for turn in range(20):
         before = (out / "log.jsonl").stat().st_mtime_ns if (out / "log.jsonl").exists() else None
         process = start(corpus, out, resume=(out / "run.json").exists())
-        until = time.monotonic() + 120  # torch alone takes seconds to import: count from where its log is begun anew
+        # torch alone takes seconds to import: count from where its log is begun anew
+        until = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < until:
             if (out / "log.jsonl").exists() and (out / "log.jsonl").stat().st_mtime_ns != before:
                 break
@@ -233,18 +249,37 @@ def test_a_run_leaves_what_the_contract_says(whole):
     assert book["train"]["steps"] == 40 and book["execution"]["dtype"] == "float32"
     lines = hooks.read_log(whole / "log.jsonl")
     assert (
-        len(lines) == 40 and lines[9]["valid_loss"] > lines[-1]["valid_loss"] and lines[0]["loss"] > lines[-1]["loss"]
+        len(lines) == 40
+        and lines[9]["valid_loss"] > lines[-1]["valid_loss"]
+        and lines[0]["loss"] > lines[-1]["loss"]
     )
 
 
 def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
-    training.run(settings(corpus, steps="4"), tmp_path / "run", sample=lambda model, tokenizer, source: "a sample")
+    training.run(
+        settings(corpus, steps="4"),
+        tmp_path / "run",
+        sample=lambda model, tokenizer, source: "a sample",
+    )
     output = capfd.readouterr()
     assert output.out == ""
-    for word in ("parameters", "MFLOP a token", "memory", "float32", "torch.compile", "'a sample'", "4/4", "curves"):
+    for word in (
+        "parameters",
+        "MFLOP a token",
+        "memory",
+        "float32",
+        "torch.compile",
+        "'a sample'",
+        "4/4",
+        "curves",
+    ):
         assert word in output.err
-    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
-    assert samples and all(one["text"] == "a sample" for one in samples) and samples[-1]["step"] == 4
+    samples = [
+        json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    ]
+    assert (
+        samples and all(one["text"] == "a sample" for one in samples) and samples[-1]["step"] == 4
+    )
 
 
 def test_sampling_and_evaluating_change_nothing(corpus, whole, tmp_path):
@@ -252,7 +287,11 @@ def test_sampling_and_evaluating_change_nothing(corpus, whole, tmp_path):
         assert not model.training
         return str(torch.rand(5).sum())
 
-    training.run(settings(corpus, evaluate_every="7", sample_every="3", keep="1"), tmp_path / "run", sample=sample)
+    training.run(
+        settings(corpus, evaluate_every="7", sample_every="3", keep="1"),
+        tmp_path / "run",
+        sample=sample,
+    )
     assert equal(weights(tmp_path / "run"), weights(whole))
 
 
@@ -284,14 +323,22 @@ def test_a_run_with_the_names_of_an_older_version_is_resumed(corpus, tmp_path):
     lines = hooks.read_log(out / "log.jsonl")
     old = {new: before for before, new in LOG_KEYS.items()}
     (out / "log.jsonl").write_text(
-        "".join(json.dumps({old.get(key, key): value for key, value in line.items()}) + "\n" for line in lines)
+        "".join(
+            json.dumps({old.get(key, key): value for key, value in line.items()}) + "\n"
+            for line in lines
+        )
     )
-    assert '"valid":' in (out / "log.jsonl").read_text() and hooks.read_log(out / "log.jsonl") == lines
+    assert (
+        '"valid":' in (out / "log.jsonl").read_text() and hooks.read_log(out / "log.jsonl") == lines
+    )
     assert figures(out) == figures(whole)
     for folder in (out, whole):
         training.run(settings(corpus, **{**few, "steps": "6"}), folder, resume=True)
     curves = [
-        [(e["step"], e["loss"], e["lr"], e["grad_norm"], e.get("valid_loss")) for e in hooks.read_log(f / "log.jsonl")]
+        [
+            (e["step"], e["loss"], e["lr"], e["grad_norm"], e.get("valid_loss"))
+            for e in hooks.read_log(f / "log.jsonl")
+        ]
         for f in (out, whole)
     ]
     assert (
@@ -299,25 +346,42 @@ def test_a_run_with_the_names_of_an_older_version_is_resumed(corpus, tmp_path):
         and len(curves[0]) == 6
         and (out / "curves.png").exists() == (whole / "curves.png").exists()
     )
-    assert "valid_loss" in (out / "log.jsonl").read_text() and json.loads((out / "run.json").read_text())["execution"]
+    assert (
+        "valid_loss" in (out / "log.jsonl").read_text()
+        and json.loads((out / "run.json").read_text())["execution"]
+    )
 
 
 def test_resuming_nothing_is_refused(corpus, tmp_path):
-    refuse(r"holds no run to go on with; leave out --resume", settings(corpus), tmp_path / "run", resume=True)
+    refuse(
+        r"holds no run to go on with; leave out --resume",
+        settings(corpus),
+        tmp_path / "run",
+        resume=True,
+    )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("schedule", ["Constant", "Cosine"])
-def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(corpus, tmp_path, capfd, schedule):
-    """Constant goes on as if more had been asked for at once; Cosine begins anew; a stop in between changes nothing."""
+def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(
+    corpus, tmp_path, capfd, schedule
+):
+    """Constant goes on as if more had been asked for at once; Cosine begins anew; a stop in between
+    changes nothing."""
     how = {"schedule": schedule, "schedule.warmup": "2", "save_every": "2"}
     for name in ("apart", "stopped"):
         training.run(settings(corpus, steps="4", **how), tmp_path / name)
     capfd.readouterr()
     longer = settings(corpus, steps="10", **how)
     training.run(longer, tmp_path / "apart", resume=True)
-    told = "goes on as Constant has it" if schedule == "Constant" else "Cosine begins anew for the 6 added steps"
-    assert "ended at step 4 and goes on to 10: " in (said := capfd.readouterr().err) and told in said
+    told = (
+        "goes on as Constant has it"
+        if schedule == "Constant"
+        else "Cosine begins anew for the 6 added steps"
+    )
+    assert (
+        "ended at step 4 and goes on to 10: " in (said := capfd.readouterr().err) and told in said
+    )
 
     def kill(self, step, real=hooks.Save.__call__):
         real(self, step)
@@ -329,20 +393,31 @@ def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(corpus, tmp_
         training.run(longer, tmp_path / "stopped", resume=True)
     assert logged(tmp_path / "stopped")[-1] == 7
     training.run(longer, tmp_path / "stopped", resume=True)
-    rates = [[line["lr"] for line in hooks.read_log(tmp_path / name / "log.jsonl")] for name in ("apart", "stopped")]
-    assert rates[0] == rates[1] and equal(weights(tmp_path / "apart"), weights(tmp_path / "stopped"))
+    rates = [
+        [line["lr"] for line in hooks.read_log(tmp_path / name / "log.jsonl")]
+        for name in ("apart", "stopped")
+    ]
+    assert rates[0] == rates[1] and equal(
+        weights(tmp_path / "apart"), weights(tmp_path / "stopped")
+    )
     if schedule == "Constant":
         training.run(longer, tmp_path / "whole")
         assert equal(weights(tmp_path / "apart"), weights(tmp_path / "whole"))
     else:
-        assert rates[0][3] < rates[0][4] < rates[0][5] == max(rates[0]) and rates[0][9] < 0.2 * rates[0][5]
+        assert (
+            rates[0][3] < rates[0][4] < rates[0][5] == max(rates[0])
+            and rates[0][9] < 0.2 * rates[0][5]
+        )
 
 
 def test_a_run_that_is_not_finished_is_finished_first(corpus, tmp_path):
     training.run(settings(corpus, steps="4", save_every="2"), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "step-000004")
     refuse(
-        r"stands at step 2 of 4; give --steps 4", settings(corpus, steps="9", save_every="2"), tmp_path / "run", True
+        r"stands at step 2 of 4; give --steps 4",
+        settings(corpus, steps="9", save_every="2"),
+        tmp_path / "run",
+        True,
     )
 
 
@@ -351,11 +426,26 @@ def test_a_run_that_ended_early_goes_on_with_more_steps(corpus, tmp_path, capfd,
     monkeypatch.setattr(hooks.Evaluate, "measure", lambda self, model: (1.0, {}))
     how = {"early_stop": "2", "evaluate_every": "2", "save_every": "2", "schedule": "Cosine"}
     assert training.run(settings(corpus, steps="40", **how), tmp_path / "run").step == 6
-    assert "--resume --early-stop 0 goes on" in (said := capfd.readouterr().err) and "N above 40" in said
-    assert training.run(settings(corpus, steps="40", **how), tmp_path / "run", resume=True).step == 6
-    refuse("train.steps is 40 there and 30 here", settings(corpus, steps="30", **how), tmp_path / "run", True)
-    assert training.run(settings(corpus, steps="50", **how), tmp_path / "run", resume=True).step == 10
-    assert "ended at step 6 and goes on to 50: Cosine begins anew for the 44 added steps" in capfd.readouterr().err
+    assert (
+        "--resume --early-stop 0 goes on" in (said := capfd.readouterr().err)
+        and "N above 40" in said
+    )
+    assert (
+        training.run(settings(corpus, steps="40", **how), tmp_path / "run", resume=True).step == 6
+    )
+    refuse(
+        "train.steps is 40 there and 30 here",
+        settings(corpus, steps="30", **how),
+        tmp_path / "run",
+        True,
+    )
+    assert (
+        training.run(settings(corpus, steps="50", **how), tmp_path / "run", resume=True).step == 10
+    )
+    assert (
+        "ended at step 6 and goes on to 50: Cosine begins anew for the 44 added steps"
+        in capfd.readouterr().err
+    )
     assert logged(tmp_path / "run") == list(range(1, 11))
     assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"] == [6]
 
@@ -366,7 +456,9 @@ def test_a_run_file_in_python_is_the_command(corpus, tmp_path, whole):
     overrides = {**SETTINGS, "steps": "4"}
     ended = glassformer.train(file, out=tmp_path / "run", overrides=overrides)
     assert (ended.step, ended.folder) == (4, tmp_path / "run")
-    again = glassformer.train(run_file.read(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True)
+    again = glassformer.train(
+        run_file.read(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True
+    )
     assert again.step == 6 and logged(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
     with pytest.raises(UserError, match=r'There is no run file "dmo".*demo'):
         glassformer.train("dmo", out=tmp_path / "other")
@@ -383,7 +475,9 @@ def test_a_long_validation_says_how_far_it_is(corpus, tmp_path, capfd, monkeypat
 
 def test_the_log_has_each_groups_rate(corpus, tmp_path):
     group = '[{pattern = "embed.*", lr_scale = 0.5}]'
-    how = settings(corpus, steps="2", lr="4e-3", schedule="Constant", **{"optimizer.rest.groups": group})
+    how = settings(
+        corpus, steps="2", lr="4e-3", schedule="Constant", **{"optimizer.rest.groups": group}
+    )
     training.run(how, tmp_path / "run")
     assert hooks.read_log(tmp_path / "run" / "log.jsonl")[0]["lrs"] == {
         "Muon": 4e-3,
@@ -401,7 +495,9 @@ def test_going_on_from_a_trained_model(corpus, whole, tmp_path):
     assert ended.loss < first - 0.3
     model, tokenizer = store.load(tmp_path / "run")
     assert model.config.decoder.dropout == 0.0 and tokenizer is not None
-    wider = dataclasses.replace(further, model={"from": str(whole), "decoder.pattern.feedforward.hidden": 8})
+    wider = dataclasses.replace(
+        further, model={"from": str(whole), "decoder.pattern.feedforward.hidden": 8}
+    )
     with pytest.raises(UserError, match=r"ffn.*change only the head or pool"):
         training.run(wider, tmp_path / "other")
 
@@ -417,7 +513,9 @@ def test_a_mixture_of_corpora(corpus, tmp_path):
 def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1100k", "tmpfs", disk], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1100k", "tmpfs", disk], capture_output=True
+    ).returncode:
         pytest.skip("needs the right to mount a small disk")
     try:
         with pytest.raises(UserError, match=r"disk.*full") as caught:
@@ -463,14 +561,21 @@ def test_resuming_with_another_text_is_named(corpus, tmp_path):
     path.write_text(corpus.read_text())
     training.run(settings(path, steps="2"), tmp_path / "run")
     path.write_text(corpus.read_text()[::-1])
-    refuse(r"another content of the training data", settings(path, steps="2"), tmp_path / "run", resume=True)
+    refuse(
+        r"another content of the training data",
+        settings(path, steps="2"),
+        tmp_path / "run",
+        resume=True,
+    )
 
 
 def test_resuming_with_a_damaged_checkpoint(corpus, tmp_path):
     training.run(settings(corpus, steps="3"), tmp_path / "run")
     victim = tmp_path / "run" / "step-000003" / "state.safetensors"
     victim.write_bytes(victim.read_bytes()[:1000])
-    refuse(r"state.safetensors is damaged", settings(corpus, steps="3"), tmp_path / "run", resume=True)
+    refuse(
+        r"state.safetensors is damaged", settings(corpus, steps="3"), tmp_path / "run", resume=True
+    )
 
 
 def test_an_out_folder_that_cannot_be(corpus, tmp_path):
@@ -490,7 +595,12 @@ def test_what_cannot_fit_is_refused_before_it_starts(corpus, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", r"empty"), (b"\xff\xfe\x00\x01" * 50, r"(binary|UTF-8)"), (b"caf\xe9 " * 50, r"UTF-8"), (b"short", r"too")],
+    [
+        (b"", r"empty"),
+        (b"\xff\xfe\x00\x01" * 50, r"(binary|UTF-8)"),
+        (b"caf\xe9 " * 50, r"UTF-8"),
+        (b"short", r"too"),
+    ],
 )
 def test_a_corpus_that_is_none(tmp_path, content, said):
     path = tmp_path / "bad.txt"
@@ -513,7 +623,11 @@ def test_the_panel_and_the_plain_line():
     view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0], 1.5, 20_000.0, 0
     step = training.Step(3, 10, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
     numbers = view.numbers(step)
-    assert numbers["loss"] == "1.0000" and numbers["validation"] == "1.5000" and numbers["tokens/s"] == "20,000"
+    assert (
+        numbers["loss"] == "1.0000"
+        and numbers["validation"] == "1.5000"
+        and numbers["tokens/s"] == "20,000"
+    )
     assert numbers["of this machine's peak"] == "20%"
     from rich.console import Console
 
@@ -544,7 +658,9 @@ def test_every_number_of_the_panel_stands_under_its_whole_name(width):
     assert not any(letter.isalpha() for letter in bar)
 
 
-@pytest.mark.parametrize(("kind", "screen"), [("xterm-256color", True), ("dumb", False), ("unknown", False)])
+@pytest.mark.parametrize(
+    ("kind", "screen"), [("xterm-256color", True), ("dumb", False), ("unknown", False)]
+)
 def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(monkeypatch, kind, screen):
     monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("TERM", kind)
@@ -554,9 +670,15 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(monkeypatch, kind, 
 def test_lines_of_bars_and_spans_of_time():
     assert progress.sparkline([4.0, 3.0, 2.0, 1.0], 4) == "█▆▃▁" and progress.sparkline([], 9) == ""
     assert (
-        len(progress.sparkline([float(i) for i in range(1000)], 60)) == 60 and progress.sparkline([1.0, 1.0], 9) == "▁▁"
+        len(progress.sparkline([float(i) for i in range(1000)], 60)) == 60
+        and progress.sparkline([1.0, 1.0], 9) == "▁▁"
     )
-    assert [progress.duration(s) for s in (5, 90, 600, 10_000)] == ["5 s", "90 s", "10 min", "2.8 h"]
+    assert [progress.duration(s) for s in (5, 90, 600, 10_000)] == [
+        "5 s",
+        "90 s",
+        "10 min",
+        "2.8 h",
+    ]
 
 
 def test_a_log_cut_short_by_a_crash_is_still_read(tmp_path):
@@ -579,25 +701,37 @@ def test_tensorboard(corpus, tmp_path):
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
-def test_tensorboard_that_is_missing_is_refused_where_it_was_asked_for(corpus, tmp_path, monkeypatch):
+def test_tensorboard_that_is_missing_is_refused_where_it_was_asked_for(
+    corpus, tmp_path, monkeypatch
+):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install tensorboard"):
         training.run(settings(corpus, steps="2", tensorboard="true"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(corpus, whole, monkeypatch):
+def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(
+    corpus, whole, monkeypatch
+):
     trained = Checkpoint.open(whole / "step-000040").config
     monkeypatch.setattr("glassformer.training.plan.train_tokenizer", None)
     assert training.plan_run(settings(corpus)).model == trained
     for kind, vocab in (("bpe", 4096), ("byte", 257)):
-        assert training.plan_run(settings(corpus, **{"data.tokenizer": kind})).model.embed.vocab == vocab
+        assert (
+            training.plan_run(settings(corpus, **{"data.tokenizer": kind})).model.embed.vocab
+            == vocab
+        )
     assert (
-        training.plan_run(settings(corpus, **{"data.tokenizer": "bpe", "data.vocab": "300"})).model.embed.vocab == 300
+        training.plan_run(
+            settings(corpus, **{"data.tokenizer": "bpe", "data.vocab": "300"})
+        ).model.embed.vocab
+        == 300
     )
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00" * 9], ids=["missing", "empty", "no text"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff\xfe\x00" * 9], ids=["missing", "empty", "no text"]
+)
 def test_no_tokenizer_is_announced_before_the_file_was_read(tmp_path, capsys, content):
     path = tmp_path / "mine.txt"
     if content is not None:
@@ -623,7 +757,12 @@ def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
 def test_a_separator_makes_documents_of_a_file(tmp_path):
     """The separator itself is not a text: a character tokenizer has never met it."""
     (tmp_path / "two.txt").write_text("aab " * 100 + "%" + "bba " * 100)
-    wanted = {**SETTINGS, "steps": "1", "data.train": str(tmp_path / "two.txt"), "data.separator": "%"}
+    wanted = {
+        **SETTINGS,
+        "steps": "1",
+        "data.train": str(tmp_path / "two.txt"),
+        "data.separator": "%",
+    }
     training.run(run_file.read(None, wanted), tmp_path / "out")
     _, tokenizer = store.load(tmp_path / "out")
     assert set(tokenizer.vocabulary()) - set(tokenizer.specials) == {"a", "b", " "}

@@ -1,4 +1,5 @@
-"""The training loop's laws: loss, gradients, optimizers, schedules, and what never reaches the weights."""
+"""The training loop's laws: loss, gradients, optimizers, schedules, and what never reaches the
+weights."""
 
 from __future__ import annotations
 
@@ -82,16 +83,23 @@ def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeyp
     monkeypatch.setattr(loss, "LOGITS_IN_CACHE", 50 * 2)  # several passes a piece
     draw = torch.Generator().manual_seed(0)
     shapes = [(37, 16), (50, 16)] + [(50,)] * bias
-    given = [torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    given = [
+        torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
+        for shape in shapes
+    ]
     targets = torch.randint(50, (37,), generator=draw)
     targets[[0, 7, 8, 36]] = -1
     logits = F.linear(*given)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    plain = F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum", label_smoothing=smoothing)
+    plain = F.cross_entropy(
+        logits, targets, ignore_index=-1, reduction="sum", label_smoothing=smoothing
+    )
     wanted = torch.autograd.grad(plain * 3, given)
     for limit in (50 * 5, None):
         hidden, table, *rest = given
-        pieces = cross_entropy(hidden, targets, table, rest[0] if rest else None, softcap, smoothing, limit)
+        pieces = cross_entropy(
+            hidden, targets, table, rest[0] if rest else None, softcap, smoothing, limit
+        )
         torch.testing.assert_close(pieces, plain)
         torch.testing.assert_close(torch.autograd.grad(pieces * 3, given), wanted)
 
@@ -107,12 +115,16 @@ def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
 
 def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
     seen, linear = [], F.linear
-    monkeypatch.setattr(loss.F, "linear", lambda *given: seen.append(len(given[0])) or linear(*given))
+    monkeypatch.setattr(
+        loss.F, "linear", lambda *given: seen.append(len(given[0])) or linear(*given)
+    )
     hidden, table = torch.randn(37, 16, requires_grad=True), torch.randn(50, 16)
     cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table, limit=500).backward()
     assert seen == [10, 10, 10, 7] and table.grad is None
     with torch.no_grad():
-        assert not cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table, limit=500).requires_grad
+        assert not cross_entropy(
+            hidden, torch.zeros(37, dtype=torch.long), table, limit=500
+        ).requires_grad
 
 
 # ------------------------------------------------------------------------------------------ bf16
@@ -166,7 +178,9 @@ def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype,
         found.append((sums.total, sums.loss, sums.count, names_and_grads(model)))
     assert found[0][2] == found[1][2] == 36
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
-    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+    tolerance = (
+        {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+    )
     for name, right in found[0][3].items():
         torch.testing.assert_close(found[1][3][name], right, **tolerance)
 
@@ -218,11 +232,16 @@ def test_auxiliary_losses_are_weighed_by_the_targets():
 
 def test_schedules():
     cosine = run.Cosine(warmup=10, floor=0.1)
-    assert [factor(cosine, step, 110) for step in (1, 10, 60, 110)] == pytest.approx([0.1, 1.0, 0.55, 0.1])
+    assert [factor(cosine, step, 110) for step in (1, 10, 60, 110)] == pytest.approx(
+        [0.1, 1.0, 0.55, 0.1]
+    )
     stable = run.WarmupStableDecay(warmup=0.1, decay=0.2, floor=0.0)
     found = [factor(stable, step, 100) for step in (5, 10, 50, 80, 90, 100)]
-    assert found == pytest.approx([0.5, 1, 1, 1, 11 / 21, 1 / 21])  # the last step still moves the weights
-    assert [factor(run.Constant(warmup=4), step, 9) for step in (1, 4, 9)] == pytest.approx([0.25, 1, 1])
+    # the last step still moves the weights
+    assert found == pytest.approx([0.5, 1, 1, 1, 11 / 21, 1 / 21])
+    assert [factor(run.Constant(warmup=4), step, 9) for step in (1, 4, 9)] == pytest.approx(
+        [0.25, 1, 1]
+    )
     peak = run.InverseSqrt(warmup=100)
     assert [factor(peak, step, 1000) for step in (50, 100, 400)] == pytest.approx([0.5, 1.0, 0.5])
 
@@ -237,7 +256,9 @@ def test_pytorchs_cosine_agrees():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50, eta_min=0.1)
     for step in range(51):
-        assert factor(run.Cosine(warmup=0.0, floor=0.1), step, 50) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9)
+        assert factor(run.Cosine(warmup=0.0, floor=0.1), step, 50) == pytest.approx(
+            theirs.get_last_lr()[0], abs=1e-9
+        )
         optimizer.step()
         theirs.step()
 
@@ -247,16 +268,25 @@ def test_pytorchs_cosine_agrees():
 
 def test_groups_by_path():
     settings = run.AdamW(
-        weight_decay=0.2, groups=(run.Group("embed.*", lr_scale=0.5), run.Group("*.ffn.*", weight_decay=0.01))
+        weight_decay=0.2,
+        groups=(run.Group("embed.*", lr_scale=0.5), run.Group("*.ffn.*", weight_decay=0.01)),
     )
     optimizer = Optimizer(build_model(tiny(tied=False)), settings)
-    found = {name: (group["base_lr"], group["weight_decay"]) for group in optimizer.groups() for name in group["paths"]}
+    found = {
+        name: (group["base_lr"], group["weight_decay"])
+        for group in optimizer.groups()
+        for name in group["paths"]
+    }
     rate = settings.lr
     assert found["embed.token.weight"] == (rate * 0.5, 0.0)
     assert found["head.proj.weight"] == (rate, 0.2) and found["head.proj.bias"] == (rate, 0.0)
     assert found["decoder.blocks.0.attn.q.weight"] == (rate, 0.2)
     assert found["decoder.blocks.1.ffn.up.weight"] == (rate, 0.01)
-    assert found["decoder.blocks.0.attn_norm.weight"] == found["decoder.last_norm.weight"] == (rate, 0.0)
+    assert (
+        found["decoder.blocks.0.attn_norm.weight"]
+        == found["decoder.last_norm.weight"]
+        == (rate, 0.0)
+    )
     assert set(found) == set(optimizer.parameters)
 
 
@@ -265,7 +295,9 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
     matrix, adamw = optimizer.parts
     assert isinstance(matrix, muon.Muon) and isinstance(adamw, torch.optim.AdamW)
     matrices = {name for group in matrix.param_groups for name in group["paths"]}
-    assert len(matrices) == 2 * 7 and all(".blocks." in name and "norm" not in name for name in matrices)
+    assert len(matrices) == 2 * 7 and all(
+        ".blocks." in name and "norm" not in name for name in matrices
+    )
     rest = {name for group in adamw.param_groups for name in group["paths"]}
     assert {"embed.token.weight", "head.proj.weight", "decoder.last_norm.weight"} <= rest
 
@@ -290,34 +322,45 @@ def test_muon_is_torchs(monkeypatch):
         found.append((weights, [optimizer.state[weight]["momentum_buffer"] for weight in weights]))
     moved = [a.detach() - b * 0.99**3 for a, b in zip(found[0][0], start, strict=True)]
     for theirs, mine, update in zip(found[0][0], found[1][0], moved, strict=True):
-        assert float((theirs - mine).detach().abs().max()) < 0.03 * float(update.abs().max())  # bf16 inside both
+        # bf16 inside both
+        assert float((theirs - mine).detach().abs().max()) < 0.03 * float(update.abs().max())
     for theirs, mine in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(theirs, mine)
 
 
 def test_adamw_is_torchs_with_the_gradients_of_the_mean():
-    settings = run.Train(steps=4, batch=4, clip=0.05, schedule=run.Constant(), optimizer=run.AdamW(weight_decay=0.0))
+    settings = run.Train(
+        steps=4, batch=4, clip=0.05, schedule=run.Constant(), optimizer=run.AdamW(weight_decay=0.0)
+    )
     ours, theirs = build_model(tiny(), seed=1).double(), build_model(tiny(), seed=1).double()
     norms = [step.grad_norm for step in train(ours, Random(), settings=settings, execution=PLAIN)]
-    adamw = torch.optim.AdamW(theirs.parameters(), lr=settings.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    adamw = torch.optim.AdamW(
+        theirs.parameters(), lr=settings.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.0
+    )
     for batch, norm in zip(Random(), norms, strict=False):
         adamw.zero_grad()
-        F.cross_entropy(theirs(batch.tokens).logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-1).backward()
+        F.cross_entropy(
+            theirs(batch.tokens).logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-1
+        ).backward()
         assert norm > 0.05  # the clip bites
-        assert float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)) == pytest.approx(norm, rel=1e-6)
+        assert float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)) == pytest.approx(
+            norm, rel=1e-6
+        )
         adamw.step()
     for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-9)
 
 
 def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
-    """The directions of a stack are each matrix's own; the 124M shape's 72 matrices take six stacks instead of 72."""
+    """The directions of a stack are each matrix's own; the 124M shape's 72 matrices take six stacks
+    instead of 72."""
     draw = torch.Generator().manual_seed(0)
     one_by_one = [torch.randn(24, 40, generator=draw, dtype=torch.bfloat16) for _ in range(7)]
     together = muon.orthogonal(torch.stack(one_by_one))
     for matrix, found in zip(one_by_one, together, strict=True):
         alone = muon.orthogonal(matrix[None])[0]
-        assert (found.float() - alone.float()).norm() <= 2**-7 * alone.float().norm()  # a rounding of bf16
+        # a rounding of bf16
+        assert (found.float() - alone.float()).norm() <= 2**-7 * alone.float().norm()
     shapes = [(768, 768)] * 48 + [(3072, 768), (768, 3072)] * 12
     gpu = muon._alike(shapes, muon._together([torch.empty(1, device="meta")]))
     assert len(gpu) == 6 and sorted(i for stack in gpu for i in stack) == list(range(72))
@@ -335,15 +378,19 @@ BLOCKWISE = {
 
 @pytest.mark.parametrize("name", BLOCKWISE)
 def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
-    """The first block, which makes the masks, and the others: two programs; losses and gradients as without."""
+    """The first block, which makes the masks, and the others: two programs; losses and gradients as
+    without."""
     case = BLOCKWISE[name]
     attention = config.Attention(2, **case.get("attention", {}))
     block = config.Block(attention, case.get("feedforward", config.MLP(24)))
     stack = config.Stack(
-        4, (block,), **{"position": config.Rotary(), "last_norm": config.RMSNorm(), **case.get("stack", {})}
+        4,
+        (block,),
+        **{"position": config.Rotary(), "last_norm": config.RMSNorm(), **case.get("stack", {})},
     )
     model = build_model(config.Decoder(16, 24, config.Embed(50), stack), seed=0).train()
-    if "feedforward" in case:  # of fp32 experts torch has no grouped product but on a CPU, which a trace does not see
+    # of fp32 experts torch has no grouped product but on a CPU, which a trace does not see
+    if "feedforward" in case:
         model = model.bfloat16()
     programs = []
     compile = torch.compile
@@ -362,7 +409,11 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
             total = loss.backward(runner, batch, Causal(), 0.0).total
             found.append((total, *(p.grad for p in model.parameters())))
         for one, other in zip(*found, strict=True):
-            close = {"rtol": 0.03, "atol": 0.03} if one.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-6}
+            close = (
+                {"rtol": 0.03, "atol": 0.03}
+                if one.dtype == torch.bfloat16
+                else {"rtol": 1e-4, "atol": 1e-6}
+            )
             torch.testing.assert_close(other, one, **close)
     assert len(programs) == 2
     with pytest.raises(UserError, match=r"train\.compile is for one process"):
@@ -385,18 +436,26 @@ def test_tf32_is_asked_for_said_and_taken_back(monkeypatch):
     monkeypatch.setattr(loss, "backward", note)
     settings = run.Train(steps=1, batch=4)
     for how in (ExecutionSettings(), ExecutionSettings(tf32=True)):
-        assert not next(train(build_model(tiny(), seed=0), Random(), settings=settings, execution=how)).skipped
+        assert not next(
+            train(build_model(tiny(), seed=0), Random(), settings=settings, execution=how)
+        ).skipped
         assert torch.get_float32_matmul_precision() == before
     assert seen == [before, "high"]
 
 
 @pytest.mark.parametrize(
-    "chosen", [run.AdamW(lr=0.02, weight_decay=0.0), run.Muon(lr=0.02, weight_decay=0.0, rest=run.AdamW(lr=0.02))]
+    "chosen",
+    [
+        run.AdamW(lr=0.02, weight_decay=0.0),
+        run.Muon(lr=0.02, weight_decay=0.0, rest=run.AdamW(lr=0.02)),
+    ],
 )
 def test_it_overfits_one_batch(chosen):
     model = build_model(tiny(), seed=1)
     settings = run.Train(steps=150, batch=4, optimizer=chosen)
-    losses = [step.loss for step in train(model, Random(repeat=True), settings=settings, execution=PLAIN)]
+    losses = [
+        step.loss for step in train(model, Random(repeat=True), settings=settings, execution=PLAIN)
+    ]
     assert losses[0] > 3.5 and losses[-1] < 0.05
 
 
@@ -406,14 +465,28 @@ def test_it_overfits_one_batch(chosen):
 def test_a_seed_gives_the_same_run():
     def losses(seed):
         model = build_model(tiny(dropout=0.2), seed=seed)
-        return [s.loss for s in train(model, Random(), settings=run.Train(steps=5, seed=seed), execution=PLAIN)]
+        return [
+            s.loss
+            for s in train(model, Random(), settings=run.Train(steps=5, seed=seed), execution=PLAIN)
+        ]
 
     assert losses(1) == losses(1) != losses(2)
 
 
 def test_a_step_says_what_happened():
-    steps = list(train(build_model(tiny(), seed=1), Random(), settings=run.Train(steps=3, batch=4), execution=PLAIN))
-    assert [step.index for step in steps] == [1, 2, 3] and [step.last for step in steps] == [False, False, True]
+    steps = list(
+        train(
+            build_model(tiny(), seed=1),
+            Random(),
+            settings=run.Train(steps=3, batch=4),
+            execution=PLAIN,
+        )
+    )
+    assert [step.index for step in steps] == [1, 2, 3] and [step.last for step in steps] == [
+        False,
+        False,
+        True,
+    ]
     assert all(step.tokens == 36 and step.grad_norm > 0 and step.seconds > 0 for step in steps)
     assert steps[0].lr == run.Muon().lr and steps[2].lr == pytest.approx(run.Muon().lr / 3)
     assert steps[-1].state.tokens == 108
@@ -431,7 +504,9 @@ class Poisoned(Random):
         if self.hook:
             self.hook.remove()
         poison = self.value if self.at in self.bad else 1.0
-        self.hook = self.model.embed.register_forward_hook(lambda module, inputs, output: output * poison)
+        self.hook = self.model.embed.register_forward_hook(
+            lambda module, inputs, output: output * poison
+        )
         return super().__next__()
 
 
@@ -464,7 +539,10 @@ def test_several_in_a_row_stop_the_training_with_one_sentence():
     seen = []
     with pytest.raises(UserError, match=r"3 steps in a row.*loss is nan.*optimizer\.lr") as caught:
         for step in train(
-            model, Poisoned(model, range(4, 99)), settings=run.Train(steps=99, max_skipped_steps=3), execution=PLAIN
+            model,
+            Poisoned(model, range(4, 99)),
+            settings=run.Train(steps=99, max_skipped_steps=3),
+            execution=PLAIN,
         ):
             seen.append(step.skipped is not None)
     assert seen == [False] * 4 + [True] * 3 and "\n" not in str(caught.value)
@@ -481,21 +559,30 @@ def test_a_batch_without_targets_is_skipped():
 def test_the_plan_leaves_everything_as_it_was(how):
     model = build_model(tiny(dropout=0.5), seed=1).eval()
     weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
-    plan = choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by=how))
-    assert plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
+    plan = choose_execution(
+        model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by=how)
+    )
+    assert (
+        plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
+    )
     assert torch.equal(torch.get_rng_state(), drawn) and not model.training
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
     asked = choose_execution(
-        model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes", auto_by=how)
+        model,
+        next(Random()),
+        Causal(),
+        run.Train(dtype="bfloat16", batch=4, compile="yes", auto_by=how),
     )
     assert asked.dtype == "bfloat16" and asked.compile
 
 
 CPUS = {
-    "CPU with AMX": "vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16 amx_tile\n\nprocessor : 1",
+    "CPU with AMX": "vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16 "
+    "amx_tile\n\nprocessor : 1",
     "CPU with AVX512-BF16": "vendor_id : GenuineIntel\nflags : avx512f avx512_bf16\n\nprocessor : 1",
-    "AMD CPU with AVX512-BF16": "vendor_id : AuthenticAMD\nflags : avx512f avx512_bf16\n\nprocessor : 1",
+    "AMD CPU with AVX512-BF16": "vendor_id : AuthenticAMD\nflags : avx512f "
+    "avx512_bf16\n\nprocessor : 1",
     "machine": "vendor_id : AuthenticAMD\nflags : avx2 fma\n",
 }
 
@@ -526,35 +613,56 @@ def test_the_table_decides(kind, width, dtype):
 
 
 def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkeypatch):
-    """Whatever a stopwatch says: one that finds bf16 a thousand times faster, and one that finds it slower."""
+    """Whatever a stopwatch says: one that finds bf16 a thousand times faster, and one that finds it
+    slower."""
     found = {}
     for how in ("table", "measure"):
         for ratio in (1e-3, 1e3):
             seconds = {"float32": 1.0, "bfloat16": ratio}
-            monkeypatch.setattr(execution, "_step_seconds", lambda m, b, o, s, dtype, seconds=seconds: seconds[dtype])
+            monkeypatch.setattr(
+                execution,
+                "_step_seconds",
+                lambda m, b, o, s, dtype, seconds=seconds: seconds[dtype],
+            )
             peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
-            monkeypatch.setattr(execution, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype])
+            monkeypatch.setattr(
+                execution, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype]
+            )
             model = build_model(tiny(dropout=0.1), seed=3)
             list(train(model, Random(), settings=run.Train(steps=4, batch=4, auto_by=how)))
             found[how, ratio] = [p.detach() for p in model.parameters()]
-    equal = {how: all(map(torch.equal, found[how, 1e-3], found[how, 1e3])) for how in ("table", "measure")}
-    assert equal == {"table": True, "measure": False}  # the second shows that the stopwatches would have been heard
+    equal = {
+        how: all(map(torch.equal, found[how, 1e-3], found[how, 1e3]))
+        for how in ("table", "measure")
+    }
+    # the second shows that the stopwatches would have been heard
+    assert equal == {"table": True, "measure": False}
 
 
 def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
-    monkeypatch.setattr(execution, "matmul_peak", lambda dtype, device: 4e11 if dtype is torch.bfloat16 else 1e11)
+    monkeypatch.setattr(
+        execution, "matmul_peak", lambda dtype, device: 4e11 if dtype is torch.bfloat16 else 1e11
+    )
     monkeypatch.setattr(execution, "COMPILE_AFTER", 0)
     tried = []
     run_it = execution.gradients
     monkeypatch.setattr(
-        execution, "gradients", lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest)
+        execution,
+        "gradients",
+        lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest),
     )
     model = build_model(tiny(), seed=1)
-    plan = choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by="measure"))
-    assert set(tried) == {4} and "float32" in plan.why and "bfloat16" in plan.why and not plan.compile
+    plan = choose_execution(
+        model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by="measure")
+    )
+    assert (
+        set(tried) == {4} and "float32" in plan.why and "bfloat16" in plan.why and not plan.compile
+    )
     tried.clear()
     monkeypatch.setattr(execution, "TRIAL", 1.0)
-    plan = choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by="measure"))
+    plan = choose_execution(
+        model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by="measure")
+    )
     assert set(tried) == {1} and plan.dtype == "bfloat16" and "float32" not in plan.why
 
 
@@ -563,12 +671,21 @@ def test_bf16_trains_too():
     settings = run.Train(steps=60, batch=4, optimizer=run.AdamW(lr=0.02))
     losses = [
         s.loss
-        for s in train(model, Random(repeat=True), settings=settings, execution=ExecutionSettings(dtype="bfloat16"))
+        for s in train(
+            model,
+            Random(repeat=True),
+            settings=settings,
+            execution=ExecutionSettings(dtype="bfloat16"),
+        )
     ]
-    assert losses[-1] < 0.5 * losses[0] and all(p.dtype is torch.float32 for p in model.parameters())
+    assert losses[-1] < 0.5 * losses[0] and all(
+        p.dtype is torch.float32 for p in model.parameters()
+    )
 
 
-@pytest.mark.parametrize("plan", [PLAIN, ExecutionSettings(dtype="bfloat16")], ids=lambda plan: plan.dtype)
+@pytest.mark.parametrize(
+    "plan", [PLAIN, ExecutionSettings(dtype="bfloat16")], ids=lambda plan: plan.dtype
+)
 def test_a_state_goes_on_where_it_was(plan):
     settings = run.Train(steps=6, batch=4)
     whole = build_model(tiny(), seed=1)
@@ -578,16 +695,31 @@ def test_a_state_goes_on_where_it_was(plan):
     for step in train(model, batches, settings=settings, state=state, execution=plan):
         if step.index == 3:
             break
-    assert [s.index for s in train(model, batches, settings=settings, state=state, execution=plan)] == [4, 5, 6]
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+    assert [
+        s.index for s in train(model, batches, settings=settings, state=state, execution=plan)
+    ] == [4, 5, 6]
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True)
+    )
 
 
 @pytest.mark.slow
 def test_compiled_training_equals_eager():
     losses = []
-    for plan in (PLAIN, ExecutionSettings(compile=True), ExecutionSettings(compile=True, blocks=True)):
+    for plan in (
+        PLAIN,
+        ExecutionSettings(compile=True),
+        ExecutionSettings(compile=True, blocks=True),
+    ):
         model = build_model(tiny(), seed=1)
-        losses.append([s.loss for s in train(model, Random(), settings=run.Train(steps=5, batch=4), execution=plan)])
+        losses.append(
+            [
+                s.loss
+                for s in train(
+                    model, Random(), settings=run.Train(steps=5, batch=4), execution=plan
+                )
+            ]
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
@@ -617,6 +749,6 @@ def test_freed_memory_is_kept_for_the_next_step():
         command = [sys.executable, "-c", FAULTS.format(kept=kept)]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    # Several blocks, as a step has them: freed together they are one, with room to align in. (A single block is not
-    # always taken again: something small may lie right behind it.)
+    # Several blocks, as a step has them: freed together they are one, with room to align in. (A
+    # single block is not always taken again: something small may lie right behind it.)
     assert max(faults(True) for _ in range(3)) < 0.5 * faults(False)

@@ -1,4 +1,5 @@
-"""Training on a GPU: between the first layer and the last gradient nothing is asked of the device."""
+"""Training on a GPU: between the first layer and the last gradient nothing is asked of the
+device."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def rows(packed: bool, device: str, source: bool = False) -> Batch:
     tokens = torch.zeros(4, 16, dtype=torch.long)
     place = torch.arange(16).expand(4, 16)
     sides = [(place % 8, place // 8) if packed else (None, None) for _ in range(2)]
-    return Batch(tokens, tokens.clone(), *sides[0], *((tokens, *sides[1]) if source else ())).to(device)
+    return Batch(tokens, tokens.clone(), *sides[0], *((tokens, *sides[1]) if source else ())).to(
+        device
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
@@ -33,23 +36,34 @@ def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing:
     shape = FAMILIES[name]
     with asked_nothing():
         model = build_model(shape, seed=0).bfloat16().to("meta").train()
-        found = backward(model, rows(packed, "meta", isinstance(shape, config.EncoderDecoder)), Causal(), 0.0)
-        unused = {name for name, p in model.named_parameters() if p.grad is None} - {"embed.segment.weight"}
+        found = backward(
+            model, rows(packed, "meta", isinstance(shape, config.EncoderDecoder)), Causal(), 0.0
+        )
+        unused = {name for name, p in model.named_parameters() if p.grad is None} - {
+            "embed.segment.weight"
+        }
         assert found.sum.device.type == "meta" and all(name.startswith("pool.") for name in unused)
 
 
-@pytest.mark.parametrize("name", ["pooled", "gru", "reader", "bahdanau", "additive-lstm", "cho", "vaswani"])
+@pytest.mark.parametrize(
+    "name", ["pooled", "gru", "reader", "bahdanau", "additive-lstm", "cho", "vaswani"]
+)
 def test_what_the_host_counts_is_what_is_there(name: str) -> None:
-    """Documents of several lengths and padding, told by the host, give the gradients that they give alone."""
+    """Documents of several lengths and padding, told by the host, give the gradients that they give
+    alone."""
     shape, (tokens, pos, ids) = FAMILIES[name], packed()
-    source = (tokens.flip(1), *packed(more=1)[1:]) if isinstance(shape, config.EncoderDecoder) else ()
+    source = (
+        (tokens.flip(1), *packed(more=1)[1:]) if isinstance(shape, config.EncoderDecoder) else ()
+    )
     batch = Batch(tokens, tokens.where(pos >= 0, -1), pos, ids, *source)
     model, found = build_model(shape, seed=0).train(), []
     for given in (batch, dataclasses.replace(batch, host=batch)):
         model.zero_grad()
         done = backward(model, given, Causal(), 0.0)
         pooled = [] if model.config.pool is None else [forward(model, given).pooled]
-        found.append((done.sum, *pooled, *(p.grad for p in model.parameters() if p.grad is not None)))
+        found.append(
+            (done.sum, *pooled, *(p.grad for p in model.parameters() if p.grad is not None))
+        )
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one)
 
@@ -62,7 +76,11 @@ def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         for number, length in enumerate(lengths):
             here = slice(at, at := at + length + more)
             pos[row, here], ids[row, here] = torch.arange(length + more), number
-    return torch.randint(5, tiny.VOCAB, (3, 14), generator=torch.Generator().manual_seed(more)), pos, ids
+    return (
+        torch.randint(5, tiny.VOCAB, (3, 14), generator=torch.Generator().manual_seed(more)),
+        pos,
+        ids,
+    )
 
 
 def test_what_is_counted_on_the_device_is_told_once() -> None:
@@ -78,15 +96,21 @@ def test_what_is_counted_on_the_device_is_told_once() -> None:
 
 @pytest.mark.parametrize("name", ["mixtral", "noisy", "nanomoe", "deepseek"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_experts_on_a_gpu_work_on_every_choice(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that go nowhere or are over capacity count for nothing; output and gradients are the definition's."""
+def test_experts_on_a_gpu_work_on_every_choice(
+    name: str, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that go nowhere or are over capacity count for nothing; output and gradients are the
+    definition's."""
     shape = tiny.DECODERS[name]
     model = tiny.model(shape).double().train()
     tokens = torch.ones(4, 16, dtype=torch.long)  # alike: an expert is over capacity
     pos = torch.arange(16).expand(4, 16) - (torch.tensor([0, 3, 9, 1])[:, None] if padded else 0)
     given = {"pos": pos.clamp(min=-1)} if padded else {}
     found = []
-    for engine, way in (("eager", Dispatch.rows), ("auto", lambda self, step: self._every_row(_order(self)))):
+    for engine, way in (
+        ("eager", Dispatch.rows),
+        ("auto", lambda self, step: self._every_row(_order(self))),
+    ):
         monkeypatch.setattr(Dispatch, "rows", way)
         model.engine = engine
         model.zero_grad()

@@ -63,7 +63,9 @@ def test_each_group_moves_at_its_own_rate():
         settings=run.Train(steps=1, optimizer=chosen, schedule=run.Constant()),
         execution=ExecutionSettings(),
     )
-    rates = {path: group["lr"] for group in step.state.optimizer.groups() for path in group["paths"]}
+    rates = {
+        path: group["lr"] for group in step.state.optimizer.groups() for path in group["paths"]
+    }
     assert rates["embed.token.weight"] == pytest.approx(0.02)
     assert rates["decoder.last_norm.weight"] == pytest.approx(0.04)
     assert rates["decoder.blocks.0.attn.q.weight"] == pytest.approx(0.01)
@@ -77,8 +79,16 @@ def test_muon_leaves_the_biases_of_experts_to_the_rest():
     expert = config.MLP(8, bias=True)
     block = config.Block(config.Attention(2), config.MoE(4, 2, expert))
     model = build_model(config.Decoder(16, 24, config.Embed(50), config.Stack(1, (block,))), seed=1)
-    matrices = {path for group in Optimizer(model, run.Muon()).parts[0].param_groups for path in group["paths"]}
-    stacks = {name for name, p in model.named_parameters() if ".ffn." in name and p.ndim == 2 and name.endswith("bias")}
+    matrices = {
+        path
+        for group in Optimizer(model, run.Muon()).parts[0].param_groups
+        for path in group["paths"]
+    }
+    stacks = {
+        name
+        for name, p in model.named_parameters()
+        if ".ffn." in name and p.ndim == 2 and name.endswith("bias")
+    }
     assert stacks and not stacks & matrices and any(".ffn." in name for name in matrices)
 
 
@@ -102,7 +112,9 @@ def test_a_prefix_reaches_the_model():
     model, batch = build_model(tiny(), seed=1).eval(), next(Random())
     prefix = torch.zeros_like(batch.tokens, dtype=torch.bool)
     prefix[:, :6] = True
-    plain, told = (forward(model, one).hidden for one in (batch, dataclasses.replace(batch, prefix=prefix)))
+    plain, told = (
+        forward(model, one).hidden for one in (batch, dataclasses.replace(batch, prefix=prefix))
+    )
     assert not torch.allclose(plain[:, 2], told[:, 2]) and torch.isfinite(told).all()
 
 
@@ -117,10 +129,14 @@ def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32():
 
 
 def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
-    """One corpus is one long document, the other many short ones: only the second's rows hold borders."""
+    """One corpus is one long document, the other many short ones: only the second's rows hold
+    borders."""
     (tmp_path / "long.txt").write_text("a" * 900)
     (tmp_path / "short.txt").write_text("%".join(["bbbb"] * 200))
-    sources = [find_corpus(str(tmp_path / "long.txt")), find_corpus(str(tmp_path / "short.txt"), separator="%")]
+    sources = [
+        find_corpus(str(tmp_path / "long.txt")),
+        find_corpus(str(tmp_path / "short.txt"), separator="%"),
+    ]
     tokenizer = train_tokenizer("char", ["ab"])
     parts = [(tokenise(source, tokenizer, cache=tmp_path / "cache"), 1.0) for source in sources]
     batch = next(Batches(parts, 8, 16))
@@ -136,7 +152,11 @@ def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended():
             factor(schedule, step, 6) for step in (1, 2, 3, 4, 5, 6)
         ]
     constant = run.Constant(warmup=0.5)
-    assert [factor_in_extended_run(constant, step, 10, (4,)) for step in (1, 2, 5)] == [0.5, 1.0, 1.0]
+    assert [factor_in_extended_run(constant, step, 10, (4,)) for step in (1, 2, 5)] == [
+        0.5,
+        1.0,
+        1.0,
+    ]
 
 
 # ---------------------------------------------------------------------------------- checkpoints
@@ -159,7 +179,9 @@ def test_weights_of_another_shape_are_refused(tmp_path):
     metrics = run_checkpoints.read_json(path / "state.json")
     del metrics["best_step"]
     (path / "state.json").write_text(json.dumps(metrics))
-    with pytest.raises(UserError, match=r"another model's weights: the shape of embed.token.weight"):
+    with pytest.raises(
+        UserError, match=r"another model's weights: the shape of embed.token.weight"
+    ):
         run_checkpoints.restore(path, begin())
 
 
@@ -175,7 +197,8 @@ def saved(folder, *numbers):
 
 def test_half_a_checkpoint_never_bears_a_good_name(tmp_path, monkeypatch):
     saved(tmp_path, 1, 2, 3)
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: (path / "config.json").unlink())  # killed in the middle
+    # killed in the middle
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: (path / "config.json").unlink())
     run_checkpoints.rotate(tmp_path, 1)
     assert [path.name for path in run_checkpoints.steps(tmp_path)] == ["step-000003"]
     monkeypatch.undo()
@@ -197,7 +220,9 @@ def test_the_pointer_is_replaced_not_written_over(tmp_path):
     saved(tmp_path, 1)
     os.link(tmp_path / "last", tmp_path / "reader")  # who has it open sees the old one whole
     saved(tmp_path, 2)
-    assert (tmp_path / "reader").read_text() == "step-000001\n" and (tmp_path / "last").read_text() == "step-000002\n"
+    assert (tmp_path / "reader").read_text() == "step-000001\n" and (
+        tmp_path / "last"
+    ).read_text() == "step-000002\n"
 
 
 def test_a_step_is_not_written_again(tmp_path):

@@ -1,4 +1,5 @@
-"""Every objective on the shapes it fits: learned by heart, in pieces, resumed bit for bit, refused elsewhere."""
+"""Every objective on the shapes it fits: learned by heart, in pieces, resumed bit for bit, refused
+elsewhere."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ def packed(rows=4, length=14, seed=0):
     for row in range(rows):
         first, second = 4 + row % 3, 5 + row % 2
         pos[row, :first], document_ids[row, :first] = torch.arange(first), 0
-        pos[row, first : first + second], document_ids[row, first : first + second] = torch.arange(second), 1
+        pos[row, first : first + second], document_ids[row, first : first + second] = (
+            torch.arange(second),
+            1,
+        )
     return tokens, pos, document_ids
 
 
@@ -60,7 +64,9 @@ def batches():
         "prefix": (
             objectives.Prefix(),
             tiny.DECODERS["llama"],
-            dataclasses.replace(plain, targets=torch.where(pos > 2, targets, -1), prefix=there & (pos < 3)),
+            dataclasses.replace(
+                plain, targets=torch.where(pos > 2, targets, -1), prefix=there & (pos < 3)
+            ),
         ),
         "span": (
             objectives.Span(),
@@ -72,11 +78,27 @@ def batches():
             tiny.vaswani(),
             Batch(tokens, targets, pos, document_ids, source, source_pos, source_document_ids),
         ),
-        "seq2seq alone": (objectives.Seq2Seq(), tiny.DECODERS["llama"], Batch(tokens, targets, pos, document_ids)),
+        "seq2seq alone": (
+            objectives.Seq2Seq(),
+            tiny.DECODERS["llama"],
+            Batch(tokens, targets, pos, document_ids),
+        ),
         "classify": (objectives.Classify(), CLASSIFIER, labelled),
-        "tag": (objectives.Tag(), TAGGER, dataclasses.replace(plain, targets=torch.where(few < 0, -1, few % 3))),
-        "classify alone": (objectives.Classify(), LAST, dataclasses.replace(labelled, segments=None)),
-        "classify, agree and push": (objectives.Classify(rdrop=2.0, adversarial=0.1), CLASSIFIER, labelled),
+        "tag": (
+            objectives.Tag(),
+            TAGGER,
+            dataclasses.replace(plain, targets=torch.where(few < 0, -1, few % 3)),
+        ),
+        "classify alone": (
+            objectives.Classify(),
+            LAST,
+            dataclasses.replace(labelled, segments=None),
+        ),
+        "classify, agree and push": (
+            objectives.Classify(rdrop=2.0, adversarial=0.1),
+            CLASSIFIER,
+            labelled,
+        ),
         "regression, agree and push": (
             objectives.Classify(regression=True, rdrop=1.0, adversarial=0.1),
             NUMBER,
@@ -118,7 +140,9 @@ def test_no_objective_asks_the_device(name, asked_nothing):
         model = build_model(shape, seed=1).bfloat16().to("meta").train()
         assert loss.backward(model, moved, chosen, 0.1).sum.is_meta
         if chosen.all_pieces is not None:
-            assert chosen.all_pieces(model, Pieces([part.to("meta") for part in loss.split(batch, 2)]))[0].sum.is_meta
+            assert chosen.all_pieces(
+                model, Pieces([part.to("meta") for part in loss.split(batch, 2)])
+            )[0].sum.is_meta
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -139,7 +163,9 @@ def test_what_the_host_counts_is_what_is_there(name):
 def test_one_batch_is_learned_by_heart(name):
     chosen, shape, batch = CASES[name]
     model = build_model(shape, seed=1)
-    settings = run.Train(steps=120, batch=4, optimizer=run.AdamW(lr=5e-3), schedule=run.Constant(0.05))
+    settings = run.Train(
+        steps=120, batch=4, optimizer=run.AdamW(lr=5e-3), schedule=run.Constant(0.05)
+    )
     steps = list(train(model, Same(batch), chosen, settings, execution=ExecutionSettings()))
     assert steps[0].loss > 10 * steps[-1].loss and steps[-1].loss < 0.1
     assert steps[0].tokens == int((batch.pos >= 0).sum())
@@ -154,9 +180,15 @@ def test_pieces_are_the_whole_batch(name, pieces):
     found = []
     for count in (1, pieces):
         model = build_model(shape, seed=1).double()
-        label = batch.labels.double() if batch.labels is not None and batch.labels.is_floating_point() else batch.labels
+        label = (
+            batch.labels.double()
+            if batch.labels is not None and batch.labels.is_floating_point()
+            else batch.labels
+        )
         sums = gradients(model, dataclasses.replace(batch, labels=label), chosen, count, 0.1)
-        found.append((sums, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+        found.append(
+            (sums, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+        )
     (whole, right), (parts, grads) = found
     assert whole.count == parts.count and whole.tokens == parts.tokens
     assert whole.loss == pytest.approx(parts.loss, rel=1e-6)  # vectors are compared in fp32
@@ -185,23 +217,36 @@ def test_dropout_is_the_same_in_both_readings_of_pieces():
     sums = gradients(model, batch, chosen, 2)
     after, grads = torch.rand(1), [p.grad.clone() for p in model.parameters()]
     torch.manual_seed(3)
-    vectors = torch.cat([model(p.tokens, pos=p.pos, document_ids=p.document_ids).pooled for p in loss.split(batch, 2)])
+    vectors = torch.cat(
+        [
+            model(p.tokens, pos=p.pos, document_ids=p.document_ids).pooled
+            for p in loss.split(batch, 2)
+        ]
+    )
     assert torch.equal(torch.rand(1), after)
     found = chosen.of_vectors(vectors)
     assert float(found.sum.detach()) == pytest.approx(sums.loss, rel=1e-6)
-    for mine, right in zip(grads, torch.autograd.grad(found.sum, list(model.parameters())), strict=True):
+    for mine, right in zip(
+        grads, torch.autograd.grad(found.sum, list(model.parameters())), strict=True
+    ):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-6)
 
 
 def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
     chosen, shape, batch = CASES["masked"]
     seen, real = [], loss.cross_entropy
-    monkeypatch.setattr(loss, "cross_entropy", lambda hidden, *rest: seen.append(len(hidden)) or real(hidden, *rest))
+    monkeypatch.setattr(
+        loss, "cross_entropy", lambda hidden, *rest: seen.append(len(hidden)) or real(hidden, *rest)
+    )
     model = build_model(shape, seed=1)
     found = chosen.loss(model, batch, 0.1)
     assert seen == [found.count] == [int((batch.targets >= 0).sum())]
-    logits = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits.flatten(0, 1)
-    plain = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-1, reduction="sum", label_smoothing=0.1)
+    logits = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits.flatten(
+        0, 1
+    )
+    plain = F.cross_entropy(
+        logits, batch.targets.flatten(), ignore_index=-1, reduction="sum", label_smoothing=0.1
+    )
     torch.testing.assert_close(found.sum, plain)
 
 
@@ -209,7 +254,13 @@ def test_a_batch_that_asks_nothing_is_skipped():
     chosen, shape, batch = CASES["masked"]
     batch = dataclasses.replace(batch, targets=torch.full_like(batch.targets, -1))
     step = next(
-        train(build_model(shape, seed=1), Same(batch), chosen, run.Train(batch=4), execution=ExecutionSettings())
+        train(
+            build_model(shape, seed=1),
+            Same(batch),
+            chosen,
+            run.Train(batch=4),
+            execution=ExecutionSettings(),
+        )
     )
     assert step.skipped == "the batch has no targets"
 
@@ -219,7 +270,9 @@ def test_contrast_is_cross_entropy_of_cosines_both_ways():
     a, b = F.normalize(vectors[0::2], dim=-1), F.normalize(vectors[1::2], dim=-1)
     scores = torch.tensor([[float(x @ y) / 0.05 for y in b] for x in a])
     there, back = (-torch.log_softmax(s, 1).diagonal().sum() for s in (scores, scores.T))
-    assert float(objectives.Contrast().of_vectors(vectors).sum) == pytest.approx(float(there + back) / 2, rel=1e-5)
+    assert float(objectives.Contrast().of_vectors(vectors).sum) == pytest.approx(
+        float(there + back) / 2, rel=1e-5
+    )
 
 
 def test_measures():
@@ -230,7 +283,9 @@ def test_measures():
     assert matthews(torch.ones(4), torch.tensor([0, 1, 1, 0])) == 0.0
     assert ranks(torch.tensor([3.0, 1.0, 3.0, 9.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
     x, y = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
-    assert pearson(x, y) == pytest.approx(float(torch.corrcoef(torch.stack((x, y)))[0, 1]), rel=1e-4)
+    assert pearson(x, y) == pytest.approx(
+        float(torch.corrcoef(torch.stack((x, y)))[0, 1]), rel=1e-4
+    )
 
 
 # ------------------------------------------------------------------------------------ whole runs
@@ -250,7 +305,9 @@ SMALL = {
 
 def shape_of(made):
     """A tiny model's config as a run file has it, with dropout."""
-    stacks = {name: dataclasses.replace(stack, dropout=0.1) for name, stack in config.stacks(made).items()}
+    stacks = {
+        name: dataclasses.replace(stack, dropout=0.1) for name, stack in config.stacks(made).items()
+    }
     made = dataclasses.replace(made, embed=dataclasses.replace(made.embed, vocab=130), **stacks)
     return serial.to_dict(made)
 
@@ -262,9 +319,12 @@ def data(tmp_path_factory):
     (folder / "s").write_text("".join(f"{a}\n" for a, _ in numbers))
     (folder / "t").write_text("".join(f"{b}\n" for _, b in numbers))
     (folder / "labels.tsv").write_text(
-        "text\tlabel\n" + "".join(f"{a}\t{'odd' if i % 2 else 'even'}\n" for i, (a, _) in enumerate(numbers))
+        "text\tlabel\n"
+        + "".join(f"{a}\t{'odd' if i % 2 else 'even'}\n" for i, (a, _) in enumerate(numbers))
     )
-    (folder / "tags.conll").write_text("".join(f"{i}\tB-N\nand\tO\n{i + 1}\tB-N\n\n" for i in range(60)))
+    (folder / "tags.conll").write_text(
+        "".join(f"{i}\tB-N\nand\tO\n{i + 1}\tB-N\n\n" for i in range(60))
+    )
     (folder / "pairs.tsv").write_text("text\tsecond\n" + "".join(f"{a}\t{b}\n" for a, b in numbers))
     (folder / "text.txt").write_text("".join(f"{a} is {b}. " for a, b in numbers))
     return folder
@@ -278,12 +338,20 @@ def settings(data, objective, **changes):
         "Contrast": str(data / "pairs.tsv"),
     }
     source = (
-        run.Examples(train=examples[objective]) if objective in examples else run.Data(train=str(data / "text.txt"))
+        run.Examples(train=examples[objective])
+        if objective in examples
+        else run.Data(train=str(data / "text.txt"))
     )
-    shape = {"Seq2Seq": tiny.vaswani(), "Span": tiny.t5(), "Prefix": tiny.DECODERS["llama"]}.get(objective, BERT)
+    shape = {"Seq2Seq": tiny.vaswani(), "Span": tiny.t5(), "Prefix": tiny.DECODERS["llama"]}.get(
+        objective, BERT
+    )
     base = run.Run(shape_of(shape), source, run.Train(optimizer=run.AdamW(1e-3)))
     changes = {**SMALL, **changes}
-    inside = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
+    inside = {
+        key.removeprefix("data."): value
+        for key, value in changes.items()
+        if key.startswith("data.")
+    }
     how = {key: value for key, value in changes.items() if not key.startswith("data.")}
     return dataclasses.replace(
         base,
@@ -292,9 +360,13 @@ def settings(data, objective, **changes):
     )
 
 
-@pytest.mark.parametrize("objective", ["Masked", "Prefix", "Span", "Seq2Seq", "Classify", "Tag", "Contrast"])
+@pytest.mark.parametrize(
+    "objective", ["Masked", "Prefix", "Span", "Seq2Seq", "Classify", "Tag", "Contrast"]
+)
 def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeypatch, capfd):
-    ended = training.run(settings(data, objective), tmp_path / "whole", sample=lambda *told: f"made of {told[2]}")
+    ended = training.run(
+        settings(data, objective), tmp_path / "whole", sample=lambda *told: f"made of {told[2]}"
+    )
     assert ended.step == 12 and math.isfinite(ended.valid_loss)
     first = training.launch.Log.__call__
 
@@ -308,18 +380,27 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
         training.run(settings(data, objective), tmp_path / "cut")
     monkeypatch.undo()
     training.run(settings(data, objective), tmp_path / "cut", resume=True)
-    left, right = (dict(store.load(tmp_path / f / "step-000012")[0].named_parameters()) for f in ("whole", "cut"))
-    assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    left, right = (
+        dict(store.load(tmp_path / f / "step-000012")[0].named_parameters())
+        for f in ("whole", "cut")
+    )
+    assert left.keys() == right.keys() and all(
+        torch.equal(left[name], right[name]) for name in left
+    )
     curves = [
-        [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(tmp_path / f / "log.jsonl")] for f in ("whole", "cut")
+        [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(tmp_path / f / "log.jsonl")]
+        for f in ("whole", "cut")
     ]
     assert curves[0] == curves[1]
     last = hooks.read_log(tmp_path / "whole" / "log.jsonl")[-1]
     said = capfd.readouterr().err
-    sides = objective in ("Span", "Seq2Seq")  # which are not of one length: no share of the machine's peak is known
+    # which are not of one length: no share of the machine's peak is known
+    sides = objective in ("Span", "Seq2Seq")
     assert ("MFLOP a token on each side" in said) == sides != ("of this machine's peak" in said)
     if objective == "Classify":
-        assert Checkpoint.open(tmp_path / "whole").labels == ("even", "odd") and "matthews" in str(last)
+        assert Checkpoint.open(tmp_path / "whole").labels == ("even", "odd") and "matthews" in str(
+            last
+        )
         assert "head over tokens is left out" in said
     if objective == "Tag":
         assert Checkpoint.open(tmp_path / "whole").labels == ("B-N", "O") and "valid_f1" in last
@@ -335,42 +416,76 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("objective", "shape", "said"),
     [
-        ("Causal", BERT, r"Causal trains a model of the shape Decoder and this one is an Encoder.*train.objective"),
-        ("Masked", tiny.vaswani(), r"Masked trains .* Encoder and this one is an EncoderDecoder.*Seq2Seq"),
-        ("Span", tiny.DECODERS["llama"], r"Span trains .* EncoderDecoder and this one is a Decoder"),
+        (
+            "Causal",
+            BERT,
+            r"Causal trains a model of the shape Decoder and this one is an "
+            r"Encoder.*train.objective",
+        ),
+        (
+            "Masked",
+            tiny.vaswani(),
+            r"Masked trains .* Encoder and this one is an "
+            r"EncoderDecoder.*Seq2Seq",
+        ),
+        (
+            "Span",
+            tiny.DECODERS["llama"],
+            r"Span trains .* EncoderDecoder and this one is a Decoder",
+        ),
     ],
 )
 def test_an_objective_that_does_not_fit_the_shape(objective, shape, said, data, tmp_path):
     with pytest.raises(UserError, match=said) as caught:
-        training.run(dataclasses.replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run")
+        training.run(
+            dataclasses.replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run"
+        )
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_data_of_the_wrong_kind(data, tmp_path):
     asked = settings(data, "Masked")
     wrong = dataclasses.replace(asked, data=run.Examples(str(data / "labels.tsv")))
-    with pytest.raises(UserError, match=r'Masked learns from running text; set \[data\] type = "Data"'):
+    with pytest.raises(
+        UserError,
+        match=r"Masked learns from running text; set \[data\] type = "
+        r'"Data"',
+    ):
         training.run(wrong, tmp_path / "run")
     wrong = dataclasses.replace(settings(data, "Classify"), data=asked.data)
-    with pytest.raises(UserError, match=r'Classify learns from examples; set \[data\] type = "Examples"'):
+    with pytest.raises(
+        UserError,
+        match=r"Classify learns from examples; set \[data\] type = "
+        r'"Examples"',
+    ):
         training.run(wrong, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("objective", "said"), [("Masked", "has no mask token"), ("Span", "has no sentinels")])
+@pytest.mark.parametrize(
+    ("objective", "said"), [("Masked", "has no mask token"), ("Span", "has no sentinels")]
+)
 def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, said, data, tmp_path):
     from glassformer.tokenizer import train as train_tokenizer
 
     train_tokenizer("char", ["".join(map(chr, range(32, 127)))]).save(tmp_path)
     with pytest.raises(UserError, match=said):
-        training.run(settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run")
+        training.run(
+            settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run"
+        )
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("masked", "seq2seq") else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "name",
+    [
+        name if name in ("masked", "seq2seq") else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
 )
 def test_compiled_is_as_written_out(name):
     chosen, shape, batch = CASES[name]
-    model = build_model(dataclasses.replace(shape, pool=None) if name == "masked" else shape, seed=1)
+    model = build_model(
+        dataclasses.replace(shape, pool=None) if name == "masked" else shape, seed=1
+    )
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, backend="aot_eager", dynamic=False)
@@ -378,12 +493,15 @@ def test_compiled_is_as_written_out(name):
         part = batch.rows(low, low + 2)
         right, found = (gradients(runner, part, chosen, 1) for runner in (model, compiled))
         assert found.loss == pytest.approx(right.loss, rel=1e-5) and found.count == right.count
-    if not hasattr(model, "pool"):  # how many documents there are is not known before: the pool stays outside
+    # how many documents there are is not known before: the pool stays outside
+    if not hasattr(model, "pool"):
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_the_compiled_loss_is_the_loss(monkeypatch):
-    monkeypatch.setattr(loss, "_compiled_to_grad", lambda: torch.compile(loss._to_grad, backend="aot_eager"))
+    monkeypatch.setattr(
+        loss, "_compiled_to_grad", lambda: torch.compile(loss._to_grad, backend="aot_eager")
+    )
     draw = torch.Generator().manual_seed(0)
     found = []
     for fused in (False, True):
@@ -402,16 +520,24 @@ def test_the_compiled_loss_is_the_loss(monkeypatch):
 
 def dropping(shape, seed=1):
     """The model with dropout in its blocks."""
-    return build_model(dataclasses.replace(shape, encoder=dataclasses.replace(shape.encoder, dropout=0.3)), seed=seed)
+    return build_model(
+        dataclasses.replace(shape, encoder=dataclasses.replace(shape.encoder, dropout=0.3)),
+        seed=seed,
+    )
 
 
 def test_two_readings_that_should_agree_by_hand():
-    """R-Drop's loss: the mean of two cross-entropies, and alpha / 4 of the divergences both ways."""
+    """R-Drop's loss: the mean of two cross-entropies, and alpha / 4 of the divergences both
+    ways."""
     batch, model = CASES["classify"][2], dropping(CLASSIFIER)
     torch.manual_seed(7)
     one, other = (
         model(
-            batch.tokens, pos=batch.pos, document_ids=batch.document_ids, segments=batch.segments, logits="none"
+            batch.tokens,
+            pos=batch.pos,
+            document_ids=batch.document_ids,
+            segments=batch.segments,
+            logits="none",
         ).pooled
         for _ in range(2)
     )
@@ -426,7 +552,10 @@ def test_two_readings_that_should_agree_by_hand():
     torch.testing.assert_close(found.sum / found.count, right + 3.0 / 4 * both)
     model.eval()
     plain = objectives.Classify().loss(model, batch).sum
-    assert torch.equal(objectives.Classify(rdrop=3.0, adversarial=1.0).loss(model, batch).sum, plain)  # validation
+    # validation
+    assert torch.equal(
+        objectives.Classify(rdrop=3.0, adversarial=1.0).loss(model, batch).sum, plain
+    )
 
 
 def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
@@ -434,14 +563,22 @@ def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
     tape = Tape("*.embed", graph=True)
     output = forward(model, batch, tape)
     plain = F.cross_entropy(output.pooled, batch.labels, reduction="sum")
-    grad, embedded = torch.autograd.grad(plain, tape["encoder.embed"])[0], tape["encoder.embed"].detach()
+    grad, embedded = (
+        torch.autograd.grad(plain, tape["encoder.embed"])[0],
+        tape["encoder.embed"].detach(),
+    )
     step = ascent(grad, embedded, batch.pos, len(batch.labels))
     documents = 0
     for row in range(len(step)):
         for number in range(int(batch.document_ids[row].max()) + 1):
             own = batch.document_ids[row] == number
-            assert step[row, own].norm() == pytest.approx(float(embedded[row, own].norm(dim=-1).mean()), rel=1e-5)
-            assert F.cosine_similarity(step[row, own].flatten(), grad[row, own].flatten(), dim=0) > 0.9999
+            assert step[row, own].norm() == pytest.approx(
+                float(embedded[row, own].norm(dim=-1).mean()), rel=1e-5
+            )
+            assert (
+                F.cosine_similarity(step[row, own].flatten(), grad[row, own].flatten(), dim=0)
+                > 0.9999
+            )
             documents += 1
     assert documents == len(batch.labels) and not step[batch.pos < 0].any()
     found = objectives.Classify(adversarial=0.1).loss(model, batch).sum.detach()
@@ -463,7 +600,9 @@ def test_a_frozen_trunk_is_pushed_too():
 
 
 def test_nothing_can_agree_without_dropout():
-    chosen = run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(rdrop=1.0)))
+    chosen = run.Run(
+        data=run.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(rdrop=1.0))
+    )
     with pytest.raises(UserError, match=r"this model has none; set encoder.dropout, or rdrop = 0"):
         plan.RunPlan(chosen, CLASSIFIER).check(CLASSIFIER)
     plan.RunPlan(chosen, CLASSIFIER).check(dropping(CLASSIFIER).config)
@@ -482,27 +621,69 @@ OWN = Path(__file__).parents[1] / "own_objective.py"
 
 
 def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, capsys):
-    """Named in a run file, it reads its own parts, trains, is validated, resumes and refuses what it does not fit."""
+    """Named in a run file, it reads its own parts, trains, is validated, resumes and refuses what
+    it does not fit."""
     monkeypatch.setattr(serial, "_MEMBERS", dict(serial._MEMBERS))
     monkeypatch.setattr(extend, "_USED", set())
     pairs = "".join(f"{i} and {i} is {2 * i}\t{i} and {i} is {2 * i + 1}\n" for i in range(60))
     (tmp_path / "pairs.tsv").write_text("better\tworse\n" + pairs)
-    lines = [f'train = "{tmp_path}/pairs.tsv"', 'tokenizer = "char"', "[train]", 'objective = { type = "Prefer" }']
-    sizes = ["batch = 4", "context = 64", "evaluate_every = 4", 'optimizer = { type = "AdamW", lr = 5e-3 }']
-    shape = ["[model]", 'recipe = "glass/encoder-1m"', "dim = 32", "encoder.depth = 1", "[data]", 'type = "Examples"']
+    lines = [
+        f'train = "{tmp_path}/pairs.tsv"',
+        'tokenizer = "char"',
+        "[train]",
+        'objective = { type = "Prefer" }',
+    ]
+    sizes = [
+        "batch = 4",
+        "context = 64",
+        "evaluate_every = 4",
+        'optimizer = { type = "AdamW", lr = 5e-3 }',
+    ]
+    shape = [
+        "[model]",
+        'recipe = "glass/encoder-1m"',
+        "dim = 32",
+        "encoder.depth = 1",
+        "[data]",
+        'type = "Examples"',
+    ]
     (tmp_path / "run.toml").write_text("\n".join([*shape, *lines, *sizes]))
-    asked = ["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--dtype", "float32"]
+    asked = [
+        "train",
+        str(tmp_path / "run.toml"),
+        "--out",
+        str(tmp_path / "run"),
+        "--dtype",
+        "float32",
+    ]
     assert main([*asked, "--steps", "8"]) == 2
     assert '"type" is "Prefer"' in (said := capsys.readouterr().err) and "--use FILE" in said
     used = [*asked, "--use", str(OWN)]
     assert main([*used, "--steps", "8", "--train.objective.margin", "0.5"]) == 0
     assert main([*used, "--steps", "12", "--train.objective.margin", "0.5", "--resume"]) == 0
-    valid = [step["valid_preferred"] for step in hooks.read_log(tmp_path / "run" / "log.jsonl") if "valid_loss" in step]
+    valid = [
+        step["valid_preferred"]
+        for step in hooks.read_log(tmp_path / "run" / "log.jsonl")
+        if "valid_loss" in step
+    ]
     assert len(valid) == 3 and all(0 <= share <= 1 for share in valid)
     model, _ = glassformer.load(tmp_path / "run")
     assert model.config.pool.labels == 1 and model.config.head is None
     capsys.readouterr()
-    assert main([*used[:2], "--out", str(tmp_path / "no"), "--use", str(OWN), "--data.columns", "{best = 'x'}"]) == 2
+    assert (
+        main(
+            [
+                *used[:2],
+                "--out",
+                str(tmp_path / "no"),
+                "--use",
+                str(OWN),
+                "--data.columns",
+                "{best = 'x'}",
+            ]
+        )
+        == 2
+    )
     assert 'There is no part "best"' in capsys.readouterr().err
     with pytest.raises(UserError, match="has a Masked already"):
         config.member(training.Objective)(type("Masked", (training.Objective,), {}))

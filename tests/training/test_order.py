@@ -1,4 +1,5 @@
-"""The order of rows: a permutation either way, computed for as many rows as there are, in no memory."""
+"""The order of rows: a permutation either way, computed for as many rows as there are, in no
+memory."""
 
 from __future__ import annotations
 
@@ -54,11 +55,14 @@ def test_the_computed_order_is_the_network_written_out(size: int) -> None:
     seed = np.random.SeedSequence([size, 1])
     keys = [int(key) for key in seed.generate_state(order.ROUNDS, np.uint64)]
     high = min(size, 50)
-    assert order_of(size, seed, COMPUTED)(0, high).tolist() == [by_the_book(size, keys, n) for n in range(high)]
+    assert order_of(size, seed, COMPUTED)(0, high).tolist() == [
+        by_the_book(size, keys, n) for n in range(high)
+    ]
 
 
 def test_the_computed_order_looks_random() -> None:
-    """Of 100,003 rows: places, neighbours and inversions as in a fair shuffle, and other seeds give other orders."""
+    """Of 100,003 rows: places, neighbours and inversions as in a fair shuffle, and other seeds give
+    other orders."""
     size = 100_003
     one, two = (order_of(size, np.random.SeedSequence(seed), COMPUTED)(0, size) for seed in (0, 1))
     for found in (one, two):
@@ -66,13 +70,15 @@ def test_the_computed_order_looks_random() -> None:
         assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 4 / math.sqrt(size)
         assert abs(np.abs(np.diff(found)).mean() / size - 1 / 3) < 0.005
         cells = np.histogram2d(found, np.arange(size), bins=20)[0]
-        assert ((cells - size / 400) ** 2 / (size / 400)).sum() < 361 + 4 * math.sqrt(2 * 361)  # chi-square, 19 * 19
+        # chi-square, 19 * 19
+        assert ((cells - size / 400) ** 2 / (size / 400)).sum() < 361 + 4 * math.sqrt(2 * 361)
         assert (found == np.arange(size)).sum() < 10  # one is expected
     assert (one == two).sum() < 10
 
 
 def test_the_order_does_not_change_with_versions() -> None:
-    """A resumed run on a newer library must see the same rows: these numbers were drawn once and stay."""
+    """A resumed run on a newer library must see the same rows: these numbers were drawn once and
+    stay."""
     found = order_of(10**9, np.random.SeedSequence(0), COMPUTED)
     assert found(0, 4).tolist() == [263737703, 509729113, 496970738, 564771341]
 

@@ -1,4 +1,5 @@
-"""The plan of a run whose source has a tokenizer of its own: trained, resumed, averaged, translated with; misfits."""
+"""The plan of a run whose source has a tokenizer of its own: trained, resumed, averaged, translated
+with; misfits."""
 
 from __future__ import annotations
 
@@ -68,11 +69,17 @@ def test_each_side_has_the_tokenizer_of_its_own_texts(lines: Path) -> None:
     reads, writes = plan.source_tokenizer, plan.tokenizer
     assert reads is not None and writes is not None
     assert "UND" in reads.decode(reads.encode("UND")) and len(reads.encode("UND")) < 3
-    assert writes.encode("UND") == [writes.encode("nothing")[0]] != writes.encode("and")  # unknown to the target
+    # unknown to the target
+    assert writes.encode("UND") == [writes.encode("nothing")[0]] != writes.encode("and")
     model = plan.model
-    assert (model.embed.vocab, model.source_embed.vocab) == (writes.size, reads.size) == (planned.vocab, 270)
+    assert (
+        (model.embed.vocab, model.source_embed.vocab)
+        == (writes.size, reads.size)
+        == (planned.vocab, 270)
+    )
     assert planned.source_vocab == 270 and planned.model == model  # told without training the BPE
-    # what the batches hold: the source in one tokenizer's ids, closed by its end, the target in the other's
+    # what the batches hold: the source in one tokenizer's ids, closed by its end, the target in the
+    # other's
     batch = next(prepare.run_data(plan).batches)
     row = batch.source[0][batch.source_pos[0] >= 0].tolist()
     assert reads.eos in row and reads.eos >= writes.size and int(batch.source.max()) == reads.eos
@@ -83,13 +90,23 @@ def test_each_side_has_the_tokenizer_of_its_own_texts(lines: Path) -> None:
 
 def test_its_own_embeddings_can_be_set_and_come_after_the_models_changes(lines: Path) -> None:
     model = training.plan_run(settings(lines, source_embed__dim=16, embed__scale=3.0)).model
-    assert (model.embed.dim, model.source_embed.dim) == (None, 16) and model.source_embed.scale == 3.0
-    assert training.plan_run(settings(lines, source_embed__vocab=300)).model.source_embed.vocab == 300
-    same = training.plan_run(settings(lines, data__source_vocab=None, data__vocab=265, data__tokenizer="bpe"))
+    assert (model.embed.dim, model.source_embed.dim) == (
+        None,
+        16,
+    ) and model.source_embed.scale == 3.0
+    assert (
+        training.plan_run(settings(lines, source_embed__vocab=300)).model.source_embed.vocab == 300
+    )
+    same = training.plan_run(
+        settings(lines, data__source_vocab=None, data__vocab=265, data__tokenizer="bpe")
+    )
     assert (same.vocab, same.source_vocab) == (265, 265)
-    alone = training.plan_run(settings(lines, data__source_tokenizer=None, data__source_vocab=None)).with_tokenizer()
+    alone = training.plan_run(
+        settings(lines, data__source_tokenizer=None, data__source_vocab=None)
+    ).with_tokenizer()
     assert alone.source_tokenizer is None and alone.model.source_embed is None
-    assert alone.tokenizer is not None and len(alone.tokenizer.encode("UND and")) == 2  # learned from both sides
+    # learned from both sides
+    assert alone.tokenizer is not None and len(alone.tokenizer.encode("UND and")) == 2
 
 
 def test_a_run_is_resumed_translates_and_is_gone_on_from(
@@ -99,7 +116,10 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
 
     training.run(settings(lines), tmp_path / "whole", sample=write_a_little)
     err = capfd.readouterr().err
-    assert "Training a words tokenizer of the target." in err and "Training a bpe tokenizer of the source." in err
+    assert (
+        "Training a words tokenizer of the target." in err
+        and ("Training a bpe tokenizer of the source.") in err
+    )
     assert "UND" in err and "->" in err and "(none:" not in err  # the samples
     first = training.launch.Log.__call__
 
@@ -115,7 +135,10 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     capfd.readouterr()
     training.run(settings(lines), tmp_path / "cut", resume=True)
     assert "Training a" not in capfd.readouterr().err
-    left, right = (dict(store.load(tmp_path / f / "step-000012")[0].named_parameters()) for f in ("whole", "cut"))
+    left, right = (
+        dict(store.load(tmp_path / f / "step-000012")[0].named_parameters())
+        for f in ("whole", "cut")
+    )
     assert left.keys() == right.keys() and "source_embed.token.weight" in left
     assert all(torch.equal(left[name], right[name]) for name in left)
 
@@ -126,25 +149,55 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     assert (kept["tokenizer"], kept["source_tokenizer"]) == (writes.fingerprint, reads.fingerprint)
     ids = [*reads.encode("EIN UND ZWEI"), reads.eos]
     wanted = generation.beam(model, writes, [ids], beams=2, max_new=6)[0][0].text
-    assert main(["translate", str(tmp_path / "whole"), "EIN UND ZWEI", "--beams", "2", "--max-new", "6"]) == 0
+    assert (
+        main(
+            ["translate", str(tmp_path / "whole"), "EIN UND ZWEI", "--beams", "2", "--max-new", "6"]
+        )
+        == 0
+    )
     assert capfd.readouterr().out.strip() == wanted.strip()
-    data = ["--data", str(lines / "s"), "--target", str(lines / "t"), "--limit", "4", "--max-new", "6", "--json"]
-    assert main(["eval", str(tmp_path / "whole"), *data, "--beams", "1"]) == 0 and "bleu" in capfd.readouterr().out
-    assert main(["average", str(tmp_path / "whole"), "--last", "2", "--out", str(tmp_path / "mean")]) == 0
+    data = [
+        "--data",
+        str(lines / "s"),
+        "--target",
+        str(lines / "t"),
+        "--limit",
+        "4",
+        "--max-new",
+        "6",
+        "--json",
+    ]
+    assert (
+        main(["eval", str(tmp_path / "whole"), *data, "--beams", "1"]) == 0
+        and "bleu" in capfd.readouterr().out
+    )
+    assert (
+        main(["average", str(tmp_path / "whole"), "--last", "2", "--out", str(tmp_path / "mean")])
+        == 0
+    )
     mean = Checkpoint.open(tmp_path / "mean").source_tokenizer()
     assert mean is not None and mean.fingerprint == reads.fingerprint
 
-    changes = {k: v for k, v in SMALL.items() if k not in ("dim", "context", "encoder.depth", "decoder.depth")}
+    changes = {
+        k: v
+        for k, v in SMALL.items()
+        if k not in ("dim", "context", "encoder.depth", "decoder.depth")
+    }
     again = run_file.read(
         {
             "model": {"from": str(tmp_path / "whole")},
-            "data": {"type": "Examples", "train": {"source": str(lines / "s"), "target": str(lines / "t")}},
+            "data": {
+                "type": "Examples",
+                "train": {"source": str(lines / "s"), "target": str(lines / "t")},
+            },
             "train": {"objective": "Seq2Seq"},
         },
         {**changes, "steps": 2},
     )
     plan = training.plan_run(again)
-    assert plan.source_tokenizer is not None and plan.source_tokenizer.fingerprint == reads.fingerprint
+    assert (
+        plan.source_tokenizer is not None and plan.source_tokenizer.fingerprint == reads.fingerprint
+    )
     training.run(again, tmp_path / "on")
     assert Checkpoint.open(tmp_path / "on").config == model.config
     # a run's folder names the source's tokenizer for the source
@@ -153,8 +206,14 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     assert found.fingerprint == reads.fingerprint != writes.fingerprint
     # running text has one side
     span = dataclasses.replace(again, data=run.Data(train=str(lines / "s")))
-    span = dataclasses.replace(span, train=dataclasses.replace(span.train, objective=training.objectives.Span()))
-    with pytest.raises(UserError, match=r"The model's source tokenizer is for a source beside a target.*Span"):
+    span = dataclasses.replace(
+        span, train=dataclasses.replace(span.train, objective=training.objectives.Span())
+    )
+    with pytest.raises(
+        UserError,
+        match=r"The model's source tokenizer is for a source beside a "
+        r"target.*Span",
+    ):
         training.plan_run(span)
 
 
@@ -165,14 +224,28 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
             {"recipe": "glass/1m", "encoder__depth": ...},
             r"data\.source_tokenizer is for an encoder .* a Decoder .* leave out",
         ),
-        ({"data__source_tokenizer": None}, r"data\.source_vocab is for a tokenizer of the source; give data\.source_t"),
+        (
+            {"data__source_tokenizer": None},
+            r"data\.source_vocab is for a tokenizer of the "
+            r"source; give data\.source_t",
+        ),
         ({"data__source_vocab": 0}, r"data\.source_vocab is 0; give a number from 1"),
-        ({"data__source_tokenizer": "wrods"}, r'data\.source_tokenizer: "wrods" is not a file.*words'),
-        ({"source_embed__vocab": 20}, r"The source tokenizer has 270 tokens, the model's source_embed\.vocab only 20"),
+        (
+            {"data__source_tokenizer": "wrods"},
+            r'data\.source_tokenizer: "wrods" is not a '
+            r"file.*words",
+        ),
+        (
+            {"source_embed__vocab": 20},
+            r"The source tokenizer has 270 tokens, the model's "
+            r"source_embed\.vocab only 20",
+        ),
         ({"embed__vocab": 8}, r"The tokenizer has 10 tokens, the model's embed\.vocab only 8"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(lines: Path, changes: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_is_refused_in_a_sentence(
+    lines: Path, changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UserError, match=said) as caught:
         assert training.plan_run(settings(lines, **changes)).with_tokenizer().model
     assert "\n" not in str(caught.value)
@@ -187,13 +260,25 @@ def test_other_objectives_and_one_sided_models_are_refused(lines: Path, tmp_path
     (tmp_path / "films.tsv").write_text("text\tlabel\nfine\t1\ndull\t0\n")
     data = run.Examples(train=str(tmp_path / "films.tsv"), source_tokenizer="bpe")
     how = dataclasses.replace(asked.train, objective=training.objectives.Classify())
-    with pytest.raises(UserError, match=r"data\.source_tokenizer is for a source beside a target.*Classify has none"):
+    with pytest.raises(
+        UserError,
+        match=r"data\.source_tokenizer is for a source beside a "
+        r"target.*Classify has none",
+    ):
         training.plan_run(run.Run({"recipe": "glass/1m", "decoder.depth": 1}, data, how))
-    shape = {k: v for k, v in SMALL.items() if k in ("dim", "encoder.depth", "decoder.depth", "context")}
+    shape = {
+        k: v for k, v in SMALL.items() if k in ("dim", "encoder.depth", "decoder.depth", "context")
+    }
     shared = serial.change(recipes.find("glass/pair-3m"), {**shape, "embed.vocab": 300})
-    one = training.plan_run(settings(lines, data__source_tokenizer=None, data__source_vocab=None)).find_tokenizer()
+    one = training.plan_run(
+        settings(lines, data__source_tokenizer=None, data__source_vocab=None)
+    ).find_tokenizer()
     store.save(build_model(shared, seed=0), tmp_path / "shared", one)
-    with pytest.raises(UserError, match=r"shared has one vocabulary for both sides; leave out data\.source_tokenizer"):
+    with pytest.raises(
+        UserError,
+        match=r"shared has one vocabulary for both sides; leave out "
+        r"data\.source_tokenizer",
+    ):
         training.plan_run(dataclasses.replace(asked, model={"from": str(tmp_path / "shared")}))
     with pytest.raises(UserError, match="source_tokenizer"):
         run_file.read({"data": {"type": "Data", "source_tokenizer": "bpe"}})

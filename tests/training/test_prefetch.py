@@ -55,7 +55,8 @@ def test_pieces_are_read_ahead_as_whole_batches_are() -> None:
 
 
 def test_the_thread_works_while_the_reader_does() -> None:
-    """With the first batch handed out, ``depth`` more are drawn without being asked for, and not one more."""
+    """With the first batch handed out, ``depth`` more are drawn without being asked for, and not
+    one more."""
     drawn, enough = list[str](), threading.Event()
 
     def draw(source: Any) -> Any:
@@ -84,7 +85,9 @@ def test_an_error_comes_in_its_turn() -> None:
         next(ahead)
 
 
-def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     some, cpu = batches(), torch.device("cpu")
     assert read_ahead(some, cpu) is some
     assert some.bytes == 4 * len(corpus(np.random.default_rng(2).integers(1, 90, 40).tolist()))

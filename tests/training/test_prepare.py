@@ -1,4 +1,5 @@
-"""What a run from a checkpoint begins with: its weights, its tokenizer, or new embeddings for another one."""
+"""What a run from a checkpoint begins with: its weights, its tokenizer, or new embeddings for
+another one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from glassformer import UserError, cli, training
 from glassformer.checkpoints import store
 from glassformer.config import run_file
 
-SMALL = {"recipe": "glass/200k", "decoder.depth": 1, "dim": 16, "context": 32, "decoder.pattern.attention.heads": 2}
+SMALL = {
+    "recipe": "glass/200k",
+    "decoder.depth": 1,
+    "dim": 16,
+    "context": 32,
+    "decoder.pattern.attention.heads": 2,
+}
 HOW = {"steps": 4, "batch": 2, "dtype": "float32", "tensorboard": "false", "sample_every": 0}
 
 
@@ -30,20 +37,36 @@ def train(home: Path, out: str, file: str | None = None, **changes: object) -> N
 
 
 def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines() if "loss" in line]
+    return [
+        json.loads(line)["loss"]
+        for line in (folder / "log.jsonl").read_text().splitlines()
+        if "loss" in line
+    ]
 
 
-@pytest.mark.parametrize("order", [("--from", "base", "--recipe", "glass/1m"), ("--recipe=glass/1m", "--from=base")])
+@pytest.mark.parametrize(
+    "order", [("--from", "base", "--recipe", "glass/1m"), ("--recipe=glass/1m", "--from=base")]
+)
 def test_a_checkpoint_and_a_recipe_are_refused(
-    order: tuple[str, ...], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    order: tuple[str, ...],
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(home)
     assert cli.main(["train", *order, "--data.train", "text.txt", "--out", "both"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "--from" in said and "--recipe" in said and not (home / "both").exists(), said
+    assert (
+        said.count("\n") == 1
+        and "--from" in said
+        and "--recipe" in said
+        and not (home / "both").exists()
+    ), said
 
 
-def test_a_run_file_with_both_is_refused_and_one_of_them_takes_the_place_of_the_other(home: Path) -> None:
+def test_a_run_file_with_both_is_refused_and_one_of_them_takes_the_place_of_the_other(
+    home: Path,
+) -> None:
     both = {"model": {"from": "base", "recipe": "glass/1m"}}
     with pytest.raises(UserError, match="recipe"):
         run_file.read(both)
@@ -56,10 +79,21 @@ def test_a_run_file_with_both_is_refused_and_one_of_them_takes_the_place_of_the_
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
 def test_another_tokenizer_is_refused(tokenizer: str, home: Path) -> None:
     with pytest.raises(UserError, match=r"data\.tokenizer .*--new-embeddings true"):
-        train(home, f"refused-{tokenizer}", **{"from": str(home / "base"), "data.tokenizer": tokenizer})
-    (home / "run.toml").write_text(f'[model]\nrecipe = "glass/200k"\n[data]\ntokenizer = "{tokenizer}"\n')
+        train(
+            home,
+            f"refused-{tokenizer}",
+            **{"from": str(home / "base"), "data.tokenizer": tokenizer},
+        )
+    (home / "run.toml").write_text(
+        f'[model]\nrecipe = "glass/200k"\n[data]\ntokenizer = "{tokenizer}"\n'
+    )
     with pytest.raises(UserError, match="--new-embeddings true"):
-        train(home, f"refused-{tokenizer}-file", str(home / "run.toml"), **{"from": str(home / "base")})
+        train(
+            home,
+            f"refused-{tokenizer}-file",
+            str(home / "run.toml"),
+            **{"from": str(home / "base")},
+        )
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "base"])
@@ -70,7 +104,9 @@ def test_the_same_tokenizer_by_another_name_is_the_models_own(tokenizer: str, ho
     assert losses(home / f"plain-{tokenizer}") == losses(home / f"named-{tokenizer}")
 
 
-def test_new_embeddings_are_drawn_for_another_tokenizer(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_new_embeddings_are_drawn_for_another_tokenizer(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings = {"from": str(home / "base"), "data.tokenizer": "byte", "new_embeddings": "true"}
     train(home, "anew", **settings, lr=1e-9)
     assert "drawn anew" in capfd.readouterr().err
@@ -80,7 +116,9 @@ def test_new_embeddings_are_drawn_for_another_tokenizer(home: Path, capfd: pytes
     before, after = dict(base.named_parameters()), dict(model.named_parameters())
     for name, weight in after.items():
         token = name.startswith(("embed.token", "embed.lag", "head.proj"))
-        close = before[name].shape == weight.shape and torch.allclose(before[name], weight, atol=1e-4)
+        close = before[name].shape == weight.shape and torch.allclose(
+            before[name], weight, atol=1e-4
+        )
         assert close != token, name
 
 
@@ -94,4 +132,6 @@ def test_new_embeddings_need_a_checkpoint_whose_weights_all_train(home: Path) ->
     with pytest.raises(UserError, match="new_embeddings"):
         train(home, "nothing", **SMALL, new_embeddings="true")
     with pytest.raises(UserError, match="new_embeddings"):
-        train(home, "lora", **{"from": str(home / "base"), "tune": "LoRA", "new_embeddings": "true"})
+        train(
+            home, "lora", **{"from": str(home / "base"), "tune": "LoRA", "new_embeddings": "true"}
+        )

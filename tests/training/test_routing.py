@@ -1,4 +1,5 @@
-"""Which tokens go to which expert: the log says what the mixtures did, and watching changes nothing."""
+"""Which tokens go to which expert: the log says what the mixtures did, and watching changes
+nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def pairs(tokens, chosen, here=None):
 
 def told(routes: Routes):
     return {
-        divmod(pair, routes.experts): n for pair, n in zip(routes.pair.tolist(), routes.times.tolist(), strict=True)
+        divmod(pair, routes.experts): n
+        for pair, n in zip(routes.pair.tolist(), routes.times.tolist(), strict=True)
     }
 
 
@@ -81,10 +83,12 @@ def test_nothing_is_watched_where_there_are_no_experts():
 
 def test_an_experts_own_tokens_by_hand():
     """Token 7 is read at four places, 8 at two; each place chooses two experts."""
-    routes = Routes(4, 2, torch.tensor([28, 29, 30, 33, 34]), torch.tensor([4, 3, 1, 2, 2]))  # nothing to expert 3
+    # nothing to expert 3
+    routes = Routes(4, 2, torch.tensor([28, 29, 30, 33, 34]), torch.tensor([4, 3, 1, 2, 2]))
     assert routes.top_tokens() == [
         {"share": 4 / 12, "tokens": [(7, 4, 1.0)]},  # 4 beyond 8 * 4 / 12
-        {"share": 5 / 12, "tokens": [(8, 2, 1.0)]},  # 2 beyond 4 * 5 / 12; 7's three are fewer than 8 * 5 / 12
+        # 2 beyond 4 * 5 / 12; 7's three are fewer than 8 * 5 / 12
+        {"share": 5 / 12, "tokens": [(8, 2, 1.0)]},
         {"share": 3 / 12, "tokens": [(8, 2, 1.0)]},
         {"share": 0.0, "tokens": []},
     ]
@@ -131,9 +135,13 @@ def test_a_run_logs_it_at_each_validation(corpus, tmp_path, dtype):
     ]
     for line in lines:
         assert line["choices"] == 2 * 2 * 4 * 16  # top_k, evaluate_batches, batch, context
-        assert len(line["experts"]) == 4 and sum(one["share"] for one in line["experts"]) == pytest.approx(1, abs=1e-4)
+        assert len(line["experts"]) == 4 and sum(
+            one["share"] for one in line["experts"]
+        ) == pytest.approx(1, abs=1e-4)
         for one in line["experts"]:
-            assert all(0 < share <= 1 and times <= line["choices"] / 2 for _, times, share in one["tokens"])
+            assert all(
+                0 < share <= 1 and times <= line["choices"] / 2 for _, times, share in one["tokens"]
+            )
     letters = {token for line in lines for one in line["experts"] for token, *_ in one["tokens"]}
     assert letters <= set("0123456789 times.\n") and len(letters) > 5
     before = (out / "routing.jsonl").read_text()
@@ -150,7 +158,10 @@ def test_a_run_that_dies_while_it_saves_has_logged_its_routes(corpus, tmp_path, 
     (tmp_path / "moe.toml").write_text(EXPERTS)
     monkeypatch.setattr(training.hooks.Save, "save", lambda self, step, best=False: die(self, step))
     with pytest.raises(RuntimeError, match="died"):
-        training.run(run_file.read(tmp_path / "moe.toml", {**SETTINGS, "data.train": str(corpus)}), tmp_path / "run")
+        training.run(
+            run_file.read(tmp_path / "moe.toml", {**SETTINGS, "data.train": str(corpus)}),
+            tmp_path / "run",
+        )
     assert [line["step"] for line in read_log(tmp_path / "run" / "routing.jsonl")] == [3, 3]
 
 

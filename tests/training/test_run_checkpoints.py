@@ -34,7 +34,9 @@ def begin(cfg=None, chosen=None, **batches):
 
 
 def go(state, settings, stop=None, hook=lambda step: None):
-    for step in train(state.model, state.batches, settings=settings, state=state, execution=ExecutionSettings()):
+    for step in train(
+        state.model, state.batches, settings=settings, state=state, execution=ExecutionSettings()
+    ):
         hook(step)
         if step.index == stop:
             break
@@ -44,7 +46,10 @@ def go(state, settings, stop=None, hook=lambda step: None):
 def same(left: State, right: State) -> bool:
     moments = left.optimizer.state(), right.optimizer.state()
     return (
-        all(torch.equal(a, b) for a, b in zip(left.model.parameters(), right.model.parameters(), strict=True))
+        all(
+            torch.equal(a, b)
+            for a, b in zip(left.model.parameters(), right.model.parameters(), strict=True)
+        )
         and moments[0].keys() == moments[1].keys()
         and all(torch.equal(value, moments[1][name]) for name, value in moments[0].items())
         and (left.step, left.tokens) == (right.step, right.tokens)
@@ -57,7 +62,8 @@ def test_going_on_is_bit_exact_with_dropout_and_accumulation(tmp_path, chosen, a
     settings = run.Train(steps=7, batch=4, accumulate=accumulate, optimizer=chosen)
     whole = go(begin(chosen=chosen), settings)
     path = run_checkpoints.save(tmp_path, go(begin(chosen=chosen), settings, stop=4))
-    random.seed(99), np.random.seed(99), torch.manual_seed(99)  # another process: draws belong to step and piece
+    # another process: draws belong to step and piece
+    random.seed(99), np.random.seed(99), torch.manual_seed(99)
     state = begin(chosen=chosen)
     run_checkpoints.restore(path, state)
     assert state.step == 4 and same(go(state, settings), whole)
@@ -86,7 +92,13 @@ def test_a_run_that_began_with_one_stream_of_random_numbers_goes_on_with_it(tmp_
 def test_a_checkpoint_is_a_model_that_loads(tmp_path):
     state = go(begin(), run.Train(steps=2, batch=4))
     path = run_checkpoints.save(tmp_path, state)
-    files_there = {"config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"}
+    files_there = {
+        "config.json",
+        "model.safetensors",
+        "state.json",
+        "state.safetensors",
+        "SHA256SUMS",
+    }
     assert {p.name for p in path.iterdir()} == files_there
     model, tokenizer = store.load(tmp_path)  # a run folder leads to its last checkpoint
     assert tokenizer is None and model.config == state.model.config
@@ -103,16 +115,29 @@ def test_the_last_and_the_best_are_kept(tmp_path):
         save(step)
 
     state = go(begin(), run.Train(steps=8, batch=4), hook=hook)
-    assert [p.name for p in run_checkpoints.steps(tmp_path)] == ["step-000004", "step-000007", "step-000008"]
-    assert (tmp_path / "best").read_text() == "step-000004\n" and (tmp_path / "last").read_text() == "step-000008\n"
+    assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
+        "step-000004",
+        "step-000007",
+        "step-000008",
+    ]
+    assert (tmp_path / "best").read_text() == "step-000004\n" and (
+        tmp_path / "last"
+    ).read_text() == "step-000008\n"
     assert state.best == 1.0 and run_checkpoints.newest(tmp_path) == tmp_path / "step-000008"
 
 
 def test_what_a_killed_rotation_left_is_removed_on_resume(tmp_path):
-    state = go(begin(), run.Train(steps=4, batch=4), hook=lambda step: run_checkpoints.save(tmp_path, step.state))
+    state = go(
+        begin(),
+        run.Train(steps=4, batch=4),
+        hook=lambda step: run_checkpoints.save(tmp_path, step.state),
+    )
     assert len(run_checkpoints.steps(tmp_path)) == 4  # killed before the others were removed
     restore_newest(tmp_path, run_checkpoints.newest(tmp_path), begin(), 2)
-    assert [p.name for p in run_checkpoints.steps(tmp_path)] == ["step-000003", "step-000004"] and state.step == 4
+    assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
+        "step-000003",
+        "step-000004",
+    ] and state.step == 4
 
 
 def test_a_bad_step_is_not_saved_and_rotates_nothing_away(tmp_path):
@@ -143,13 +168,18 @@ class Killed(BaseException):
 
 TOUCHES = [(files, "sync"), (files, "sha256"), (os, "open"), (os, "write")]
 TOUCHES += [(shutil, name) for name in ("rmtree", "copy", "copyfile")]
-TOUCHES += [(Path, name) for name in ("open", "rename", "replace", "write_text", "write_bytes", "unlink")]
+TOUCHES += [
+    (Path, name) for name in ("open", "rename", "replace", "write_text", "write_bytes", "unlink")
+]
 TOUCHES += [(Path, "mkdir")]
 
 
 @pytest.mark.parametrize(("end", "best"), [("killed", 2), ("full", 1)])
-def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(tmp_path, monkeypatch, end, best):
-    """Step 2 is saved, step 1 perhaps rotated away; each touch of the disk is the last one, once. Then resume."""
+def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(
+    tmp_path, monkeypatch, end, best
+):
+    """Step 2 is saved, step 1 perhaps rotated away; each touch of the disk is the last one, once.
+    Then resume."""
     state = go(begin(), run.Train(steps=3, batch=4))
     state.step, state.best, state.best_step = 1, 3.0, 1
     run_checkpoints.save(tmp_path / "kept", state)
@@ -214,7 +244,9 @@ def test_a_file_size_limit_leaves_the_previous_one(tmp_path):
 def test_a_full_disk_leaves_the_previous_one(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", disk], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", disk], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("needs the right to mount a small disk")
     try:
@@ -249,7 +281,9 @@ def test_an_optimizer_of_another_kind_is_named(tmp_path):
         run_checkpoints.restore(path, other)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"]
+)
 @pytest.mark.parametrize("harm", ["cut", "gone", "garbage", "empty", "a bit"])
 def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
     path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
@@ -276,8 +310,13 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
 
 def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
     texts = ["the cat sat on the mat"]
-    tokenizer, source = train_tokenizer("char", texts, None), train_tokenizer("char", [*texts, "xyz"], None)
-    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)), tokenizer, source)
+    tokenizer, source = (
+        train_tokenizer("char", texts, None),
+        train_tokenizer("char", [*texts, "xyz"], None),
+    )
+    path = run_checkpoints.save(
+        tmp_path, go(begin(), run.Train(steps=1, batch=4)), tokenizer, source
+    )
     draw, whole = random.Random(3), {file.name: file.read_bytes() for file in path.iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json", "source_tokenizer.json"} < whole.keys()
     for name, content in whole.items():
@@ -329,5 +368,6 @@ def test_nothing_is_unpickled():
     source = Path(run_checkpoints.__file__).parent
     for path in source.glob("*.py"):
         assert not any(
-            word in path.read_text() for word in ("torch.load", "import pickle", "torch.save", "allow_pickle")
+            word in path.read_text()
+            for word in ("torch.load", "import pickle", "torch.save", "allow_pickle")
         )

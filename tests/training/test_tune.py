@@ -24,9 +24,17 @@ def home(tmp_path_factory):
     (folder / "text.txt").write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(300)))
     rows = "".join(f"{i} times {i}\t{'odd' if i % 2 else 'even'}\n" for i in range(80))
     (folder / "labels.tsv").write_text("text\tlabel\n" + rows)
-    small = {"recipe": "glass/1m", "dim": 16, "decoder.depth": 2, "decoder.pattern.attention.heads": 2, "context": 32}
+    small = {
+        "recipe": "glass/1m",
+        "dim": 16,
+        "decoder.depth": 2,
+        "decoder.pattern.attention.heads": 2,
+        "context": 32,
+    }
     how = run.Train(steps=6, batch=4, dtype="float32", save_every=2, keep=3, tensorboard=False)
-    training.run(run.Run(small, run.Data(str(folder / "text.txt"), tokenizer="char"), how), folder / "base")
+    training.run(
+        run.Run(small, run.Data(str(folder / "text.txt"), tokenizer="char"), how), folder / "base"
+    )
     return folder
 
 
@@ -60,7 +68,8 @@ TUNES = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "lora" else pytest.param(name, marks=pytest.mark.slow) for name in TUNES]
+    "name",
+    [name if name == "lora" else pytest.param(name, marks=pytest.mark.slow) for name in TUNES],
 )
 def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monkeypatch, capfd):
     settings = changed(home, *TUNES[name])
@@ -70,14 +79,20 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
     assert ("has no weights for pool.proj: drawn anew" in said) == ("labels" in name)
     first = training.launch.Log.__call__
     monkeypatch.setattr(
-        training.launch.Log, "__call__", lambda self, step: first(self, step) or (step.index == 6 and 1 / 0)
+        training.launch.Log,
+        "__call__",
+        lambda self, step: first(self, step) or (step.index == 6 and 1 / 0),
     )
     with pytest.raises(ZeroDivisionError):
         training.run(settings, tmp_path / "cut")
     monkeypatch.undo()
     assert training.run(settings, tmp_path / "cut", resume=True).step == 8
     files = [
-        sorted((p.name, p.read_bytes()) for p in (tmp_path / f / "step-000008").iterdir() if p.name != "state.json")
+        sorted(
+            (p.name, p.read_bytes())
+            for p in (tmp_path / f / "step-000008").iterdir()
+            if p.name != "state.json"
+        )
         for f in ("whole", "cut")
     ]
     assert files[0] == files[1]
@@ -88,9 +103,16 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
     assert size < 0.5 * (base / "model.safetensors").stat().st_size
     model, tokenizer = store.load(tmp_path / "whole")
     assert tokenizer is not None and not lora.adapted(model)
-    before, after = dict(store.load(home / "base")[0].named_parameters()), dict(model.named_parameters())
+    before, after = (
+        dict(store.load(home / "base")[0].named_parameters()),
+        dict(model.named_parameters()),
+    )
     assert name == "frozen, labels" or [n for n in before if not torch.equal(before[n], after[n])]
-    kept = [n for n in before if n.endswith(("ffn.up.weight", "embed.token.weight")) and "blocks.1" not in n]
+    kept = [
+        n
+        for n in before
+        if n.endswith(("ffn.up.weight", "embed.token.weight")) and "blocks.1" not in n
+    ]
     assert kept and all(torch.equal(before[n], after[n]) for n in kept)
     if "labels" in name:
         assert Checkpoint.open(tmp_path / "whole").labels == ("even", "odd")
@@ -98,18 +120,29 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
 
 def test_a_merged_model_stands_alone(home, tmp_path):
     training.run(changed(home, TUNES["lora"][0]), tmp_path / "run")
-    assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "plain"), "--layout", "glassformer"]) == 0
+    assert (
+        cli.main(
+            ["convert", str(tmp_path / "run"), str(tmp_path / "plain"), "--layout", "glassformer"]
+        )
+        == 0
+    )
     left, right = store.load(tmp_path / "run")[0], store.load(tmp_path / "plain")[0]
     assert Checkpoint.open(tmp_path / "plain").base is None
     assert all(map(torch.equal, left.parameters(), right.parameters()))
-    again = dataclasses.replace(changed(home, objectives.Full()), model={"from": str(tmp_path / "run")})
+    again = dataclasses.replace(
+        changed(home, objectives.Full()), model={"from": str(tmp_path / "run")}
+    )
     ended = training.run(again, tmp_path / "on")  # what was changed is a base as well
     assert ended.step == 8
 
 
 def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
     settings = changed(home, TUNES["frozen"][0])
-    with pytest.raises(UserError, match=r"Frozen changes a model that was trained; name it, \[model\] from"):
+    with pytest.raises(
+        UserError,
+        match=r"Frozen changes a model that was trained; name it, "
+        r"\[model\] from",
+    ):
         training.run(dataclasses.replace(settings, model={"recipe": "glass/1m"}), tmp_path / "none")
     model, tokenizer = store.load(home / "base")
     store.save(model, tmp_path / "base", tokenizer)
@@ -126,17 +159,24 @@ def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
 
 
 def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path):
-    assert cli.main(["average", str(home / "base"), "--last", "3", "--out", str(tmp_path / "mean")]) == 0
+    assert (
+        cli.main(["average", str(home / "base"), "--last", "3", "--out", str(tmp_path / "mean")])
+        == 0
+    )
     model, tokenizer = store.load(tmp_path / "mean")
     assert tokenizer is not None
-    parts = [dict(store.load(path)[0].named_parameters()) for path in run_checkpoints.steps(home / "base")[-3:]]
+    parts = [
+        dict(store.load(path)[0].named_parameters())
+        for path in run_checkpoints.steps(home / "base")[-3:]
+    ]
     assert len(parts) == 3
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight, torch.stack([part[name] for part in parts]).mean(0))
 
 
 @pytest.mark.parametrize(
-    ("last", "said"), [(9, r"keeps 3 checkpoints; give --last 3, or train with --keep 9"), (0, r"--last is 0")]
+    ("last", "said"),
+    [(9, r"keeps 3 checkpoints; give --last 3, or train with --keep 9"), (0, r"--last is 0")],
 )
 def test_averages_of_too_few(home, last, said):
     with pytest.raises(UserError, match=said):
@@ -148,7 +188,12 @@ def test_facts_are_logged(tmp_path, home):
     shape = dataclasses.replace(shape, embed=config.Embed(60), context=32)
     from glassformer.config import serial
 
-    how = run.Train(steps=2, batch=4, accumulate=2, dtype="float32", evaluate_every=2, tensorboard=False)
-    training.run(run.Run(serial.to_dict(shape), run.Data(str(home / "text.txt"), tokenizer="char"), how), tmp_path)
+    how = run.Train(
+        steps=2, batch=4, accumulate=2, dtype="float32", evaluate_every=2, tensorboard=False
+    )
+    training.run(
+        run.Run(serial.to_dict(shape), run.Data(str(home / "text.txt"), tokenizer="char"), how),
+        tmp_path,
+    )
     line = hooks.read_log(tmp_path / "log.jsonl")[-1]
     assert len(line["load"]) == 2 and len(line["load"][0]) == 4 and len(line["entropy"]) == 2

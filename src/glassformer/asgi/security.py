@@ -1,8 +1,9 @@
 """Who may ask a server on this machine, and what its page may load.
 
-Any page that a browser has open can send requests to 127.0.0.1. So the Host must be one of ours (a foreign name that
-was pointed at this machine is refused), a browser must say that a request comes from our own page, and what changes
-or computes something is JSON by POST, which no form of another site can send.
+Any page that a browser has open can send requests to 127.0.0.1. So the Host must be one of ours (a
+foreign name that was pointed at this machine is refused), a browser must say that a request comes
+from our own page, and what changes or computes something is JSON by POST, which no form of another
+site can send.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Headers = dict[str, str]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "glassformer"
 CSP = (
-    "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
+    "form-action 'none'; "
     "frame-ancestors 'self'"
 )
 SENT = {
@@ -44,7 +46,11 @@ def is_loopback(host: str) -> bool:
 def is_address(host: str) -> bool:
     """Whether a Host without its port is an IP address, an IPv6 one in brackets."""
     try:
-        return bool(ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host))
+        return bool(
+            ipaddress.ip_address(
+                host[1:-1] if host.startswith("[") and host.endswith("]") else host
+            )
+        )
     except ValueError:
         return False
 
@@ -61,10 +67,11 @@ def host_name(host: str) -> str:
 
 
 class Guard:
-    """Lets a request through to ``app``, or answers 403 with a sentence; adds SENT to what is answered.
+    """Lets a request through to ``app``, or answers 403 with a sentence; adds SENT to what is
+    answered.
 
-    ``hosts`` are the names by which the server may be called, None any (then there is a ``token``, in the link and
-    afterwards in a cookie).
+    ``hosts`` are the names by which the server may be called, None any (then there is a ``token``,
+    in the link and afterwards in a cookie).
     """
 
     hint = "; open the link that `glassformer page` printed"  # what to do about a refusal
@@ -77,7 +84,10 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers: Headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers: Headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         known = self.token is None or self._knows(headers, query)
         status, refusal = self._refusal(scope["method"], headers, known)
@@ -86,7 +96,11 @@ class Guard:
         async def sending(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 given = {name.lower() for name, _ in message["headers"]}
-                own = [(name.encode(), value.encode()) for name, value in SENT.items() if name.encode() not in given]
+                own = [
+                    (name.encode(), value.encode())
+                    for name, value in SENT.items()
+                    if name.encode() not in given
+                ]
                 if cookie:
                     told = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
                     own.append((b"set-cookie", told.encode()))
@@ -121,14 +135,18 @@ class Guard:
         if not self.is_ours(host_name(host)):
             return 403, f'This server is not called "{host[:80]}"{self.hint}.'
         if not known:
-            return 403, "The link's token is missing; open the whole link that `glassformer page` printed."
+            return 403, (
+                "The link's token is missing; open the whole link that `glassformer page` printed."
+            )
         if headers.get("sec-fetch-site", "none") == "cross-site":
             return 403, "Another site asked for this; open the page itself."
         if method in ("GET", "HEAD"):
             return 200, None
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.strip().lower():
-            return 403, f'A page of "{origin[:80]}" asked for this, and only this server\'s own may.'
+            return 403, (
+                f'A page of "{origin[:80]}" asked for this, and only this server\'s own may.'
+            )
         if method != "POST":
             return 405, f"{method[:10]} is not understood here; GET and POST are."
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -138,18 +156,24 @@ class Guard:
 
 
 class PasswordGuard:
-    """Lets a request through to ``app`` with one of ``keys`` as password, which a browser asks its user for."""
+    """Lets a request through to ``app`` with one of ``keys`` as password, which a browser asks its
+    user for."""
 
     def __init__(self, app: App, keys: Sequence[str]) -> None:
         self.app, self.keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._knows(dict(scope["headers"]).get(b"authorization", b"")):
+        if scope["type"] != "http" or self._knows(
+            dict(scope["headers"]).get(b"authorization", b"")
+        ):
             await self.app(scope, receive, send)
             return
         from starlette.responses import PlainTextResponse
 
-        asking = {"www-authenticate": 'Basic realm="API key as password, any user name", charset="UTF-8"', **SENT}
+        asking = {
+            "www-authenticate": 'Basic realm="API key as password, any user name", charset="UTF-8"',
+            **SENT,
+        }
         said = "This server needs an API key; give it as the password, with any user name."
         await PlainTextResponse(said, 401, asking)(scope, receive, send)
 

@@ -1,4 +1,5 @@
-"""Checkpoints: folders, hub names and recipes read and written; safetensors, adapters, other libraries' files.
+"""Checkpoints: folders, hub names and recipes read and written; safetensors, adapters, other
+libraries' files.
 
 Checkpoint.open(name)      its config, labels and tokenizers, and model()
 store.save(model, folder)  and store.load(name)

@@ -1,4 +1,5 @@
-"""What was changed in a model, without the model: low-rank changes in PEFT's layout, or a few whole weights.
+"""What was changed in a model, without the model: low-rank changes in PEFT's layout, or a few whole
+weights.
 
     adapter_config.json  adapter_model.safetensors     LoRA, with the published names that PEFT knows its base by
     config.json          {"glassformer": 1, "model": ..., "base": NAME}      our own page about it
@@ -43,7 +44,8 @@ Ranks = dict[str, tuple[int, float]]  # a layer's path -> rank and scale
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix as its files name it: ``parts`` are our layers under each other in it, with their outputs."""
+    """One matrix as its files name it: ``parts`` are our layers under each other in it, with their
+    outputs."""
 
     name: str
     parts: tuple[tuple[str, int], ...]
@@ -51,7 +53,8 @@ class Matrix:
 
 
 def _namings(model: config.Model) -> Iterator[tuple[list[weights.Link], str]]:
-    """The ways in which files may name the weights: links, and a prefix that the names there have lost.
+    """The ways in which files may name the weights: links, and a prefix that the names there have
+    lost.
 
     As published, where a layout holds the model; then as we do.
     """
@@ -60,17 +63,34 @@ def _namings(model: config.Model) -> Iterator[tuple[list[weights.Link], str]]:
         table = recipe.table(model)
         links = weights.links(table, weights.shapes(recipe.layout(model)))
         bare = raw["architectures"][0] in recipe.bare
-        yield from ((links, prefix) for prefix in dict.fromkeys([table.prefix if bare else "", table.prefix]))
+        yield from (
+            (links, prefix)
+            for prefix in dict.fromkeys([table.prefix if bare else "", table.prefix])
+        )
     yield weights.links(Table(()), weights.shapes(model)), ""
 
 
-def _matrices(links: list[weights.Link], prefix: str, shapes: Mapping[str, Any]) -> Iterator[Matrix]:
+def _matrices(
+    links: list[weights.Link], prefix: str, shapes: Mapping[str, Any]
+) -> Iterator[Matrix]:
     """Every matrix of the files that is made of whole linear layers."""
     for link in links:
-        whole = len(link.theirs) == 1 and (len(link.ours) == 1 or link.rule.axis == 0) and not link.rule.axes
-        if whole and all(name.endswith(".weight") for name in link.ours) and link.theirs[0].endswith(".weight"):
+        whole = (
+            len(link.theirs) == 1
+            and (len(link.ours) == 1 or link.rule.axis == 0)
+            and not link.rule.axes
+        )
+        if (
+            whole
+            and all(name.endswith(".weight") for name in link.ours)
+            and link.theirs[0].endswith(".weight")
+        ):
             name = link.theirs[0].removeprefix(prefix).removesuffix(".weight")
-            parts = tuple((ours.removesuffix(".weight"), int(shapes[ours][0])) for ours in link.ours if ours in shapes)
+            parts = tuple(
+                (ours.removesuffix(".weight"), int(shapes[ours][0]))
+                for ours in link.ours
+                if ours in shapes
+            )
             yield Matrix(name, parts, link.rule.transpose)
 
 
@@ -78,7 +98,8 @@ def _matrices(links: list[weights.Link], prefix: str, shapes: Mapping[str, Any])
 
 
 def contents(model: Model, base: str) -> Contents:
-    """The files of what was trained in ``model`` on top of ``base``: an adapter, or the trained weights alone."""
+    """The files of what was trained in ``model`` on top of ``base``: an adapter, or the trained
+    weights alone."""
     state = {name: weight.detach() for name, weight in lora.trained(model)}
     layers = lora.adapted(model)
     if not layers:
@@ -87,7 +108,9 @@ def contents(model: Model, base: str) -> Contents:
         made = _matrices(links, prefix, weights.shapes(model.config))
         matrices = {part: matrix for matrix in made for part, _ in matrix.parts}
         whole = [link for link in links if state.keys() >= set(link.ours)]
-        saved = {name for link in whole for name in link.ours} | {f"{p}.{x}" for p in layers for x in ("down", "up")}
+        saved = {name for link in whole for name in link.ours} | {
+            f"{p}.{x}" for p in layers for x in ("down", "up")
+        }
         if layers.keys() <= matrices.keys() and state.keys() <= saved:
             break
     tensors, ranks = {}, {}
@@ -98,7 +121,9 @@ def contents(model: Model, base: str) -> Contents:
         ranks[name] = (up.shape[1], scale)
     modules = set()
     for link in whole:
-        for name, tensor in zip(link.theirs, link.save([state[ours] for ours in link.ours]), strict=True):
+        for name, tensor in zip(
+            link.theirs, link.save([state[ours] for ours in link.ours]), strict=True
+        ):
             tensors[PREFIX + name.removeprefix(prefix)] = tensor
             modules.add(name.removeprefix(prefix).rpartition(".")[0])
     page = _page(base, ranks, chosen, matrices.values(), modules, model)
@@ -108,7 +133,8 @@ def contents(model: Model, base: str) -> Contents:
 
 
 def _joined(matrix: Matrix, layers: Mapping[str, lora.LoRALinear]) -> tuple[Tensor, Tensor, float]:
-    """down (R, I), up (O, R) and the scale of all changes within one matrix: side by side, zero elsewhere."""
+    """down (R, I), up (O, R) and the scale of all changes within one matrix: side by side, zero
+    elsewhere."""
     inside = [layers[path] for path, _ in matrix.parts if path in layers]
     scale, none = inside[0].scale, inside[0].up.new_zeros
     ups = [
@@ -119,13 +145,22 @@ def _joined(matrix: Matrix, layers: Mapping[str, lora.LoRALinear]) -> tuple[Tens
 
 
 def _page(
-    base: str, ranks: Ranks, chosen: Mapping[str, Matrix], every: Any, modules: set[str], model: Model
+    base: str,
+    ranks: Ranks,
+    chosen: Mapping[str, Matrix],
+    every: Any,
+    modules: set[str],
+    model: Model,
 ) -> dict[str, Any]:
     """The adapter_config.json, as PEFT's LoraConfig writes it."""
     rank, scale = next(iter(ranks.values()))
     ends = {name.rpartition(".")[2] for name in chosen}
-    short = {matrix.name for matrix in every if matrix.name.rpartition(".")[2] in ends} == set(chosen)
-    kind = {config.Decoder: "CAUSAL_LM", config.EncoderDecoder: "SEQ_2_SEQ_LM"}.get(type(model.config))
+    short = {matrix.name for matrix in every if matrix.name.rpartition(".")[2] in ends} == set(
+        chosen
+    )
+    kind = {config.Decoder: "CAUSAL_LM", config.EncoderDecoder: "SEQ_2_SEQ_LM"}.get(
+        type(model.config)
+    )
     labelled = model.config.pool is not None and model.config.pool.labels
     layer = next(iter(lora.adapted(model).values()))
     return {
@@ -139,7 +174,9 @@ def _page(
         "target_modules": sorted(ends if short else chosen),
         "modules_to_save": sorted(modules) or None,
         "rank_pattern": {name: r for name, (r, _) in ranks.items() if r != rank},
-        "alpha_pattern": {name: _number(s * r) for name, (r, s) in ranks.items() if s * r != scale * rank},
+        "alpha_pattern": {
+            name: _number(s * r) for name, (r, s) in ranks.items() if s * r != scale * rank
+        },
         "fan_in_fan_out": any(matrix.transpose for matrix in chosen.values()),
         "bias": "none",
         "use_rslora": False,
@@ -159,13 +196,18 @@ def _number(value: float) -> float | int:
 
 
 def attach(model: Model, folder: Path) -> None:
-    """Give ``model``, which holds the base's weights, what a folder changes in it; changes stand beside matrices.
+    """Give ``model``, which holds the base's weights, what a folder changes in it; changes stand
+    beside matrices.
 
     Raises UserError for an adapter of another kind and for one of another model.
     """
     if not (folder / PAGE).is_file():
         files = tensorfiles.open_files(folder)
-        _copy({name: files.read(name) for name in files.entries}, dict(model.named_parameters()), folder)
+        _copy(
+            {name: files.read(name) for name in files.entries},
+            dict(model.named_parameters()),
+            folder,
+        )
         return
     page, files = read_json(folder / PAGE, FIX), tensorfiles.open_file(folder / TENSORS)
     _check_page(page, folder / PAGE)
@@ -174,14 +216,17 @@ def attach(model: Model, folder: Path) -> None:
     for links, prefix in _namings(model.config):
         matrices = {m.name: m for m in _matrices(links, prefix, weights.shapes(model.config))}
         wholes = {name.removeprefix(prefix) for link in links for name in link.theirs}
-        changed = {name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)}
+        changed = {
+            name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)
+        }
         rest = names - {name + part for name in changed for part in (DOWN, UP)}
         unknown.append(sorted((changed - matrices.keys()) | (rest - wholes)))
         if not unknown[-1]:
             break
     else:
         raise UserError(
-            f"{folder} changes {short(min(unknown, key=len))}, which its base does not have; check the base."
+            f"{folder} changes {short(min(unknown, key=len))}, which its base does not have; "
+            "check the base."
         )
     layers: dict[str, tuple[Tensor, Tensor, float]] = {}
     for name in sorted(changed):
@@ -199,35 +244,71 @@ def attach(model: Model, folder: Path) -> None:
     _copy(given, mine, folder)
 
 
-def _parted(matrix: Matrix, down: Tensor, up: Tensor, scale: float) -> dict[str, tuple[Tensor, Tensor, float]]:
+def _parted(
+    matrix: Matrix, down: Tensor, up: Tensor, scale: float
+) -> dict[str, tuple[Tensor, Tensor, float]]:
     """The changes of our layers in one matrix, each without the ranks that are zero in it."""
     found = {}
-    for (path, _), part in zip(matrix.parts, torch.split(up, [size for _, size in matrix.parts]), strict=True):
-        used = part.ne(0).any(0) if len(matrix.parts) > 1 else torch.ones(len(down), dtype=torch.bool)
+    for (path, _), part in zip(
+        matrix.parts, torch.split(up, [size for _, size in matrix.parts]), strict=True
+    ):
+        used = (
+            part.ne(0).any(0) if len(matrix.parts) > 1 else torch.ones(len(down), dtype=torch.bool)
+        )
         if used.any():
             found[path] = (down[used], part[:, used], scale)
     return found
 
 
-KNOWN = {"auto_mapping", "base_model_name_or_path", "task_type", "inference_mode", "lora_dropout", "fan_in_fan_out"}
-KNOWN |= {"megatron_core", "peft_version", "loftq_config", "eva_config", "corda_config", "runtime_config", "lora_alpha"}
-KNOWN |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"}
-KNOWN |= {"modules_to_save", "use_rslora", "r", "qalora_group_size"}  # what is obeyed, or only of use in training
+KNOWN = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "task_type",
+    "inference_mode",
+    "lora_dropout",
+    "fan_in_fan_out",
+}
+KNOWN |= {
+    "megatron_core",
+    "peft_version",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "runtime_config",
+    "lora_alpha",
+}
+KNOWN |= {
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+}
+# what is obeyed, or only of use in training
+KNOWN |= {"modules_to_save", "use_rslora", "r", "qalora_group_size"}
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "revision": (None, "main"),
-    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # others change the base's own matrices
+    # others change the base's own matrices
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
 
 
 def _check_page(page: Mapping[str, Any], path: Path) -> None:
-    """Refuse by name each setting that changes what an adapter does and is not done here (PEFT's LoraConfig)."""
+    """Refuse by name each setting that changes what an adapter does and is not done here (PEFT's
+    LoraConfig)."""
     for key, value in page.items():
         allowed = ALLOWED.get(key, (False, None, {}, []))
-        plain = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed)
+        plain = any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed
+        )
         shown = json.dumps(value, default=str)[:80]
-        need(plain or key in KNOWN, f'{path} says "{key}": {shown}; only {json.dumps(allowed[0])} is read here.')
+        need(
+            plain or key in KNOWN,
+            f'{path} says "{key}": {shown}; only {json.dumps(allowed[0])} is read here.',
+        )
     for keys, kind, named in (
         (("r",), int, "a number"),
         (("lora_alpha",), int | float, "a number"),
@@ -239,30 +320,48 @@ def _check_page(page: Mapping[str, Any], path: Path) -> None:
         for key in keys:
             value = page.get(key)
             fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
-            listed = isinstance(value, list) and not all(isinstance(one, str | int) for one in value)
+            listed = isinstance(value, list) and not all(
+                isinstance(one, str | int) for one in value
+            )
             shown = json.dumps(value, default=str)[:80]
-            need(value is None or (fits and not listed), f'{path} says "{key}": {shown}; it must be {named}.')
+            need(
+                value is None or (fits and not listed),
+                f'{path} says "{key}": {shown}; it must be {named}.',
+            )
     for key in ("rank_pattern", "alpha_pattern"):
         for name, value in dict(page.get(key) or {}).items():
             fits = type(value) in (int, float) and math.isfinite(value)
-            need(fits, f'{path}: "{key}" says {json.dumps(value, default=str)[:40]} for {name}; give a number.')
+            need(
+                fits,
+                f'{path}: "{key}" says {json.dumps(value, default=str)[:40]} for {name}; '
+                "give a number.",
+            )
 
 
 def _halves(
     files: tensorfiles.Files, name: str, matrix: Matrix, page: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, float]:
-    """down (R, I), up (O, R) and the scale of a change; UserError where the files and the page do not agree."""
+    """down (R, I), up (O, R) and the scale of a change; UserError where the files and the page do
+    not agree."""
     where = f"{files.folder}: the change of {name}"
     halves = [PREFIX + name + part for part in (DOWN, UP)]
     need(
-        all(half in files.entries for half in halves), f"{where} has only one of lora_A and lora_B; restore the other."
+        all(half in files.entries for half in halves),
+        f"{where} has only one of lora_A and lora_B; restore the other.",
     )
     down, up = map(files.read, halves)
     outputs = sum(size for _, size in matrix.parts)
     fits = down.ndim == up.ndim == 2 and len(down) == up.shape[1] > 0 and len(up) == outputs
-    need(fits, f"{where} is {list(down.shape)} by {list(up.shape)}, not (rank, inputs) by ({outputs}, rank); check it.")
+    need(
+        fits,
+        f"{where} is {list(down.shape)} by {list(up.shape)}, not (rank, inputs) by "
+        f"({outputs}, rank); check it.",
+    )
     rank = _patterned(page, "rank_pattern", name, page.get("r"))
-    need(rank in (None, len(down)), f"{where} has rank {len(down)} and {PAGE} says {rank}; fix one of them.")
+    need(
+        rank in (None, len(down)),
+        f"{where} has rank {len(down)} and {PAGE} says {rank}; fix one of them.",
+    )
     need(
         _targets(page, name),
         f"{where} is not one that {PAGE} targets; fix target_modules or layers_to_transform there.",
@@ -276,11 +375,14 @@ def _halves(
 def _patterned(page: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
     """The value of the first pattern that a layer's name ends in, as PEFT matches them."""
     patterns = dict(page.get(key) or {})
-    return next((value for pattern, value in patterns.items() if _match(pattern, name, r"(.*\.)?")), default)
+    return next(
+        (value for pattern, value in patterns.items() if _match(pattern, name, r"(.*\.)?")), default
+    )
 
 
 def _targets(page: Mapping[str, Any], name: str) -> bool:
-    """Whether the page's target_modules, exclude_modules and layers_to_transform let a layer be changed, as in PEFT."""
+    """Whether the page's target_modules, exclude_modules and layers_to_transform let a layer be
+    changed, as in PEFT."""
 
     def listed(names: Any) -> bool:
         if isinstance(names, str):
@@ -294,20 +396,34 @@ def _targets(page: Mapping[str, Any], name: str) -> bool:
         return False
     if layers in (None, []) or isinstance(targets, str):
         return True
-    above = page.get("layers_pattern") or "[^.]*"  # of the first number in the name, not of an expert's
-    found = [_match(one, name, r".*?\.", r"\.(\d+)\.") for one in ([above] if isinstance(above, str) else above)]
+    # of the first number in the name, not of an expert's
+    above = page.get("layers_pattern") or "[^.]*"
+    found = [
+        _match(one, name, r".*?\.", r"\.(\d+)\.")
+        for one in ([above] if isinstance(above, str) else above)
+    ]
     number = next((int(match[match.re.groups]) for match in found if match), None)
     return number in (layers if isinstance(layers, list) else [layers])
 
 
 def _match(pattern: str, name: str, before: str = "", after: str = "$") -> re.Match[str] | None:
     """How a pattern of a file fits a name; UserError for one that could take for ever."""
-    slow = len(re.findall(r"[*+?{]", pattern)) > 3 or re.search(r"\)[*+{]", pattern) or len(pattern) > 2000
-    need(not slow, f'{PAGE} has the pattern "{pattern[:80]}", which is too involved to be tried; write the names out.')
+    slow = (
+        len(re.findall(r"[*+?{]", pattern)) > 3
+        or re.search(r"\)[*+{]", pattern)
+        or len(pattern) > 2000
+    )
+    need(
+        not slow,
+        f'{PAGE} has the pattern "{pattern[:80]}", which is too involved to be tried; '
+        "write the names out.",
+    )
     try:
         return re.match(f"{before}({pattern}){after}", name)
     except (re.error, OverflowError, RecursionError):
-        raise UserError(f'{PAGE} has "{pattern[:80]}", which is not a pattern of names; fix it.') from None
+        raise UserError(
+            f'{PAGE} has "{pattern[:80]}", which is not a pattern of names; fix it.'
+        ) from None
 
 
 def _copy(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], folder: Path) -> None:
@@ -316,7 +432,11 @@ def _copy(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], folder: Path)
             fits = name in mine and mine[name].shape == tensor.shape
             need(
                 fits,
-                f"{folder} holds {name} of the shape {list(tensor.shape)}, which its base has not; check the base.",
+                f"{folder} holds {name} of the shape {list(tensor.shape)}, which its base has "
+                "not; check the base.",
             )
-            need(is_finite(tensor), f"{folder}: {name} holds NaN or infinite numbers; load another checkpoint.")
+            need(
+                is_finite(tensor),
+                f"{folder}: {name} holds NaN or infinite numbers; load another checkpoint.",
+            )
             mine[name].copy_(tensor)

@@ -1,4 +1,5 @@
-"""A checkpoint's metadata, read once: what a folder, hub name or recipe holds. Only its weights need torch.
+"""A checkpoint's metadata, read once: what a folder, hub name or recipe holds. Only its weights
+need torch.
 
 hf            config.json as published, published weight names: what transformers loads
 glassformer   config.json = {"glassformer": 1, "model": ...}, our own names: holds every model
@@ -40,19 +41,29 @@ if TYPE_CHECKING:
 FORMAT = 1  # of the glassformer layout
 SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "encoder.json",
+    "vocab.txt",
+)
 TOKENIZER_FILES = ("tokenizer", "source_tokenizer")  # that a training writes
-SOURCE = "source_tokenizer.json"  # beside the tokenizer of what is written, where the source has another
+# beside the tokenizer of what is written, where the source has another
+SOURCE = "source_tokenizer.json"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a name stands for: ``folder`` (None: a recipe, a shape without weights) and the ``config`` of its model.
+    """What a name stands for: ``folder`` (None: a recipe, a shape without weights) and the
+    ``config`` of its model.
 
-    ``recipe``: whose names the files use (None: our own). ``base``: the name of the model that the folder holds only a
-    change of. ``labels``: the names of what the model chooses from, in the order of its outputs; empty where none were
-    given. ``headers``: where the tensors lie, if that is known already. ``quantization``: what config.json says of
-    weights of few bits, None where there are none.
+    ``recipe``: whose names the files use (None: our own). ``base``: the name of the model that the
+    folder holds only a change of. ``labels``: the names of what the model chooses from, in the
+    order of its outputs; empty where none were given. ``headers``: where the tensors lie, if that
+    is known already. ``quantization``: what config.json says of weights of few bits, None where
+    there are none.
     """
 
     name: str
@@ -68,8 +79,9 @@ class Checkpoint:
     def open(cls, name: str | Path, context: int | None = None) -> Checkpoint:
         """The checkpoint that a folder, run folder, hub name or recipe leads to.
 
-        ``context`` is how many tokens its model is to read, in place of its own number; a LongRopeScaling takes its
-        long factors where they are more than its length. Raises UserError where no model is described there.
+        ``context`` is how many tokens its model is to read, in place of its own number; a
+        LongRopeScaling takes its long factors where they are more than its length. Raises UserError
+        where no model is described there.
         """
         found = resolve(name)
         if not isinstance(found, Path):
@@ -77,9 +89,17 @@ class Checkpoint:
         else:
             base = None if found.is_file() else base_of(found)
             whole = base is None or context is None
-            need(whole, f"{found} is a change of {base}, which has a context of its own; leave context out.")
+            need(
+                whole,
+                f"{found} is a change of {base}, which has a context of its own; leave "
+                "context out.",
+            )
             opened = _read(str(name), found, base)
-        return opened if context is None else replace(opened, config=for_context(opened.config, context))
+        return (
+            opened
+            if context is None
+            else replace(opened, config=for_context(opened.config, context))
+        )
 
     @property
     def gguf(self) -> bool:
@@ -103,11 +123,12 @@ class Checkpoint:
     ) -> Model:
         """The model with its weights, in evaluation mode; a recipe's is newly initialised.
 
-        ``dtype`` None is the files' own (fp32 for a recipe). A large file on a disk of this machine is ``mapped``, not
-        read, and where nothing has to change, its tensors are the model's: it may be removed or replaced by a new one
-        (as ``save`` does it), but not cut or written over in place while the model lives. False reads it. ``bits`` 8
-        or 4 quantises the weights, ``group`` of them to a scale, the ends in ``head`` bits. Raises UserError for
-        everything that is missing, damaged or does not fit together.
+        ``dtype`` None is the files' own (fp32 for a recipe). A large file on a disk of this machine
+        is ``mapped``, not read, and where nothing has to change, its tensors are the model's: it
+        may be removed or replaced by a new one (as ``save`` does it), but not cut or written over
+        in place while the model lives. False reads it. ``bits`` 8 or 4 quantises the weights,
+        ``group`` of them to a scale, the ends in ``head`` bits. Raises UserError for everything
+        that is missing, damaged or does not fit together.
         """
         if bits is None:
             return self._model(dtype, device, mapped)
@@ -115,12 +136,18 @@ class Checkpoint:
 
         layout = quantized.Layout(bits, group, head)
         model = self._model(dtype, device, mapped, layout)
-        if self.folder is not None and (self.gguf or self.base is not None or self.quantization is not None):
-            quantized.quantize_weights(model, layout)  # the others were quantised while they were made
+        if self.folder is not None and (
+            self.gguf or self.base is not None or self.quantization is not None
+        ):
+            # the others were quantised while they were made
+            quantized.quantize_weights(model, layout)
         return model
 
-    def _model(self, dtype: Dtype, device: Device, mapped: bool, layout: Layout | None = None) -> Model:
-        """The model as it is held here; new or of plain files, in few bits where a ``layout`` is given."""
+    def _model(
+        self, dtype: Dtype, device: Device, mapped: bool, layout: Layout | None = None
+    ) -> Model:
+        """The model as it is held here; new or of plain files, in few bits where a ``layout`` is
+        given."""
         from ..nn import lora
         from . import adapters, loading
         from . import quantized as few_bits
@@ -128,7 +155,9 @@ class Checkpoint:
 
         kind = loading.dtype_of(dtype)
         if self.folder is None:
-            return loading.new_model(self.config, kind or loading.DTYPES["float32"], device, layout=layout)
+            return loading.new_model(
+                self.config, kind or loading.DTYPES["float32"], device, layout=layout
+            )
         if self.gguf:
             from . import gguf
 
@@ -139,12 +168,21 @@ class Checkpoint:
             if self.quantization is not None:
                 page = few_bits.Page.read(self.quantization, str(self.folder / CONFIG))
                 own = loading.dtype_of(page.dtype)
-                return few_bits.load(self.config, page, files, kind or own or files.dtype, device).eval()
-            return loading.load_model(self.config, self.recipe, files, kind or files.dtype, device, layout).eval()
+                return few_bits.load(
+                    self.config, page, files, kind or own or files.dtype, device
+                ).eval()
+            return loading.load_model(
+                self.config, self.recipe, files, kind or files.dtype, device, layout
+            ).eval()
         try:
-            model = Checkpoint.open(self.base).model_as(self.config, dtype=kind, device=device).model
+            model = (
+                Checkpoint.open(self.base).model_as(self.config, dtype=kind, device=device).model
+            )
         except UserError as error:
-            sentence = f"{self.folder} holds only what was changed in {self.base}, and that cannot be loaded: {error}"
+            sentence = (
+                f"{self.folder} holds only what was changed in {self.base}, and that "
+                f"cannot be loaded: {error}"
+            )
             raise UserError(sentence) from None
         verify(self.folder, "model", "adapter")
         adapters.attach(model, self.folder)
@@ -160,11 +198,12 @@ class Checkpoint:
         device: Device = None,
         anew: tuple[str, ...] = (),
     ) -> Fitted:
-        """The model of ``cfg`` with these weights; only its ends, head and pool, may differ from them.
+        """The model of ``cfg`` with these weights; only its ends, head and pool, may differ from
+        them.
 
-        What the files lack there is drawn with ``seed``, as are all parameters whose names begin as those of ``anew``.
-        A recipe has no weights, so all of its model is drawn. Raises UserError as ``model`` does, and where anything
-        but the ends does not fit.
+        What the files lack there is drawn with ``seed``, as are all parameters whose names begin as
+        those of ``anew``. A recipe has no weights, so all of its model is drawn. Raises UserError
+        as ``model`` does, and where anything but the ends does not fit.
         """
         from . import loading, weights
         from .tensors import Files
@@ -184,13 +223,16 @@ class Checkpoint:
             model = loading.new_model(cfg, kind or files.dtype, device, seed)
             links, shapes = loading.linked(self.config, self.recipe, files)
             wanted = {path: weight for path, weight in model.named_parameters() if path in shared}
-            weights.fill([link for link in links if shared.issuperset(link.ours)], files, wanted, shapes)
+            weights.fill(
+                [link for link in links if shared.issuperset(link.ours)], files, wanted, shapes
+            )
         here, there = weights.shapes(cfg), weights.shapes(self.config)
         new, unused = (tuple(path for path in side if path not in shared) for side in (here, there))
         return loading.Fitted(model.eval(), new, unused)
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer in the folder, with the source's own where there is one; None without any."""
+        """The tokenizer in the folder, with the source's own where there is one; None without
+        any."""
         if self.gguf:
             from . import gguf
 
@@ -213,7 +255,8 @@ class Checkpoint:
 
 
 def open_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer in a model's folder, None where there is none (or Marian's pair of them, one for each language)."""
+    """The tokenizer in a model's folder, None where there is none (or Marian's pair of them, one
+    for each language)."""
     if not has_tokenizer(folder):
         return None
     verify(folder, *TOKENIZER_FILES)
@@ -233,8 +276,9 @@ def has_tokenizer(folder: Path) -> bool:
 def base_of(folder: Path) -> str | None:
     """The name of the model that a folder holds a change of; None where it holds a whole model.
 
-    It is a hub name, a recipe or a folder anywhere on this machine, as a person may name one: only a model's config and
-    weights are read there. Raises UserError where changes of changes lead back to one of them.
+    It is a hub name, a recipe or a folder anywhere on this machine, as a person may name one: only
+    a model's config and weights are read there. Raises UserError where changes of changes lead back
+    to one of them.
     """
     first = base = _base_named(folder)
     seen = {folder.resolve()}
@@ -246,7 +290,11 @@ def base_of(folder: Path) -> str | None:
         if not isinstance(found, Path):
             break
         again = found.resolve() in seen
-        need(not again, f"{folder} is a change of {first}, which is itself a change of {found}; name another base.")
+        need(
+            not again,
+            f"{folder} is a change of {first}, which is itself a change of {found}; "
+            "name another base.",
+        )
         seen.add(found.resolve())
         base = _base_named(found)
     return first
@@ -262,7 +310,8 @@ def _base_named(folder: Path) -> str | None:
 
 
 def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
-    """The model that a folder's config.json describes, in either layout; an adapter's without one is its base's."""
+    """The model that a folder's config.json describes, in either layout; an adapter's without one
+    is its base's."""
     path = folder / CONFIG
     if folder.is_file():
         from . import gguf
@@ -271,10 +320,19 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
     if not path.exists():
         origin = None if base is None else resolve(base)
         if isinstance(origin, Path):
-            return replace(_read(name, origin, base_of(origin)), folder=folder, base=base, labels=(), headers=None)
+            return replace(
+                _read(name, origin, base_of(origin)),
+                folder=folder,
+                base=base,
+                labels=(),
+                headers=None,
+            )
         resumable = (folder / "run.json").exists()
         line = f"glassformer train --out {shlex.quote(str(folder))} --resume"
-        need(not resumable, f"{folder} is a run that has no checkpoint yet; go on with --resume: {line}")
+        need(
+            not resumable,
+            f"{folder} is a run that has no checkpoint yet; go on with --resume: {line}",
+        )
         raise UserError(f"{folder} has no config.json; give the folder of a saved model.")
     raw = files.read_json(path, fix="restore it or download it again")
     verify(folder, CONFIG, ADAPTER)
@@ -282,14 +340,20 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
     if "glassformer" not in raw:
         published = any((folder / weights).exists() for weights in (SINGLE, INDEX))
         headers = read_headers(folder) if published else None
-        recipe, model = recipes.read_config({**raw, **sentences.open_beside(folder)}, str(path), headers)
+        recipe, model = recipes.read_config(
+            {**raw, **sentences.open_beside(folder)}, str(path), headers
+        )
         return Checkpoint(name, folder, model, recipe, base, labels, headers)
     if raw["glassformer"] != FORMAT:
         version = json.dumps(raw["glassformer"])[:20]
-        raise UserError(f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer.")
+        raise UserError(
+            f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer."
+        )
     try:
         model = serial.from_dict(ModelConfig, old_names.with_current_names(raw.get("model")))
-        return Checkpoint(name, folder, model, None, base, labels, quantization=raw.get("quantization"))
+        return Checkpoint(
+            name, folder, model, None, base, labels, quantization=raw.get("quantization")
+        )
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -303,7 +367,8 @@ def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
 
 
 def verify(folder: Path, *prefixes: str) -> None:
-    """Refuse a training checkpoint whose files, those whose names begin so (none: all), are not what was written.
+    """Refuse a training checkpoint whose files, those whose names begin so (none: all), are not
+    what was written.
 
     Raises UserError; a folder without sums is taken as it is. Reads 1.1 GB/s.
     """
@@ -314,8 +379,13 @@ def verify(folder: Path, *prefixes: str) -> None:
         wrong = files.altered(sums, *prefixes)
         listed = {line.partition("  ")[2] for line in sums.read_text(encoding="utf-8").splitlines()}
     except (OSError, ValueError) as error:
-        raise UserError(f"{sums} is damaged or names a missing file ({error}); {ANOTHER}.") from None
-    need(not wrong, f"{folder / ''.join(wrong[:1])} is damaged: its sha256 is not that in {SUMS}; {ANOTHER}.")
+        raise UserError(
+            f"{sums} is damaged or names a missing file ({error}); {ANOTHER}."
+        ) from None
+    need(
+        not wrong,
+        f"{folder / ''.join(wrong[:1])} is damaged: its sha256 is not that in {SUMS}; {ANOTHER}.",
+    )
     written = {path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")}
     lost = sorted(name for name in written - listed if name.startswith(prefixes or ""))
     need(not lost, f"{sums} is damaged (it lacks {''.join(lost[:1])}); {ANOTHER}.")

@@ -1,4 +1,5 @@
-"""GGUF files (llama.cpp's): read as a model, Q8_0 and Q4_0 as the codes that they are; written, to be opened there."""
+"""GGUF files (llama.cpp's): read as a model, Q8_0 and Q4_0 as the codes that they are; written, to
+be opened there."""
 
 from __future__ import annotations
 
@@ -43,19 +44,28 @@ class GGUF(Files):
 
     def __init__(self, path: Path) -> None:
         self.fields, self.places = read(path)
-        entries = {name: Entry(path, "F32", p.shape, p.begin, p.end) for name, p in self.places.items()}
+        entries = {
+            name: Entry(path, "F32", p.shape, p.begin, p.end) for name, p in self.places.items()
+        }
         super().__init__(Headers(path, entries))
 
     def raw(self, name: str) -> Numbers:
         """The blocks of a tensor, (.., bytes of one)."""
         place = self.places[name]
         numbers, width = BLOCKS[place.kind]
-        whole = np.fromfile(self.entries[name].path, np.uint8, place.end - place.begin, offset=place.begin)
-        need(len(whole) == place.end - place.begin, f"{self.folder} ended while it was read; copy it again.")
+        whole = np.fromfile(
+            self.entries[name].path, np.uint8, place.end - place.begin, offset=place.begin
+        )
+        need(
+            len(whole) == place.end - place.begin,
+            f"{self.folder} ended while it was read; copy it again.",
+        )
         return whole.reshape(*place.shape[:-1], place.shape[-1] // numbers, width)
 
     def read(self, name: str) -> Tensor:
-        return torch.from_numpy(decode(self.places[name].kind, self.raw(name)).reshape(self.places[name].shape))
+        return torch.from_numpy(
+            decode(self.places[name].kind, self.raw(name)).reshape(self.places[name].shape)
+        )
 
     take = read
 
@@ -67,14 +77,19 @@ class GGUF(Files):
 
 
 def open_config(path: Path) -> config.Model:
-    """Our config of the model in a file; UserError for a damaged file and for a model of another architecture."""
+    """Our config of the model in a file; UserError for a damaged file and for a model of another
+    architecture."""
     return _config(GGUF(path), path)
 
 
 def open_tokenizer(path: Path) -> Tokenizer | None:
     """The tokenizer in a file, None where it has no vocabulary."""
     fields, _ = read(path)
-    return None if "tokenizer.ggml.tokens" not in fields else Tokenizer(*from_fields(fields, str(path)), str(path))
+    return (
+        None
+        if "tokenizer.ggml.tokens" not in fields
+        else Tokenizer(*from_fields(fields, str(path)), str(path))
+    )
 
 
 def name(path: Path) -> str:
@@ -90,7 +105,8 @@ def _config(file: GGUF, path: Path) -> config.Model:
 
 
 def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
-    """The model in a file. Its matrices of Q8_0 and Q4_0 stay the codes that they are, unless a ``dtype`` is given."""
+    """The model in a file. Its matrices of Q8_0 and Q4_0 stay the codes that they are, unless a
+    ``dtype`` is given."""
     file = GGUF(path)
     cfg = _config(file, path)
     table = recipe.table(cfg, file.fields["general.architecture"])
@@ -108,9 +124,16 @@ def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
             weights.fill([link], file, dict(model.named_parameters()), shapes)
             continue
         codes, scales = file.codes(link.theirs[0])
-        need(is_finite(scales), f"{path}: {link.theirs[0]} has scales that are not finite; copy it again.")
+        need(
+            is_finite(scales),
+            f"{path}: {link.theirs[0]} has scales that are not finite; copy it again.",
+        )
         groups = [(shapes[name][0], scales.shape[1]) for name in link.ours]
-        both = zip(link.load([codes], [shapes[n] for n in link.ours]), link.load([scales], groups), strict=True)
+        both = zip(
+            link.load([codes], [shapes[n] for n in link.ours]),
+            link.load([scales], groups),
+            strict=True,
+        )
         for name, (part, own) in zip(link.ours, both, strict=True):
             held = quantized.Codes.of((part.contiguous(), own.contiguous()), bits, 32).to(where)
             quantized.put(model, name, quantized.parameter(held, kind))
@@ -120,22 +143,36 @@ def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
 # -------------------------------------------------------------------------------------- writing
 
 
-def save(model: Model, path: Path, kind: str, tokenizer: Tokenizer | None, name: str = "") -> Counter[str]:
-    """A file that llama.cpp opens: matrices of ``kind`` (those quantised here as they are), vectors of F32.
+def save(
+    model: Model, path: Path, kind: str, tokenizer: Tokenizer | None, name: str = ""
+) -> Counter[str]:
+    """A file that llama.cpp opens: matrices of ``kind`` (those quantised here as they are), vectors
+    of F32.
 
-    A matrix whose rows no block divides is F16. Gives the number of tensors of each kind. UserError for another kind,
-    for codes that would be rounded again, and for a model or tokenizer that the format has no words for.
+    A matrix whose rows no block divides is F16. Gives the number of tensors of each kind. UserError
+    for another kind, for codes that would be rounded again, and for a model or tokenizer that the
+    format has no words for.
     """
     adapted = next(iter(lora.adapted(model)), None)
     sentence = f"{adapted} has an adapter beside quantised weights, which GGUF has no place for"
-    need(adapted is None, f"{sentence}; train the adapter on the model before it was quantised, and convert that.")
-    need(kind in FILE_TYPES, f"GGUF files are written in {', '.join(FILE_TYPES)}, not in {kind}; give one of them.")
+    need(
+        adapted is None,
+        f"{sentence}; train the adapter on the model before it was quantised, and convert that.",
+    )
+    need(
+        kind in FILE_TYPES,
+        f"GGUF files are written in {', '.join(FILE_TYPES)}, not in {kind}; give one of them.",
+    )
     held = Counter(weight.held.bits for weight in quantized.quantized(model).values())
     bits = held.most_common(1)[0][0] if held else None
     again = (
-        f"This model's matrices are codes of {bits} bits, and {kind} would round them a second time; leave --numbers"
+        f"This model's matrices are codes of {bits} bits, and {kind} would round them a second "
+        "time; leave --numbers"
     )
-    again += f" out to write them as they are, or convert the model that they were made of with --numbers {kind}."
+    again += (
+        " out to write them as they are, or convert the model that they were made of with "
+        f"--numbers {kind}."
+    )
     need(kind not in CODED or bits in (None, CODED[kind]), again)
     described, factors = recipe.write_fields(model.config)
     table = recipe.table(model.config, described["general.architecture"])
@@ -164,7 +201,9 @@ Made = tuple[str, str, tuple[int, ...], Callable[[], Numbers]]
 """(name, kind, shape, what makes its bytes)."""
 
 
-def _tensor(link: weights.Link, parameters: Mapping[str, Any], shapes: Mapping[str, Any], kind: str) -> Made:
+def _tensor(
+    link: weights.Link, parameters: Mapping[str, Any], shapes: Mapping[str, Any], kind: str
+) -> Made:
     """One of their tensors, of our parameters."""
     ours = [parameters[name] for name in link.ours]
     sketch = link.save([torch.empty(shapes[name], device="meta") for name in link.ours])[0]
@@ -173,14 +212,34 @@ def _tensor(link: weights.Link, parameters: Mapping[str, Any], shapes: Mapping[s
     alike = len({one.bits for one in held}) == 1
     if alike and len(held) == len(ours) and shape[-1] % 32 == 0:
         own = "Q8_0" if held[0].bits == 8 else "Q4_0"
-        return name, own, shape, lambda: _blocks(own, link, [(one.unpacked(), one.fine_scales()) for one in held])
+        return (
+            name,
+            own,
+            shape,
+            lambda: _blocks(own, link, [(one.unpacked(), one.fine_scales()) for one in held]),
+        )
     if len(shape) == 1 or name.startswith("position_embd"):
-        return name, "F32", shape, lambda: _plain("F32", link.save([one.detach() for one in ours])[0])
+        return (
+            name,
+            "F32",
+            shape,
+            lambda: _plain("F32", link.save([one.detach() for one in ours])[0]),
+        )
     if kind not in CODED or shape[-1] % 32:
         plain = "F16" if kind in CODED else kind
-        return name, plain, shape, lambda: _plain(plain, link.save([one.detach() for one in ours])[0])
+        return (
+            name,
+            plain,
+            shape,
+            lambda: _plain(plain, link.save([one.detach() for one in ours])[0]),
+        )
     rounded = nearest if kind == "Q8_0" else searched
-    return name, kind, shape, lambda: _blocks(kind, link, [rounded(one.detach(), CODED[kind], 32) for one in ours])
+    return (
+        name,
+        kind,
+        shape,
+        lambda: _blocks(kind, link, [rounded(one.detach(), CODED[kind], 32) for one in ours]),
+    )
 
 
 def _blocks(kind: str, link: weights.Link, parts: Iterable[tuple[Tensor, Tensor]]) -> Numbers:
@@ -226,14 +285,28 @@ def _value(value: Any) -> bytes:
         kind, parts = _letter(
             -1 if type(value[0]) is int else value[0]
         )  # llama.cpp's lists are signed, its numbers not
-        body = b"".join(map(_text, value)) if kind == TEXT else struct.pack(f"<{len(value)}{parts}", *value)
+        body = (
+            b"".join(map(_text, value))
+            if kind == TEXT
+            else struct.pack(f"<{len(value)}{parts}", *value)
+        )
         return struct.pack("<IIQ", LIST, kind, len(value)) + body
     kind, letter = _letter(value)
-    return struct.pack("<I", kind) + (_text(value) if kind == TEXT else struct.pack(f"<{letter}", value))
+    return struct.pack("<I", kind) + (
+        _text(value) if kind == TEXT else struct.pack(f"<{letter}", value)
+    )
 
 
 def _letter(value: Any) -> tuple[int, str]:
     if isinstance(value, str):
         return TEXT, ""
-    letter = "?" if isinstance(value, bool) else "f" if isinstance(value, float) else "I" if value >= 0 else "i"
+    letter = (
+        "?"
+        if isinstance(value, bool)
+        else "f"
+        if isinstance(value, float)
+        else "I"
+        if value >= 0
+        else "i"
+    )
     return LETTERS[letter], letter

@@ -1,4 +1,5 @@
-"""Blocks of numbers as GGUF files (llama.cpp's) hold them, to numbers of fp32 or codes, and codes to blocks.
+"""Blocks of numbers as GGUF files (llama.cpp's) hold them, to numbers of fp32 or codes, and codes
+to blocks.
 
 Q8_0   32 numbers: a scale (F16), then 32 codes
 Q4_0   32 numbers: a scale, then 16 bytes, the first half's codes + 8 in their low bits
@@ -57,7 +58,9 @@ def _q4_k(raw: Numbers) -> Numbers:
     ends = raw[..., :4].copy().view("<f2").astype(np.float32)  # of scales, of offsets
     first, second, last = (raw[..., 4 + 4 * part : 8 + 4 * part] for part in range(3))
     scales = np.concatenate((first & 63, (last & 15) | ((first >> 6) << 4)), -1).astype(np.float32)
-    offsets = np.concatenate((second & 63, (last >> 4) | ((second >> 6) << 4)), -1).astype(np.float32)
+    offsets = np.concatenate((second & 63, (last >> 4) | ((second >> 6) << 4)), -1).astype(
+        np.float32
+    )
     halves = raw[..., 16:].reshape(*raw.shape[:-1], 4, 1, 32)
     codes = np.concatenate((halves & 15, halves >> 4), -2).reshape(*raw.shape[:-1], 8, 32)
     wide = (ends[..., :1] * scales)[..., None] * codes - (ends[..., 1:] * offsets)[..., None]
@@ -67,7 +70,9 @@ def _q4_k(raw: Numbers) -> Numbers:
 def _q6_k(raw: Numbers) -> Numbers:
     low = raw[..., :128].reshape(*raw.shape[:-1], 2, 1, 2, 32)  # half, quarter of bits, part, place
     high = raw[..., 128:192].reshape(*raw.shape[:-1], 2, 1, 32)
-    scales = raw[..., 192:208].view(np.int8).astype(np.float32) * raw[..., 208:].copy().view("<f2").astype(np.float32)
+    scales = raw[..., 192:208].view(np.int8).astype(np.float32) * raw[..., 208:].copy().view(
+        "<f2"
+    ).astype(np.float32)
     nibbles = np.concatenate((low & 15, low >> 4), -3).reshape(*raw.shape[:-1], 2, 4, 32)
     bits = (high >> (2 * np.arange(4, dtype=np.uint8))[:, None]) & 3
     codes = (nibbles | (bits << 4)).astype(np.int8) - 32

@@ -1,6 +1,7 @@
 """Where tensors lie in a model's safetensors files, without reading them; no torch here.
 
-8 bytes: length of the header | header: JSON, name -> dtype, shape, begin and end | the tensors' bytes, end to end
+8 bytes: length of the header | header: JSON, name -> dtype, shape, begin and end | the tensors'
+bytes, end to end
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Headers:
 def read_headers(folder: Path) -> Headers:
     """The tensors of the folder's ``model.safetensors``, or of the shards that its index names.
 
-    Raises UserError for missing, damaged or misleading files, and for pickled weights with the command that reads them.
+    Raises UserError for missing, damaged or misleading files, and for pickled weights with the
+    command that reads them.
     """
     if (folder / SINGLE).exists():
         return Headers(folder, read_header(folder / SINGLE))
@@ -72,16 +74,23 @@ def read_headers(folder: Path) -> Headers:
     for shard in sorted(set(placed.values())):
         for name, entry in read_header(_shard_path(folder, shard)).items():
             if name in entries:
-                raise UserError(f"{folder}: {name} is in {entries[name].path.name} and in {shard}; keep one of them.")
+                raise UserError(
+                    f"{folder}: {name} is in {entries[name].path.name} and in "
+                    f"{shard}; keep one of them."
+                )
             entries[name] = entry
     for name, shard in placed.items():
         if name not in entries or entries[name].path.name != shard:
-            raise UserError(f"{folder}: the index places {name} in {shard}, which lacks it; download both again.")
+            raise UserError(
+                f"{folder}: the index places {name} in {shard}, which lacks it; "
+                "download both again."
+            )
     return Headers(folder, entries)
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """The tensors that a safetensors file holds; the safetensors library compares all that it claims with the file.
+    """The tensors that a safetensors file holds; the safetensors library compares all that it
+    claims with the file.
 
     Raises UserError where the file is cut short, lies about itself or cannot be read.
     """
@@ -89,21 +98,40 @@ def read_header(path: Path) -> dict[str, Entry]:
         with path.open("rb") as file:
             head = file.read(8)
         if head == b"version ":
-            raise UserError(f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder.")
-        blob = path.resolve()  # the hub's cache calls a large file by its sha256; only a small one is soon read
-        if path.stat().st_size < SMALL and blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", blob.name):
-            need(files.sha256(blob) == blob.name, damaged(path, "its sha256 is not what the hub says"))
+            raise UserError(
+                f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder."
+            )
+        # the hub's cache calls a large file by its sha256; only a small one is soon read
+        blob = path.resolve()
+        if (
+            path.stat().st_size < SMALL
+            and blob.parent.name == "blobs"
+            and re.fullmatch("[0-9a-f]{64}", blob.name)
+        ):
+            need(
+                files.sha256(blob) == blob.name,
+                damaged(path, "its sha256 is not what the hub says"),
+            )
         with safe_open(path, framework="np") as header:
             slices = [(name, header.get_slice(name)) for name in header.offset_keys()]
-            stated = [(name, tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices]
+            stated = [
+                (name, tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices
+            ]
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its rights.") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check the path and its rights."
+        ) from None
     except SafetensorError as error:
-        raise UserError(damaged(path, ascii(str(error).partition("header: ")[2] or str(error))[1:-1][:160])) from None
+        raise UserError(
+            damaged(path, ascii(str(error).partition("header: ")[2] or str(error))[1:-1][:160])
+        ) from None
     entries = {}
     at = 8 + int.from_bytes(head, "little")
     for name, dtype, shape in stated:  # end to end, as the library has checked
-        need(dtype in BYTES, f"{path}: {name[:100]!a} has the dtype {dtype}; convert it to F32, F16 or BF16.")
+        need(
+            dtype in BYTES,
+            f"{path}: {name[:100]!a} has the dtype {dtype}; convert it to F32, F16 or BF16.",
+        )
         entries[name] = Entry(path, dtype, shape, at, at + BYTES[dtype] * math.prod(shape))
         at = entries[name].end
     return entries
@@ -116,7 +144,8 @@ def read_index(folder: Path) -> dict[str, str]:
     texts = isinstance(placed, dict) and all(isinstance(shard, str) for shard in placed.values())
     if not texts or not placed:
         raise UserError(
-            f'{path} is not an index of weights (it needs a "weight_map" of file names); download it again.'
+            f'{path} is not an index of weights (it needs a "weight_map" of file names); '
+            "download it again."
         )
     return dict(placed)
 
@@ -137,9 +166,14 @@ def _shard_path(folder: Path, shard: str) -> Path:
     path = files.inside(folder, shard)
     if path is None:
         shown = json.dumps(shard)[:80]
-        raise UserError(f"{folder}: the index names {shown}, outside this folder; use weights from a source you trust.")
+        raise UserError(
+            f"{folder}: the index names {shown}, outside this folder; use weights "
+            "from a source you trust."
+        )
     if not path.is_file():
-        raise UserError(f"{folder}: the shard {shard} that the index names is missing; download it.")
+        raise UserError(
+            f"{folder}: the shard {shard} that the index names is missing; download it."
+        )
     return path
 
 
@@ -147,9 +181,17 @@ def _no_weights(folder: Path) -> str:
     kinds = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
     pickled = sorted(path.name for kind in kinds for path in folder.glob(kind))
     if not pickled:
-        return f"{folder} has no {SINGLE} (nor {INDEX}); give a folder that holds a model's weights."
-    kind = "hf" if (folder / "config.json").is_file() else "nanogpt, mingpt, nanochat or transformerlens"
+        return (
+            f"{folder} has no {SINGLE} (nor {INDEX}); give a folder that holds a model's weights."
+        )
+    kind = (
+        "hf"
+        if (folder / "config.json").is_file()
+        else ("nanogpt, mingpt, nanochat or transformerlens")
+    )
     return (
-        f"{folder} has only pickled weights ({short(pickled)}), which could run any code if they were unpickled; read "
-        f"them as data: glassformer convert --from {kind} {shlex.quote(str(folder / pickled[0]))} --out NEW_FOLDER."
+        f"{folder} has only pickled weights ({short(pickled)}), which could run any code if they "
+        "were unpickled; read "
+        f"them as data: glassformer convert --from {kind} "
+        f"{shlex.quote(str(folder / pickled[0]))} --out NEW_FOLDER."
     )

@@ -1,4 +1,5 @@
-"""A config's model with the weights of files, every name and shape compared before anything is allocated."""
+"""A config's model with the weights of files, every name and shape compared before anything is
+allocated."""
 
 from __future__ import annotations
 
@@ -19,15 +20,22 @@ from . import weights
 from .headers import Shape
 from .tensors import Files
 
-ENDS = ("head.", "pool.", "token_head.")  # what may differ from the checkpoint that a model starts from
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+# what may differ from the checkpoint that a model starts from
+ENDS = ("head.", "pool.", "token_head.")
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
 Device = torch.device | str | None
 Names = Recipe | Table | None
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model that began as another's checkpoint: which parameters are drawn anew, which of the files went unused."""
+    """A model that began as another's checkpoint: which parameters are drawn anew, which of the
+    files went unused."""
 
     model: Model
     new: tuple[str, ...]
@@ -35,7 +43,11 @@ class Fitted:
 
 
 def new_model(
-    cfg: config.Model, dtype: torch.dtype, device: Device, seed: int | None = None, layout: Layout | None = None
+    cfg: config.Model,
+    dtype: torch.dtype,
+    device: Device,
+    seed: int | None = None,
+    layout: Layout | None = None,
 ) -> Model:
     """The model of a config, newly initialised; a ``layout`` quantises it once all is drawn."""
     must_fit(cfg, dtype, device, layout, drawn=True)
@@ -46,7 +58,12 @@ def new_model(
 
 
 def load_model(
-    cfg: config.Model, names: Names, files: Files, dtype: torch.dtype, device: Device, layout: Layout | None = None
+    cfg: config.Model,
+    names: Names,
+    files: Files,
+    dtype: torch.dtype,
+    device: Device,
+    layout: Layout | None = None,
 ) -> Model:
     """The model with the files' weights, which have the names of a recipe or table (None: our own).
 
@@ -68,24 +85,38 @@ def load_model(
     return model
 
 
-def linked(cfg: config.Model, names: Names, files: Files) -> tuple[list[weights.Link], dict[str, Shape]]:
-    """What fills which of the model's parameters, every name and shape compared; and the shapes the files hold."""
+def linked(
+    cfg: config.Model, names: Names, files: Files
+) -> tuple[list[weights.Link], dict[str, Shape]]:
+    """What fills which of the model's parameters, every name and shape compared; and the shapes the
+    files hold."""
     shapes = weights.shapes(cfg)
     if not isinstance(names, Recipe):
         return weights.check(names or Table(()), shapes, files), shapes
     published = weights.shapes(names.layout(cfg))
-    return weights.check(names.table(cfg), published, files, optional=published.keys() - shapes.keys()), published
+    return weights.check(
+        names.table(cfg), published, files, optional=published.keys() - shapes.keys()
+    ), published
 
 
-def differing_ends(cfg: config.Model, other: config.Model, where: str, anew: tuple[str, ...] = ()) -> set[str]:
-    """The parameters of ``cfg`` that ``other`` has too, without those of ``anew``, which may differ as the ends may;
-    UserError where anything else differs."""
+def differing_ends(
+    cfg: config.Model, other: config.Model, where: str, anew: tuple[str, ...] = ()
+) -> set[str]:
+    """The parameters of ``cfg`` that ``other`` has too, without those of ``anew``, which may differ
+    as the ends may; UserError where anything else differs."""
     here, there = weights.shapes(cfg), weights.shapes(other)
     for path, shape in here.items():
         if there.get(path) != shape and not path.startswith((*ENDS, *anew)):
             has = there.get(path, "nothing")
-            raise UserError(f"{where} has {has} for {path} and the config wants {shape}; change only the head or pool.")
-    return {path for path, shape in here.items() if there.get(path) == shape and not path.startswith(anew)}
+            raise UserError(
+                f"{where} has {has} for {path} and the config wants {shape}; change "
+                "only the head or pool."
+            )
+    return {
+        path
+        for path, shape in here.items()
+        if there.get(path) == shape and not path.startswith(anew)
+    }
 
 
 def copy_weights(model: Model, given: Mapping[str, Tensor], names: Iterable[str]) -> None:
@@ -99,16 +130,23 @@ def copy_weights(model: Model, given: Mapping[str, Tensor], names: Iterable[str]
 
 
 def must_fit(
-    cfg: config.Model, dtype: torch.dtype, device: Device, layout: Layout | None = None, drawn: bool = False
+    cfg: config.Model,
+    dtype: torch.dtype,
+    device: Device,
+    layout: Layout | None = None,
+    drawn: bool = False,
 ) -> None:
     """UserError where the device has not the memory for the model's weights.
 
-    Those of a ``layout`` take what few bits take, but where they are ``drawn`` they stand there in ``dtype`` first.
+    Those of a ``layout`` take what few bits take, but where they are ``drawn`` they stand there in
+    ``dtype`` first.
     """
     from ..cost import available_memory, gibibytes
 
     where = torch.device(device) if device is not None else torch.get_default_device()
-    whole = dtype.itemsize * sum(torch.Size(shape).numel() for shape in weights.shapes(cfg).values())
+    whole = dtype.itemsize * sum(
+        torch.Size(shape).numel() for shape in weights.shapes(cfg).values()
+    )
     plain = f"{gibibytes(whole)} in {str(dtype).removeprefix('torch.')}"
     needed, told, smaller = whole, plain, "a smaller model or dtype"
     if layout is not None:
@@ -118,7 +156,9 @@ def must_fit(
         smaller = "a smaller model" if drawn else "a smaller model or fewer bits"
     have = available_memory(where)
     if have is not None and needed > have:
-        raise UserError(f"The weights take {told} and {where} has {gibibytes(have)} free; use {smaller}.")
+        raise UserError(
+            f"The weights take {told} and {where} has {gibibytes(have)} free; use {smaller}."
+        )
 
 
 def dtype_of(name: torch.dtype | str | None) -> torch.dtype | None:

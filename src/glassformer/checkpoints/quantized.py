@@ -1,4 +1,5 @@
-"""Models of few bits in files: our own layout, with codes and scales beside each other (docs/quantize.md).
+"""Models of few bits in files: our own layout, with codes and scales beside each other
+(docs/quantize.md).
 
 config.json          {"glassformer": 1, "model": ..., "quantization": {"version": 1, "group": 32, "dtype": "bfloat16"}}
 model.safetensors    NAME.codes   I8 (.., N, C), or U8 (.., N, C / 2): two in a byte, the even one low, each + 8
@@ -35,7 +36,8 @@ CODES, SCALES = ".codes", ".scales"
 
 @dataclass(frozen=True)
 class Page:
-    """What config.json says of the codes: how many of them share a scale, and in which dtype the rest is computed."""
+    """What config.json says of the codes: how many of them share a scale, and in which dtype the
+    rest is computed."""
 
     version: int
     group: int
@@ -45,8 +47,13 @@ class Page:
     def read(cls, raw: Any, where: str) -> Page:
         """The page in a config.json; UserError for one that this version does not read."""
         version = raw.get("version") if isinstance(raw, dict) else None
-        known = f'{where} has a "{KEY}" of version {json.dumps(version, default=str)[:20]} and this version reads'
-        need(version == VERSION and type(version) is int, f"{known} {VERSION}; upgrade glassformer.")
+        known = (
+            f'{where} has a "{KEY}" of version {json.dumps(version, default=str)[:20]} and '
+            "this version reads"
+        )
+        need(
+            version == VERSION and type(version) is int, f"{known} {VERSION}; upgrade glassformer."
+        )
         page: Page = serial.from_dict(cls, raw)
         need(page.group > 0, f"{where}: groups of {page.group} codes cannot be; restore it.")
         return page
@@ -77,7 +84,11 @@ def _named(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def load(
-    cfg: config.Model, page: Page, files: tensorfiles.Files, dtype: torch.dtype, device: torch.device | str | None
+    cfg: config.Model,
+    page: Page,
+    files: tensorfiles.Files,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
 ) -> Model:
     """The model with the files' weights, every name and shape compared before anything is read."""
     shapes = weights.shapes(cfg)
@@ -85,14 +96,18 @@ def load(
     for name, shape in held.items():
         _check(files, name, shape, page.group)
     own = {name + end for name in held for end in (CODES, SCALES)}
-    rest = tensorfiles.Files(Headers(files.folder, {n: e for n, e in files.entries.items() if n not in own}))
+    rest = tensorfiles.Files(
+        Headers(files.folder, {n: e for n, e in files.entries.items() if n not in own})
+    )
     plain = {name: shape for name, shape in shapes.items() if name not in held}
     links = weights.check(Table(()), plain, rest)
     model = build_model(cfg, device="meta", dtype=dtype)
     where = device or torch.get_default_device()
     for name in held:
         codes, scales = files.take(name + CODES), files.read(name + SCALES)
-        need(is_finite(scales), f"{files.folder}: {name}{SCALES} is not finite; copy the file again.")
+        need(
+            is_finite(scales), f"{files.folder}: {name}{SCALES} is not finite; copy the file again."
+        )
         whole = nn_quantized.Codes(codes, scales, page.group).to(torch.device(where))
         nn_quantized.put(model, name, nn_quantized.parameter(whole, dtype))
     allocate(model, where)

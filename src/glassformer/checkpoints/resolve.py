@@ -11,7 +11,8 @@ from .. import config, files, recipes
 from ..errors import UserError, nearest
 
 GGUF = ".gguf"  # the end of a file's name that llama.cpp opens
-WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")  # from the hub
+# from the hub
+WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")
 HUB = {
     "bert": "google-bert/bert-base-uncased",
     "bert-base-cased": "google-bert/bert-base-cased",
@@ -38,10 +39,14 @@ HUB = {
 
 
 def resolve(name: str | Path) -> Path | config.Model:
-    """The folder (or .gguf file) that a path, run folder or hub name leads to, or the config of a recipe."""
+    """The folder (or .gguf file) that a path, run folder or hub name leads to, or the config of a
+    recipe."""
     text, path = str(name), Path(name).expanduser()
     if not text:
-        raise UserError("The model's name is empty; give a model's folder, a hub name such as org/name or a recipe.")
+        raise UserError(
+            "The model's name is empty; give a model's folder, a hub name such as "
+            "org/name or a recipe."
+        )
     with contextlib.suppress(OSError):  # a text too long for a path is none
         if path.is_dir():
             return checkpoint_folder(path)
@@ -51,16 +56,21 @@ def resolve(name: str | Path) -> Path | config.Model:
             if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
                 line = f"glassformer convert --from nanogpt {shlex.quote(text)} --out NEW_FOLDER"
                 raise UserError(
-                    f"{path} is a file of another library; make a folder of it: {line} (or mingpt, hf ...)."
+                    f"{path} is a file of another library; make a folder of it: {line} (or "
+                    "mingpt, hf ...)."
                 )
-            raise UserError(f"{path} is a file; give the folder that holds it and its config.json, or a .gguf file.")
+            raise UserError(
+                f"{path} is a file; give the folder that holds it and its "
+                "config.json, or a .gguf file."
+            )
     if (
         isinstance(name, Path)
         or text.startswith(("/", ".", "~"))
         or not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", text)
     ):
         raise UserError(
-            f"There is no folder {text[:200]}; give a model's folder, a hub name such as org/name or a recipe."
+            f"There is no folder {text[:200]}; give a model's folder, a hub name such as "
+            "org/name or a recipe."
             f"{files.nearest_path(path)}"
         )
     if is_recipe(text):
@@ -70,7 +80,11 @@ def resolve(name: str | Path) -> Path | config.Model:
 
 def is_recipe(name: str) -> bool:
     """Whether a name is a recipe's: a shape, which has no weights."""
-    return "/" in name and name.lower().partition("/")[0] in recipes.RECIPES and not Path(name).is_dir()
+    return (
+        "/" in name
+        and name.lower().partition("/")[0] in recipes.RECIPES
+        and not Path(name).is_dir()
+    )
 
 
 def checkpoint_folder(folder: Path) -> Path:
@@ -83,24 +97,30 @@ def checkpoint_folder(folder: Path) -> Path:
             target = folder / name
             if not name or target.resolve().parent != folder.resolve() or not target.is_dir():
                 raise UserError(
-                    f'{pointer} names "{name[:80]}", which is not a folder in {folder}; name one that is there.'
+                    f'{pointer} names "{name[:80]}", which is not a folder in {folder}; name one '
+                    "that is there."
                 )
             return target
     return folder
 
 
 def of_run(name: str | Path) -> str | None:
-    """Which checkpoint of the run folder at ``name`` is meant, in words; None where it is not a run folder."""
+    """Which checkpoint of the run folder at ``name`` is meant, in words; None where it is not a run
+    folder."""
     with contextlib.suppress(OSError):
         folder = Path(name).expanduser()
         if folder.is_dir() and (found := checkpoint_folder(folder)) != folder:
             best = (folder / "best").is_file()
-            return f"Checkpoint {found.name} of {folder}, {'the best by validation loss' if best else 'the last'}."
+            return (
+                f"Checkpoint {found.name} of {folder}, "
+                f"{'the best by validation loss' if best else 'the last'}."
+            )
     return None
 
 
 def _download(name: str) -> Path:
-    """The hub's files of a model, from its cache where they are; a name alone means the one in HUB."""
+    """The hub's files of a model, from its cache where they are; a name alone means the one in
+    HUB."""
     import huggingface_hub
     from huggingface_hub import errors as hub
 
@@ -109,20 +129,32 @@ def _download(name: str) -> Path:
     full = HUB.get(name, name)
     said = name if full == name else f"{name} means {full} on the hub, which"
     if full != name:
-        with contextlib.suppress(hub.LocalEntryNotFoundError):  # a cache from when the hub had it by its short name
-            return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED), local_files_only=True))
+        # a cache from when the hub had it by its short name
+        with contextlib.suppress(hub.LocalEntryNotFoundError):
+            return Path(
+                huggingface_hub.snapshot_download(
+                    name, allow_patterns=list(WANTED), local_files_only=True
+                )
+            )
     try:
         return Path(huggingface_hub.snapshot_download(full, allow_patterns=list(WANTED)))
     except hub.GatedRepoError:
-        raise UserError(f"{said} is gated; accept its terms on the hub, then log in with `hf auth login`.") from None
+        raise UserError(
+            f"{said} is gated; accept its terms on the hub, then log in with `hf auth login`."
+        ) from None
     except (hub.RepositoryNotFoundError, hub.HFValidationError):
-        raise UserError(f"There is no folder, recipe or hub model called {full}; check the spelling.{hint}") from None
+        raise UserError(
+            f"There is no folder, recipe or hub model called {full}; check the spelling.{hint}"
+        ) from None
     except hub.HfHubHTTPError as error:
         answer = str(error).strip().split("\n")[0][:160]
-        raise UserError(f"{said} cannot be downloaded ({answer}); try again later, or give a folder.") from None
+        raise UserError(
+            f"{said} cannot be downloaded ({answer}); try again later, or give a folder."
+        ) from None
     except (hub.LocalEntryNotFoundError, ConnectionError):
         raise UserError(
-            f"{said} is not a folder here and not in the hub's cache, and the hub cannot be reached; "
+            f"{said} is not a folder here and not in the hub's cache, and the hub cannot be "
+            "reached; "
             f"go online once, or give a folder or a recipe.{hint}"
         ) from None
     except OSError as error:

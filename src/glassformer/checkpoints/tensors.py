@@ -1,4 +1,5 @@
-"""The tensors of safetensors files, read or mapped one at a time; and such files, written one tensor at a time."""
+"""The tensors of safetensors files, read or mapped one at a time; and such files, written one
+tensor at a time."""
 
 from __future__ import annotations
 
@@ -35,12 +36,28 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SHARD = 5_000_000_000  # bytes; a checkpoint above this is written as several files
-REMOTE = {"9p", "afs", "ceph", "cifs", "fuse", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs", "virtiofs"}
-ALIGNED = 64  # bytes of a line of the processor's cache: where the first tensor begins, for those who map the file
+REMOTE = {
+    "9p",
+    "afs",
+    "ceph",
+    "cifs",
+    "fuse",
+    "glusterfs",
+    "lustre",
+    "nfs",
+    "nfs4",
+    "smb3",
+    "smbfs",
+    "virtiofs",
+}
+# bytes of a line of the processor's cache: where the first tensor begins, for those who map the
+# file
+ALIGNED = 64
 
 
 class Files(Headers):
-    """The tensors of one or several safetensors files by name; ``mapped`` says that ``take`` may map them."""
+    """The tensors of one or several safetensors files by name; ``mapped`` says that ``take`` may
+    map them."""
 
     def __init__(self, headers: Headers, mapped: bool = False) -> None:
         super().__init__(headers.folder, headers.entries)
@@ -74,16 +91,20 @@ class Files(Headers):
                     need(bool(count), damaged(entry.path, "it ended while it was read"))
                     at += count or 0
         except OSError as error:
-            raise UserError(f"{entry.path} cannot be read ({error.strerror}); check the disk it is on.") from None
+            raise UserError(
+                f"{entry.path} cannot be read ({error.strerror}); check the disk it is on."
+            ) from None
         return tensor
 
     def take(self, name: str) -> Tensor:
         """The tensor ``name`` as it lies in its file where that may be mapped, otherwise read.
 
-        It may be written to: a page that changes becomes the process's own and the file stays as it is.
+        It may be written to: a page that changes becomes the process's own and the file stays as it
+        is.
         """
-        # Mapped beside read, to the first token (docs/performance.md): GPT-2 124M 560 -> 200 ms; a 1.1 B in bf16
-        # 23.2 -> 4.6 s on a busy machine. safe_open maps too, but cannot let go of pages (see release).
+        # Mapped beside read, to the first token (docs/performance.md): GPT-2 124M 560 -> 200 ms; a
+        # 1.1 B in bf16 23.2 -> 4.6 s on a busy machine. safe_open maps too, but cannot let go of
+        # pages (see release).
         entry, dtype = self.entries[name], DTYPES[self.entries[name].dtype]
         if self.mapped and entry.path not in self._maps:
             self._maps[entry.path] = _map(entry.path)
@@ -92,15 +113,19 @@ class Files(Headers):
             return self.read(name)
         need(entry.end <= len(whole), damaged(entry.path, "it ended while it was read"))
         count = (entry.end - entry.begin) // dtype.itemsize
-        return torch.frombuffer(whole, dtype=dtype, offset=entry.begin, count=count).view(entry.shape)
+        return torch.frombuffer(whole, dtype=dtype, offset=entry.begin, count=count).view(
+            entry.shape
+        )
 
     def lies_mapped(self, name: str) -> bool:
         """Whether ``take`` gave the tensor's place in its file, which nobody has read yet."""
         return self._maps.get(self.entries[name].path) is not None
 
     def release(self, names: Iterable[str]) -> None:
-        """Let go of the tensors' mapped pages until they are looked at again; what was written to them is lost."""
-        # GPT-2 124M (475 MiB, its matrices transposed): 501 MiB more at the peak of loading instead of 822.
+        """Let go of the tensors' mapped pages until they are looked at again; what was written to
+        them is lost."""
+        # GPT-2 124M (475 MiB, its matrices transposed): 501 MiB more at the peak of loading instead
+        # of 822.
         for entry in map(self.entries.__getitem__, names):
             whole = self._maps.get(entry.path)
             if whole is not None:
@@ -133,8 +158,8 @@ def _map(path: Path) -> mmap.mmap | None:
 def _stays(device: int) -> bool:
     """Whether files on this device stay readable while mapped: not on a network share.
 
-    A page that cannot be fetched kills the process, so what a network or another program serves is read. Windows lets
-    nobody replace a mapped file.
+    A page that cannot be fetched kills the process, so what a network or another program serves is
+    read. Windows lets nobody replace a mapped file.
     """
     if os.name != "posix":
         return False
@@ -178,7 +203,8 @@ def plain(ours: Mapping[str, Tensor]) -> Iterator[Piece]:
 def contents(
     parts: Iterable[Piece], limit: int | None = None, metadata: Mapping[str, str] | None = None
 ) -> dict[str, str | Callable[[Path], None]]:
-    """The files that hold the pieces, by name: one, or shards of at most ``limit`` bytes (``SHARD``) and an index.
+    """The files that hold the pieces, by name: one, or shards of at most ``limit`` bytes
+    (``SHARD``) and an index.
 
     ``metadata`` stands in the header of each.
     """
@@ -194,10 +220,15 @@ def contents(
     if len(shards) == 1:
         return {SINGLE: TensorFile(shards[0], said)}
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    placed = {piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard}
+    placed = {
+        piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard
+    }
     total = sum(piece.size for shard in shards for piece in shard)
     index = json.dumps({"metadata": {"total_size": total}, "weight_map": placed}, indent=1) + "\n"
-    return {**{name: TensorFile(shard, said) for name, shard in zip(names, shards, strict=True)}, INDEX: index}
+    return {
+        **{name: TensorFile(shard, said) for name, shard in zip(names, shards, strict=True)},
+        INDEX: index,
+    }
 
 
 @dataclass(frozen=True)
@@ -207,7 +238,8 @@ class TensorFile:
     pieces: Sequence[Piece]
     metadata: Mapping[str, str]
 
-    # Saving a GPT-2 124M takes 16 MiB more memory; safetensors' save_file, which needs all tensors at once, 603.
+    # Saving a GPT-2 124M takes 16 MiB more memory; safetensors' save_file, which needs all tensors
+    # at once, 603.
     def __call__(self, path: Path) -> None:
         with path.open("wb") as file:
             file.write(self.header)

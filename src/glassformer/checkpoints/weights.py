@@ -41,7 +41,8 @@ class Link:
         """Our tensors, of ``shapes``, made of theirs."""
         if self.rule.unsqueeze:
             theirs = [tensor[0] for tensor in theirs]
-        if self.rule.transpose or self.rule.axes:  # each as a whole, so that the parts are views of one tensor
+        # each as a whole, so that the parts are views of one tensor
+        if self.rule.transpose or self.rule.axes:
             theirs = [self._turn(tensor).contiguous() for tensor in theirs]
         whole = self._join(theirs, self._stacks("theirs"))
         if self._stacks("ours"):
@@ -77,7 +78,8 @@ class Link:
     def _join(self, parts: Sequence[Tensor], stack: bool) -> Tensor:
         if len(parts) == 1 and not stack:
             return parts[0]
-        if parts[0].is_meta:  # PyTorch's own joining of shapes imports its compiler, which takes seconds
+        # PyTorch's own joining of shapes imports its compiler, which takes seconds
+        if parts[0].is_meta:
             shape = list(parts[0].shape)
             shape[self.rule.axis] = sum(part.shape[self.rule.axis] for part in parts)
             return parts[0].new_empty([len(parts), *parts[0].shape] if stack else shape)
@@ -91,15 +93,20 @@ class Link:
 
 
 def shapes(model: config.Model) -> dict[str, Shape]:
-    """The name and shape of every parameter that a config describes; UserError for what no machine could hold."""
+    """The name and shape of every parameter that a config describes; UserError for what no machine
+    could hold."""
     found = config.model.shapes(model)
     most = max(map(math.prod, found.values()), default=0)  # torch counts bytes in 64 bits
-    need(most < 1 << 60, "The config describes a tensor larger than any machine could hold; fix its sizes.")
+    need(
+        most < 1 << 60,
+        "The config describes a tensor larger than any machine could hold; fix its sizes.",
+    )
     return found
 
 
 def links(table: Table, ours: Mapping[str, Shape]) -> list[Link]:
-    """The table driven from our side: one link for each of our names or group of names, none left out.
+    """The table driven from our side: one link for each of our names or group of names, none left
+    out.
 
     Raises UserError for a parameter the table does not know.
     """
@@ -130,16 +137,25 @@ def _link(table: Table, name: str, ours: Mapping[str, Shape]) -> Link:
                 _fill(rule.ours, shared, next(iter(mine - theirs), None), our_numbers),
                 rule,
             )
-    raise UserError(f"The table of weight names has no rule for {name}; save it in the glassformer layout instead.")
+    raise UserError(
+        f"The table of weight names has no rule for {name}; save it in the "
+        "glassformer layout instead."
+    )
 
 
 def _count(pattern: str, shared: Mapping[str, int], names: Iterable[str]) -> int:
     """How many of the names fit the pattern with these letters."""
     matches = (_regex(pattern).fullmatch(name) for name in names)
-    return sum(1 for match in matches if match and all(int(match[letter]) == n for letter, n in shared.items()))
+    return sum(
+        1
+        for match in matches
+        if match and all(int(match[letter]) == n for letter, n in shared.items())
+    )
 
 
-def _fill(names: str | tuple[str, ...], bound: Mapping[str, int], stack: str | None, count: range) -> tuple[str, ...]:
+def _fill(
+    names: str | tuple[str, ...], bound: Mapping[str, int], stack: str | None, count: range
+) -> tuple[str, ...]:
     if stack is None:
         return tuple(name.format(**bound) for name in _as_tuple(names))
     return tuple(name.format(**bound, **{stack: i}) for i in count for name in _as_tuple(names))
@@ -151,24 +167,33 @@ def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _letters(names: str | tuple[str, ...]) -> frozenset[str]:
-    return frozenset(letter for name in _as_tuple(names) for letter in re.findall(r"\{(\w)\}", name))
+    return frozenset(
+        letter for name in _as_tuple(names) for letter in re.findall(r"\{(\w)\}", name)
+    )
 
 
 @cache
 def _regex(pattern: str) -> re.Pattern[str]:
     parts = re.split(r"\{(\w)\}", pattern)
-    return re.compile("".join(rf"(?P<{part}>\d+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)))
+    return re.compile(
+        "".join(rf"(?P<{part}>\d+)" if i % 2 else re.escape(part) for i, part in enumerate(parts))
+    )
 
 
 def _rearrange(tensor: Tensor, source: str, target: str, heads: int) -> Tensor:
-    """The tensor whose axes ``source`` names in the order of ``target``; each group is one axis, "h" is ``heads``."""
+    """The tensor whose axes ``source`` names in the order of ``target``; each group is one axis,
+    "h" is ``heads``."""
     before, after = _axes(source), _axes(target)
     known = {
-        name: int(name) if name.isdigit() else heads for group in before for name in group if name in "h0123456789"
+        name: int(name) if name.isdigit() else heads
+        for group in before
+        for name in group
+        if name in "h0123456789"
     }
     sizes: list[int] = []
     for group, whole in zip(before, tensor.shape, strict=True):
-        rest = whole // math.prod(known.get(name, 1) for name in group)  # of the one whose size nobody says
+        # of the one whose size nobody says
+        rest = whole // math.prod(known.get(name, 1) for name in group)
         sizes += [known.get(name, rest) for name in group]
     names = [name for group in before for name in group]
     turned = tensor.reshape(sizes).permute([names.index(name) for group in after for name in group])
@@ -185,11 +210,14 @@ def _axes(side: str) -> list[tuple[str, ...]]:
 # -------------------------------------------------------------------------------------- loading
 
 
-def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Iterable[str] = ()) -> list[Link]:
-    """The links that fill ``ours`` from the files, every name and shape compared and nothing read yet.
+def check(
+    table: Table, ours: Mapping[str, Shape], files: Files, optional: Iterable[str] = ()
+) -> list[Link]:
+    """The links that fill ``ours`` from the files, every name and shape compared and nothing read
+    yet.
 
-    The names of ours that are ``optional`` need not be in the files. Raises UserError that names what
-    is missing, what is left over and which shape differs, on both sides.
+    The names of ours that are ``optional`` need not be in the files. Raises UserError that names
+    what is missing, what is left over and which shape differs, on both sides.
     """
     optional = set(optional)
     found = links(table, ours)
@@ -198,7 +226,9 @@ def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Itera
     present = files.entries
     missing = [link for link in found if not all(name in present for name in link.theirs)]
     needed = [link for link in missing if not optional.issuperset(link.ours)]
-    left_over = [name for name in present if name not in wanted and not _may_remain(table, name, files)]
+    left_over = [
+        name for name in present if name not in wanted and not _may_remain(table, name, files)
+    ]
     if needed or left_over:
         raise UserError(_unmatched(files.folder, needed, left_over, present))
     kept = [link for link in found if link not in missing]
@@ -208,18 +238,22 @@ def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Itera
             entry = present[name]
             if entry.shape != tuple(tensor.shape):
                 raise UserError(
-                    f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.ours)} of the model "
+                    f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.ours)} "
+                    "of the model "
                     f"needs {tuple(tensor.shape)}; {_fix(files.folder)}"
                 )
             dtype = DTYPES[entry.dtype]
             if not dtype.is_floating_point or dtype.itemsize < 2:
                 raise UserError(
-                    f"{files.folder}: {name} holds {entry.dtype} numbers; fetch weights that are not quantised."
+                    f"{files.folder}: {name} holds {entry.dtype} numbers; fetch weights that are "
+                    "not quantised."
                 )
     return kept
 
 
-def fill(found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> list[str]:
+def fill(
+    found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]
+) -> list[str]:
     """Give ``ours`` the links' tensors, one link at a time; a name that ours lacks must hold zeros.
 
     What is read must be finite; the names are those that lie mapped, which nobody has read yet.
@@ -228,8 +262,12 @@ def fill(found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes
         return [name for link in found for name in _fill_one(link, files, ours, shapes)]
 
 
-def _fill_one(link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> Iterator[str]:
-    parts = link.load([files.take(name) for name in link.theirs], [shapes[name] for name in link.ours])
+def _fill_one(
+    link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]
+) -> Iterator[str]:
+    parts = link.load(
+        [files.take(name) for name in link.theirs], [shapes[name] for name in link.ours]
+    )
     mapped = any(map(files.lies_mapped, link.theirs))
     for name, part in zip(link.ours, parts, strict=True):
         mine = ours.get(name)
@@ -242,19 +280,26 @@ def _fill_one(link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapp
         if mine.device.type != "cpu":
             mine.copy_(part)
         else:
-            mine.data = part if ready else torch.empty(part.shape, dtype=mine.dtype, device="cpu").copy_(part)
+            mine.data = (
+                part
+                if ready
+                else torch.empty(part.shape, dtype=mine.dtype, device="cpu").copy_(part)
+            )
         if ready and mapped:
             yield name
         elif not is_finite(mine):
             raise UserError(
-                f"{files.folder}: {', '.join(link.theirs)} holds numbers that are NaN, infinite or too large for "
-                f"{str(mine.dtype).removeprefix('torch.')}; download it again or load another checkpoint."
+                f"{files.folder}: {', '.join(link.theirs)} holds numbers that are NaN, infinite "
+                "or too large for "
+                f"{str(mine.dtype).removeprefix('torch.')}; download it again or load another "
+                "checkpoint."
             )
     files.release(link.theirs)
 
 
 def _accept_bare_names(table: Table, wanted: set[str], files: Files) -> None:
-    """Give old names their new ones, and names saved from the bare model the prefix that the table's names have."""
+    """Give old names their new ones, and names saved from the bare model the prefix that the
+    table's names have."""
     for name in list(files.entries):
         for old, new in table.renamed:
             if name.endswith(old) and name.removesuffix(old) + new not in files.entries:
@@ -276,23 +321,36 @@ def _may_remain(table: Table, name: str, files: Files) -> bool:
         return False
     if not files.same(name, original):
         raise UserError(
-            f"{files.folder}: config.json ties {name} to {original}, but the files hold two different tables; "
+            f"{files.folder}: config.json ties {name} to {original}, but the files hold two "
+            "different tables; "
             f'set "tie_word_embeddings" to false in config.json, or remove {name}.'
         )
     return True
 
 
-def _unmatched(folder: Path, missing: Sequence[Link], left_over: Sequence[str], present: Mapping[str, Entry]) -> str:
-    absent = [f"{t} (for {', '.join(link.ours)})" for link in missing for t in link.theirs if t not in present]
+def _unmatched(
+    folder: Path, missing: Sequence[Link], left_over: Sequence[str], present: Mapping[str, Entry]
+) -> str:
+    absent = [
+        f"{t} (for {', '.join(link.ours)})"
+        for link in missing
+        for t in link.theirs
+        if t not in present
+    ]
     parts = [f"the files lack {short(absent)}"] if absent else []
     parts += [f"the model has no place for {short(left_over)}"] if left_over else []
     return f"{folder}: {', and '.join(parts)}; {_fix(folder)}"
 
 
 def _fix(folder: Path) -> str:
-    """What to do about weights that are not those of their config; ``folder`` may be a GGUF file."""
+    """What to do about weights that are not those of their config; ``folder`` may be a GGUF
+    file."""
     alone = folder.suffix == ".gguf" and folder.is_file()
-    return "copy or convert it again." if alone else "fix config.json or fetch the weights that belong to it."
+    return (
+        "copy or convert it again."
+        if alone
+        else ("fix config.json or fetch the weights that belong to it.")
+    )
 
 
 # --------------------------------------------------------------------------------------- saving
@@ -301,7 +359,8 @@ def _fix(folder: Path) -> str:
 def pieces(
     table: Table, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape], bare: bool = False
 ) -> Iterator[Piece]:
-    """What saving ``ours`` by their names writes; a name in ``shapes`` that ours lacks is written as zeros.
+    """What saving ``ours`` by their names writes; a name in ``shapes`` that ours lacks is written
+    as zeros.
 
     ``bare`` leaves the table's prefix away.
     """
@@ -309,9 +368,17 @@ def pieces(
     for link in links(table, shapes):
 
         def tensors(link: Link = link) -> list[Tensor]:
-            return [ours[n].detach() if n in ours else torch.zeros(shapes[n], dtype=dtype) for n in link.ours]
+            return [
+                ours[n].detach() if n in ours else torch.zeros(shapes[n], dtype=dtype)
+                for n in link.ours
+            ]
 
         sketch = link.save([torch.empty_like(tensor, device="meta") for tensor in tensors()])
         for i, (name, part) in enumerate(zip(link.theirs, sketch, strict=True)):
             make = lambda i=i, link=link, tensors=tensors: link.save(tensors())[i]  # noqa: E731
-            yield Piece(name.removeprefix(table.prefix) if bare else name, part.dtype, tuple(part.shape), make)
+            yield Piece(
+                name.removeprefix(table.prefix) if bare else name,
+                part.dtype,
+                tuple(part.shape),
+                make,
+            )

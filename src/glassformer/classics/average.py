@@ -1,4 +1,5 @@
-"""The mean of a text's word vectors, and two layers over it: an encoder without blocks, trained as any other.
+"""The mean of a text's word vectors, and two layers over it: an encoder without blocks, trained as
+any other.
 
     words -> vectors (word2vec) -> mean -> linear, relu -> linear -> labels
 
@@ -20,10 +21,14 @@ from .vocabulary import WORD
 SPECIAL = ("<pad>", "<unk>")
 
 
-def encoder(vectors: Vectors, labels: int = 2, context: int = 128, seed: int = 0) -> tuple[Model, Tokenizer]:
-    """The model and the tokenizer of its words; an unknown word has a vector of zeros, to be learned."""
+def encoder(
+    vectors: Vectors, labels: int = 2, context: int = 128, seed: int = 0
+) -> tuple[Model, Tokenizer]:
+    """The model and the tokenizer of its words; an unknown word has a vector of zeros, to be
+    learned."""
     words, width = len(vectors.words), vectors.table.shape[1]
-    nothing = config.Block(config.Attention(1), config.MLP(1))  # a stack needs a pattern, which is laid 0 times
+    # a stack needs a pattern, which is laid 0 times
+    nothing = config.Block(config.Attention(1), config.MLP(1))
     shape = config.Encoder(
         width,
         context,
@@ -46,6 +51,10 @@ def _tokenizer(vectors: Vectors) -> Tokenizer:
     names = {word: row for row, word in enumerate((*vectors.words, *SPECIAL))}
     made = tokenizers.Tokenizer(models.WordLevel(names, unk_token="<unk>"))
     made.normalizer = normalizers.Lowercase()
-    made.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(WORD.pattern), "removed", invert=True)
+    made.pre_tokenizer = pre_tokenizers.Split(
+        tokenizers.Regex(WORD.pattern), "removed", invert=True
+    )
     made.add_special_tokens(list(SPECIAL))
-    return Tokenizer.from_json(made.to_str(), {"pad": "<pad>", "unk": "<unk>"}, "The vocabulary of the vectors")
+    return Tokenizer.from_json(
+        made.to_str(), {"pad": "<pad>", "unk": "<unk>"}, "The vocabulary of the vectors"
+    )

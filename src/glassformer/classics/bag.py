@@ -1,4 +1,5 @@
-"""A bag of words: how often each word stands in a text, whatever the order; counts or TF-IDF, by scikit-learn.
+"""A bag of words: how often each word stands in a text, whatever the order; counts or TF-IDF, by
+scikit-learn.
 
 N texts, V words.
 """
@@ -24,14 +25,18 @@ MEANING_LOST = ("a fast car", "one quick automobile")
 
 
 class Bag:
-    """N texts as rows of a sparse table (N, V), each of length 1 or 0, so that products are cosines.
+    """N texts as rows of a sparse table (N, V), each of length 1 or 0, so that products are
+    cosines.
 
-    "counts" are as they are; "tfidf" weighs a word by how few texts have it (Sparck Jones 1972). Raises UserError for
-    texts without a word, and without scikit-learn.
+    "counts" are as they are; "tfidf" weighs a word by how few texts have it (Sparck Jones 1972).
+    Raises UserError for texts without a word, and without scikit-learn.
     """
 
     def __init__(self, texts: Sequence[str], weigh: Weigh = "tfidf") -> None:
-        need(weigh in WEIGHTS, f'Words cannot be weighed by "{weigh}"; choose one of {", ".join(WEIGHTS)}.')
+        need(
+            weigh in WEIGHTS,
+            f'Words cannot be weighed by "{weigh}"; choose one of {", ".join(WEIGHTS)}.',
+        )
         need(any(map(split, texts)), "The texts hold no words; give some with words in them.")
         library = _library("sklearn.feature_extraction.text")
         self.texts = list(texts)
@@ -55,19 +60,28 @@ class Bag:
         return table
 
     def search(self, text: str, most: int = 10) -> list[tuple[int, float]]:
-        """The texts that share most with a text: their numbers and cosines, none without a word of it."""
+        """The texts that share most with a text: their numbers and cosines, none without a word of
+        it."""
         score = (self.table @ self.of([text]).T).toarray()[:, 0]
         best = np.argsort(-score, kind="stable")[:most]
         return [(int(i), float(score[i])) for i in best if score[i] > 0]
 
 
 class BagClassifier:
-    """Logistic regression over a bag: a weight for each word and label. Raises UserError with fewer than two labels."""
+    """Logistic regression over a bag: a weight for each word and label. Raises UserError with fewer
+    than two labels."""
 
     def __init__(
-        self, texts: Sequence[str], labels: Sequence[int], weigh: Weigh = "tfidf", strength: float = 4.0
+        self,
+        texts: Sequence[str],
+        labels: Sequence[int],
+        weigh: Weigh = "tfidf",
+        strength: float = 4.0,
     ) -> None:
-        need(len(set(labels)) > 1, "All texts have the same label, so there is nothing to tell apart; give others too.")
+        need(
+            len(set(labels)) > 1,
+            "All texts have the same label, so there is nothing to tell apart; give others too.",
+        )
         self.bag = Bag(texts, weigh)
         self._model = _library("sklearn.linear_model").LogisticRegression(C=strength, max_iter=1000)
         self._model.fit(self.bag.table, labels)
@@ -80,7 +94,11 @@ class BagClassifier:
         """The mean of -ln(probability of the right label), in nats."""
         chances = self._model.predict_proba(self.bag.of(texts))
         column = {label: place for place, label in enumerate(self._model.classes_)}
-        return float(-np.mean([np.log(row[column[label]]) for row, label in zip(chances, labels, strict=True)]))
+        return float(
+            -np.mean(
+                [np.log(row[column[label]]) for row, label in zip(chances, labels, strict=True)]
+            )
+        )
 
     @property
     def parameters(self) -> int:

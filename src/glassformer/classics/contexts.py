@@ -1,6 +1,8 @@
-"""Words in Context: does a word mean the same in two texts? Told by a cosine and a border that training pairs set.
+"""Words in Context: does a word mean the same in two texts? Told by a cosine and a border that
+training pairs set.
 
-By word2vec a word has one vector; ``inspection.contexts`` has those of each depth of a model. N pairs of texts.
+By word2vec a word has one vector; ``inspection.contexts`` has those of each depth of a model. N
+pairs of texts.
 """
 
 from __future__ import annotations
@@ -25,14 +27,19 @@ EXAMPLES = (
         "The animal didn't cross the street because it was too tired.",
         "The animal didn't cross the street because it was too wide.",
     ),
-    ("it", "The cat lay on the mat because it was tired.", "The cat lay on the mat because it was soft."),
+    (
+        "it",
+        "The cat lay on the mat because it was tired.",
+        "The cat lay on the mat because it was soft.",
+    ),
     (
         "it",
         "The chicken didn't cross the road because it was too tired.",
         "The chicken didn't cross the road because it was too wide.",
     ),
 )
-"""A word whose meaning, or whose referent, is another in the second sentence (after Vaswani and Uszkoreit 2017)."""
+"""A word whose meaning, or whose referent, is another in the second sentence (after Vaswani and
+Uszkoreit 2017)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Pair:
 
 
 def read_wic(folder: Path, part: str) -> list[Pair]:
-    """A part ("train", "dev", "test") of Words in Context (Pilehvar & Camacho-Collados 2019, 1808.09121).
+    """A part ("train", "dev", "test") of Words in Context (Pilehvar & Camacho-Collados 2019,
+    1808.09121).
 
     Raises UserError, with the line, for files that are not of its form.
     """
@@ -60,13 +68,16 @@ def read_wic(folder: Path, part: str) -> list[Pair]:
             sides = zip((first, second), numbers.split("-"), strict=True)
             places = [(text, *list(re.finditer(r"\S+", text))[int(n)].span()) for text, n in sides]
         except (ValueError, IndexError):
-            raise UserError(f"{folder / part}.data.txt line {number} is not of WiC's form; restore the file.") from None
+            raise UserError(
+                f"{folder / part}.data.txt line {number} is not of WiC's form; restore the file."
+            ) from None
         pairs.append(Pair(places[0], places[1], answer.strip() == "T"))
     return pairs
 
 
 def static_cosines(vectors: Vectors, pairs: Sequence[Pair]) -> Array:
-    """The cosine of each pair's two words by one table (N, 1): 1 for the same word, 0 where one is unknown."""
+    """The cosine of each pair's two words by one table (N, 1): 1 for the same word, 0 where one is
+    unknown."""
     found = []
     for pair in pairs:
         one, other = (text[start:end].lower() for text, start, end in (pair.first, pair.second))
@@ -78,7 +89,8 @@ def static_cosines(vectors: Vectors, pairs: Sequence[Pair]) -> Array:
 def threshold(cosines: Array, same: Array) -> float:
     """The cosine from which "the same" is said so that most answers (N,) are right."""
     order = np.argsort(-cosines, kind="stable")
-    right = np.cumsum(np.where(same[order], 1, -1))  # better than saying "other" throughout, by so many
+    # better than saying "other" throughout, by so many
+    right = np.cumsum(np.where(same[order], 1, -1))
     ends = np.append(np.diff(cosines[order]) != 0, True)  # equal cosines get one answer
     best = int(np.where(ends, right, -len(order)).argmax())
     if right[best] <= 0:

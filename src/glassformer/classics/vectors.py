@@ -24,7 +24,8 @@ FIRST = 1 << 16  # bytes in which a file's first line and first vector must lie
 
 @dataclass(frozen=True)
 class Vectors:
-    """``words`` and their vectors, ``table`` (V, D) float32; both in the order of the file, usually by frequency."""
+    """``words`` and their vectors, ``table`` (V, D) float32; both in the order of the file, usually
+    by frequency."""
 
     words: tuple[str, ...]
     table: Array
@@ -51,7 +52,10 @@ class Vectors:
         row = self.find(word)
         if row is None:
             hint = nearest(word.lower(), self.words[:20_000])
-            raise UserError(f'The word "{word}" is not among the {len(self.words):,} known ones; try another.{hint}')
+            raise UserError(
+                f'The word "{word}" is not among the {len(self.words):,} known ones; '
+                f"try another.{hint}"
+            )
         return row
 
     def cosine(self, first: str, second: str) -> float:
@@ -64,23 +68,28 @@ class Vectors:
         return self._best(self.unit[row], (row,), most)
 
     def analogy(self, a: str, b: str, c: str, most: int = 10) -> list[tuple[str, float]]:
-        """What is to ``c`` as ``b`` is to ``a``: the words nearest to b - a + c, without those three."""
+        """What is to ``c`` as ``b`` is to ``a``: the words nearest to b - a + c, without those
+        three."""
         rows = [self.row(word) for word in (a, b, c)]
         return self._best(self.unit[rows[1]] - self.unit[rows[0]] + self.unit[rows[2]], rows, most)
 
     def _best(self, wanted: Array, without: Sequence[int], most: int) -> list[tuple[str, float]]:
         score = self.unit @ (wanted / max(1e-12, float(np.linalg.norm(wanted))))
         score[list(without)] = -np.inf
-        best = np.argsort(-score, kind="stable")[: max(0, min(most, len(score) - len(set(without))))]
+        best = np.argsort(-score, kind="stable")[
+            : max(0, min(most, len(score) - len(set(without))))
+        ]
         return [(self.words[row], float(score[row])) for row in best]
 
 
 def right_analogies(
     vectors: Vectors, questions: Sequence[tuple[str, str, str, str]], among: int = 30_000
 ) -> tuple[int, int]:
-    """How many of the questions (a is to b as c is to d) find d first, and how many are asked: all words known.
+    """How many of the questions (a is to b as c is to d) find d first, and how many are asked: all
+    words known.
 
-    Words are looked for ``among`` the first so many, as the authors' program does (Mikolov et al. 2013).
+    Words are looked for ``among`` the first so many, as the authors' program does (Mikolov et al.
+    2013).
     """
     number = {word.lower(): row for row, word in reversed([*enumerate(vectors.words[:among])])}
     rows = [[number.get(word.lower(), -1) for word in question] for question in questions]
@@ -96,24 +105,30 @@ def right_analogies(
 
 
 def read_pairs(path: Path) -> list[tuple[str, str, float]]:
-    """Two words and how alike people find them, of each line. Raises UserError with the line for another form."""
+    """Two words and how alike people find them, of each line. Raises UserError with the line for
+    another form."""
     found = []
     for number, line in _questions(path):
         try:
             first, second, right = line.split()
             found.append((first, second, float(right)))
         except ValueError:
-            raise UserError(f"{path} line {number} is not two words and a number; fix or remove that line.") from None
+            raise UserError(
+                f"{path} line {number} is not two words and a number; fix or remove that line."
+            ) from None
     return found
 
 
 def read_analogies(path: Path) -> list[tuple[str, str, str, str]]:
-    """Four words of each line: a is to b as c is to d; lines that begin with a colon are headings."""
+    """Four words of each line: a is to b as c is to d; lines that begin with a colon are
+    headings."""
     found = []
     for number, line in _questions(path):
         if not line.startswith(":"):
             words = line.split()
-            need(len(words) == 4, f"{path} line {number} is not four words; fix or remove that line.")
+            need(
+                len(words) == 4, f"{path} line {number} is not four words; fix or remove that line."
+            )
             found.append((words[0], words[1], words[2], words[3]))
     return found
 
@@ -130,7 +145,10 @@ def save(vectors: Vectors, path: Path, binary: bool | None = None) -> None:
     """
     for word in vectors.words:
         if not word or re.search(r"\s", word):
-            raise UserError(f"The word {word!r} has white space in it, which a file of vectors cannot hold; rename it.")
+            raise UserError(
+                f"The word {word!r} has white space in it, which a file of vectors "
+                "cannot hold; rename it."
+            )
     binary = path.suffix == ".bin" if binary is None else binary
     table = np.ascontiguousarray(vectors.table, "<f4")
 
@@ -147,10 +165,15 @@ def save(vectors: Vectors, path: Path, binary: bool | None = None) -> None:
 def read(path: Path) -> Vectors:
     """The vectors in a file of word2vec, binary or text.
 
-    Raises UserError for a file that is none or is cut short, and for a vector of another width, with where it stands.
+    Raises UserError for a file that is none or is cut short, and for a vector of another width,
+    with where it stands.
     """
     hint = "" if path.is_file() else files.nearest_path(path)
-    need(path.is_file(), f"{path} is not a file; give a file of vectors (make one with glassformer words train).{hint}")
+    need(
+        path.is_file(),
+        f"{path} is not a file; give a file of vectors (make one with "
+        f"glassformer words train).{hint}",
+    )
     try:
         with path.open("rb") as file:
             need(path.stat().st_size > 0, f"{path} is empty; give a file of vectors.")
@@ -164,11 +187,17 @@ def _read(content: mmap.mmap, path: Path) -> Vectors:
     begin = content.find(b"\n", 0, FIRST) + 1
     heading = re.fullmatch(rb"\s*(\d+)\s+(\d+)\s*", content[:begin])
     if heading is None:
-        raise UserError(f'{path} does not begin with "WORDS WIDTH"; give a file of vectors in word2vec\'s format.')
+        raise UserError(
+            f'{path} does not begin with "WORDS WIDTH"; give a file of vectors in '
+            "word2vec's format."
+        )
     count, width = (int(number) for number in heading.groups())
     possible = count > 0 and 0 < width <= WIDEST
     need(possible, f"{path} says that it holds {count} vectors of {width} numbers; restore it.")
-    promised = f"{path} promises {count:,} vectors of {width} numbers and is too short for them; restore it."
+    promised = (
+        f"{path} promises {count:,} vectors of {width} numbers and is too short for them; "
+        "restore it."
+    )
     need(2 * count * width <= len(content), promised)  # before room is made for them
     text = _is_text(content, begin)
     words: list[str] = []
@@ -179,10 +208,14 @@ def _read(content: mmap.mmap, path: Path) -> Vectors:
             words.append(word.decode())
         except UnicodeDecodeError:
             where = f"{path}: word {len(words) + 1} ({word[:20]!r}) is not UTF-8 text"
-            raise UserError(f"{where}, or the first line tells another width than the file's; restore it.") from None
+            raise UserError(
+                f"{where}, or the first line tells another width than the file's; restore it."
+            ) from None
     if not np.isfinite(table).all():
         row = int(np.flatnonzero(~np.isfinite(table).all(1))[0])
-        raise UserError(f'{path}: the vector of "{words[row]}" holds what is not a number; restore the file.')
+        raise UserError(
+            f'{path}: the vector of "{words[row]}" holds what is not a number; restore the file.'
+        )
     return Vectors(tuple(words), table)
 
 
@@ -195,34 +228,56 @@ def _is_text(content: mmap.mmap, begin: int) -> bool:
         return False
 
 
-def _lines(content: mmap.mmap, begin: int, count: int, width: int, path: Path) -> Iterator[tuple[bytes, Array]]:
+def _lines(
+    content: mmap.mmap, begin: int, count: int, width: int, path: Path
+) -> Iterator[tuple[bytes, Array]]:
     content.seek(begin)
     for number in range(count):
         line = content.readline()
         if not line:
             raise UserError(f"{path} ends after {number:,} of {count:,} vectors; restore the file.")
         if not line.endswith(b"\n"):
-            raise UserError(f"{path} ends within line {number + 2}; restore the file, or end that line if it is whole.")
+            raise UserError(
+                f"{path} ends within line {number + 2}; restore the file, or end "
+                "that line if it is whole."
+            )
         word, *numbers = line.split() or (b"",)
         if len(numbers) != width:
-            found = f"{path} line {number + 2} has {len(numbers)} numbers and the first line says {width}"
+            found = (
+                f"{path} line {number + 2} has {len(numbers)} numbers and the first line "
+                f"says {width}"
+            )
             raise UserError(f"{found}; fix or restore the file.")
         try:
             yield word, np.array(numbers, np.float32)
         except ValueError:
-            raise UserError(f"{path} line {number + 2} holds what is not a number; fix or restore the file.") from None
+            raise UserError(
+                f"{path} line {number + 2} holds what is not a number; fix or restore the file."
+            ) from None
     rest = content.read().strip()
-    need(not rest, f"{path} goes on after its {count:,} vectors ({rest[:20]!r}); fix its first line or restore it.")
+    need(
+        not rest,
+        f"{path} goes on after its {count:,} vectors ({rest[:20]!r}); fix its first "
+        "line or restore it.",
+    )
 
 
-def _records(content: mmap.mmap, begin: int, count: int, width: int, path: Path) -> Iterator[tuple[bytes, Array]]:
+def _records(
+    content: mmap.mmap, begin: int, count: int, width: int, path: Path
+) -> Iterator[tuple[bytes, Array]]:
     at, size = begin, 4 * width
     for number in range(count):
         space = content.find(b" ", at, at + FIRST)
         if space < 0 or space + 1 + size > len(content):
             raise UserError(f"{path} ends after {number:,} of {count:,} vectors; restore the file.")
-        yield content[at:space].lstrip(b"\n"), np.frombuffer(content[space + 1 : space + 1 + size], "<f4")
+        yield (
+            content[at:space].lstrip(b"\n"),
+            np.frombuffer(content[space + 1 : space + 1 + size], "<f4"),
+        )
         at = space + 1 + size
     if content[at:].strip(b"\n"):
-        sentence = f"{path} goes on after its {count:,} vectors of {width} numbers, so another width or number is meant"
+        sentence = (
+            f"{path} goes on after its {count:,} vectors of {width} numbers, so another "
+            "width or number is meant"
+        )
         raise UserError(f"{sentence}; restore the file.")

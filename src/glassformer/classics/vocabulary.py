@@ -23,12 +23,15 @@ FEWEST = 2  # distinct words without which nothing can be told apart
 
 
 def read_lines(path: Path, fix: str) -> list[str]:
-    """The lines of a file of UTF-8 text; UserError, which ends with ``fix``, where there is none."""
+    """The lines of a file of UTF-8 text; UserError, which ends with ``fix``, where there is
+    none."""
     need(path.is_file(), f"{path} does not exist; {fix}.")
     try:
         return path.read_bytes().decode().splitlines()
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert or restore it.") from None
+        raise UserError(
+            f"{path} is not UTF-8 text (byte {error.start}); convert or restore it."
+        ) from None
     except OSError as error:
         raise files.explain(error, path) from None
 
@@ -50,7 +53,8 @@ def sentences(texts: Iterable[str]) -> Iterator[list[str]]:
 class Words:
     """A text as numbers of its words: ``words`` and ``counts`` (V) from the most frequent on.
 
-    ``ids`` (N) are the known words in their order and ``sentence`` (N) the number of the sentence each is in, int32.
+    ``ids`` (N) are the known words in their order and ``sentence`` (N) the number of the sentence
+    each is in, int32.
     """
 
     words: tuple[str, ...]
@@ -82,7 +86,8 @@ def read(lines: Iterable[list[str]], least: int = 1, name: str = "The text") -> 
         often = f" that stand there {least} times or more" if least > 1 else ""
         fewer = ", or count rarer ones with a smaller --least" if least > 1 else ""
         raise UserError(
-            f"{name} has too few different words{often} to learn from ({len(order)}); give more text{fewer}."
+            f"{name} has too few different words{often} to learn from ({len(order)}); give more "
+            f"text{fewer}."
         )
     new = np.full(len(number), -1, np.int32)
     new[order] = np.arange(len(order))

@@ -1,13 +1,16 @@
-"""word2vec: vectors of words from the company they keep (Mikolov et al. 2013, arXiv 1301.3781 and 1310.4546).
+"""word2vec: vectors of words from the company they keep (Mikolov et al. 2013, arXiv 1301.3781 and
+1310.4546).
 
     skip-gram   a word's vector guesses each word around it      CBOW   the mean of the words around guesses the word
     right pairs are told from pairs with noise words: sigmoid(input . output) goes to 1 and to 0
 
-The gradient of a pair touches two rows of two tables, so this has its own loop: the trainer's optimizers would move
-every row at every step. Rows of T neighbouring words are worked on together, as small matrix products: the words of a
-row share their ``negative`` noise words (after Ji et al. 2016, 1604.04661).
+The gradient of a pair touches two rows of two tables, so this has its own loop: the trainer's
+optimizers would move every row at every step. Rows of T neighbouring words are worked on together,
+as small matrix products: the words of a row share their ``negative`` noise words (after Ji et al.
+2016, 1604.04661).
 
-B rows of a batch, T words of a row, O = T + 2 window words around it too, S noise words, D width, V vocabulary.
+B rows of a batch, T words of a row, O = T + 2 window words around it too, S noise words, D width, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -32,15 +35,17 @@ FAR = 1 << 14  # no two words of a row are so far apart, unless the window is wi
 ROWS = 21  # B at most: some 500 words move the tables at once; 2,048 pushed frequent words too far
 MOST_MOVED = 0.1  # rate times how often one word stands in a batch, about, at most
 CHUNK = 1 << 22  # words of the text that are put in rows at once
-AHEAD = 1 << 13  # words whose windows and noise are made at once, by another thread while those before are learnt
+# words whose windows and noise are made at once, by another thread while those before are learnt
+AHEAD = 1 << 13
 REPORT = 1 << 17  # words between two reports
 LOWEST = 1e-4  # of the first rate: where it ends
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. ``window`` is the farthest neighbour, ``negative`` the noise words a pair; a word whose share of
-    the text is above ``sample`` is often skipped; ``rate`` falls linearly to nearly nothing over ``epochs``.
+    """How to train. ``window`` is the farthest neighbour, ``negative`` the noise words a pair; a
+    word whose share of the text is above ``sample`` is often skipped; ``rate`` falls linearly to
+    nearly nothing over ``epochs``.
     """
 
     kind: Literal["skip-gram", "cbow"] = "skip-gram"
@@ -54,12 +59,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         above_zero(self, "dim", "window", "negative", "sample", "epochs", "rate")
-        need(self.kind in ("skip-gram", "cbow"), f'There is no word2vec "{self.kind}"; choose skip-gram or cbow.')
+        need(
+            self.kind in ("skip-gram", "cbow"),
+            f'There is no word2vec "{self.kind}"; choose skip-gram or cbow.',
+        )
 
 
 @dataclass
 class Step:
-    """How far training is: ``done`` of all words, the mean ``loss`` of a pair with its noise words, the rate."""
+    """How far training is: ``done`` of all words, the mean ``loss`` of a pair with its noise words,
+    the rate."""
 
     epoch: int
     done: float
@@ -72,14 +81,16 @@ class Batch(NamedTuple):
 
     ids: Tensor  # (B, O)
     inner: Tensor  # (B, T)
-    others: Tensor  # whose outputs are held against the row's T vectors: window words and noise, or noise alone
+    # whose outputs are held against the row's T vectors: window words and noise, or noise alone
+    others: Tensor
     weight: Tensor  # how much each such pair counts, right ones first
     near: Tensor  # (B, T, O), 1 where a word belongs to another's company
     mean: Tensor  # (B, T, O), the same so that each row sums to 1; CBOW's alone
 
 
 class Word2Vec:
-    """Two tables (V, D): ``inputs``, the vectors that are kept, and ``outputs``, what they are held against."""
+    """Two tables (V, D): ``inputs``, the vectors that are kept, and ``outputs``, what they are held
+    against."""
 
     def __init__(self, text: Words, settings: Settings) -> None:
         self.text, self.settings = text, settings
@@ -89,20 +100,24 @@ class Word2Vec:
         self.outputs = torch.zeros(size, dim)
         counts = torch.from_numpy(text.counts).double()
         share = counts / counts.sum() / settings.sample
-        self.keep = (share.rsqrt() + 1 / share).float()  # as the authors' program has it; above 1 is always
+        # as the authors' program has it; above 1 is always
+        self.keep = (share.rsqrt() + 1 / share).float()
         most = (counts * self.keep.clamp(max=1)).max() / (counts * self.keep.clamp(max=1)).sum()
-        at_once = max(1, int(MOST_MOVED / (settings.rate * most)))  # few, where there are few different words
+        # few, where there are few different words
+        at_once = max(1, int(MOST_MOVED / (settings.rate * most)))
         self.row, self.batch = min(ROW, at_once), max(1, min(ROWS, at_once // ROW))
         noise = counts.pow(0.75)
         self.noise = (noise / noise.sum()).cumsum(0).float()
 
     def train(self) -> Iterator[Step]:
-        """Go through the text ``epochs`` times; a Step every 131,072 words (REPORT), and at the end."""
+        """Go through the text ``epochs`` times; a Step every 131,072 words (REPORT), and at the
+        end."""
         how, words, done, reported = self.settings, len(self.text), 0, 0
         for epoch in range(how.epochs):
             for low in range(0, words, CHUNK):
                 rows = self._rows(low, min(low + CHUNK, words))
-                each = (min(low + CHUNK, words) - low) / len(rows[0])  # words of the text a row stands for
+                # words of the text a row stands for
+                each = (min(low + CHUNK, words) - low) / len(rows[0])
                 order = torch.randperm(len(rows[0]), generator=self.random)
                 begun = epoch * words + low
                 for first, batch in self._batches(rows, order):
@@ -114,7 +129,9 @@ class Word2Vec:
                     if report:
                         reported = done
                         if not math.isfinite(loss):
-                            raise UserError(f"The vectors grew beyond all bounds; give a rate below {how.rate}.")
+                            raise UserError(
+                                f"The vectors grew beyond all bounds; give a rate below {how.rate}."
+                            )
                         yield Step(epoch + 1, done / (how.epochs * words), loss, rate)
 
     def vectors(self) -> Vectors:
@@ -122,24 +139,32 @@ class Word2Vec:
         return Vectors(self.text.words, self.inputs.numpy().copy())
 
     def _rows(self, low: int, high: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Part of the text in rows of T words and ``window`` more on both sides, frequent words thinned out.
+        """Part of the text in rows of T words and ``window`` more on both sides, frequent words
+        thinned out.
 
-        Word numbers, positions (those of two sentences are more than ``window`` apart) and how far each word looks,
-        drawn anew each time: near neighbours count more. All (rows, O); at both ends of the text it looks nowhere.
+        Word numbers, positions (those of two sentences are more than ``window`` apart) and how far
+        each word looks, drawn anew each time: near neighbours count more. All (rows, O); at both
+        ends of the text it looks nowhere.
         """
         window = self.settings.window
-        ids, sentence = (torch.from_numpy(part[low:high]).long() for part in (self.text.ids, self.text.sentence))
+        ids, sentence = (
+            torch.from_numpy(part[low:high]).long() for part in (self.text.ids, self.text.sentence)
+        )
         kept = torch.rand(len(ids), generator=self.random) < self.keep[ids]
         ids, sentence = ids[kept], sentence[kept]
         pos = torch.arange(len(ids)) + sentence * window
         reach = torch.randint(1, window + 1, (len(ids),), generator=self.random)
         ends = (window, window + max(-len(ids) % self.row, self.row * (len(ids) == 0)))
         parts = ((ids, 0), (pos, -(2**40)), (reach, -1))
-        ids, pos, reach = (F.pad(part, ends, value=x).unfold(0, self.row + 2 * window, self.row) for part, x in parts)
+        ids, pos, reach = (
+            F.pad(part, ends, value=x).unfold(0, self.row + 2 * window, self.row)
+            for part, x in parts
+        )
         return ids, pos, reach
 
     def _batches(self, rows: tuple[Tensor, ...], order: Tensor) -> Iterator[tuple[int, Batch]]:
-        """The rows in this order, a batch at a time, each with the number of its first; the same for any threads."""
+        """The rows in this order, a batch at a time, each with the number of its first; the same
+        for any threads."""
         many = max(1, AHEAD // (self.row * self.batch)) * self.batch
         starts = range(0, len(order), many)
 
@@ -154,30 +179,41 @@ class Word2Vec:
                 if other and start + many in starts:
                     ahead = other.submit(made, start + many)
                 for first in range(0, len(block.ids), self.batch):
-                    yield start + first, Batch(*(tensor[first : first + self.batch] for tensor in block))
+                    yield (
+                        start + first,
+                        Batch(*(tensor[first : first + self.batch] for tensor in block)),
+                    )
 
     def _prepare(self, ids: Tensor, pos: Tensor, reach: Tensor) -> Batch:
         """All that is known of some rows before the tables are looked at."""
         how = self.settings
         window, inner = how.window, ids[:, how.window : -how.window].contiguous()
-        noise = torch.searchsorted(self.noise, torch.rand(len(ids), how.negative, generator=self.random))
+        noise = torch.searchsorted(
+            self.noise, torch.rand(len(ids), how.negative, generator=self.random)
+        )
         noise.clamp_(max=len(self.noise) - 1)
-        if (self.row + 2 * window) * (window + 1) < FAR:  # small numbers are fast, and FAR is never reached
+        # small numbers are fast, and FAR is never reached
+        if (self.row + 2 * window) * (window + 1) < FAR:
             pos, reach = (pos - pos[:, window, None]).clamp_(-FAR, FAR).short(), reach.short()
         far = (pos[:, window:-window, None] - pos[:, None]).abs_()
         if how.kind == "skip-gram":  # the words of the row are asked by each word that looks so far
             near = _off_diagonal(far <= reach[:, None], window).float()  # (B, T, O)
             against = near @ (ids[..., None] != noise[:, None]).float()
-            return Batch(ids, inner, torch.cat((ids, noise), 1), torch.cat((near, against), 2), near, near)
+            return Batch(
+                ids, inner, torch.cat((ids, noise), 1), torch.cat((near, against), 2), near, near
+            )
         # the mean of the words around each word of the row is asked
         near = _off_diagonal(far <= reach[:, window:-window, None], window).float()
         count = near.sum(2, keepdim=True)
         there = (count > 0).float()
         against = (inner[..., None] != noise[:, None]).float().mul_(there)
-        return Batch(ids, inner, noise, torch.cat((there, against), 2), near, near / count.clamp_(min=1))
+        return Batch(
+            ids, inner, noise, torch.cat((there, against), 2), near, near / count.clamp_(min=1)
+        )
 
     def _learn(self, batch: Batch, rate: float, report: bool) -> float:
-        """Move both tables along the gradient of these rows; the mean loss, where it is reported."""
+        """Move both tables along the gradient of these rows; the mean loss, where it is
+        reported."""
         if self.settings.kind == "cbow":
             return self._cbow(batch, rate, report)
         asked, outputs = _take(self.inputs, batch.inner), _take(self.outputs, batch.others)
@@ -209,7 +245,8 @@ class Word2Vec:
 
 @contextlib.contextmanager
 def _helper_thread() -> Iterator[ThreadPoolExecutor | None]:
-    """A thread beside this one, where more than one may work; each then works alone, on products too small to share."""
+    """A thread beside this one, where more than one may work; each then works alone, on products
+    too small to share."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield None

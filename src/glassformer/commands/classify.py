@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import computing, counting, editing, edits_of, emit, model_and_tokenizer, reading, texts, truncating
+from .common import (
+    computing,
+    counting,
+    editing,
+    edits_of,
+    emit,
+    model_and_tokenizer,
+    reading,
+    texts,
+    truncating,
+)
 
 EXAMPLES = (
     'glassformer classify out/labels "a film to see twice"',
@@ -15,11 +25,18 @@ EXAMPLES = (
 
 def options(one: argparse.ArgumentParser) -> None:
     reading(one)
-    one.add_argument("--second", action="append", metavar="TEXT", help="the other text, where the model reads two")
+    one.add_argument(
+        "--second",
+        action="append",
+        metavar="TEXT",
+        help="the other text, where the model reads two",
+    )
     truncating(one)
     editing(one)
     computing(one)
-    one.add_argument("--json", action="store_true", help="every label's probability as JSON, a text a line")
+    one.add_argument(
+        "--json", action="store_true", help="every label's probability as JSON, a text a line"
+    )
 
 
 def run(given: argparse.Namespace) -> None:
@@ -34,16 +51,29 @@ def run(given: argparse.Namespace) -> None:
     given.edit = edits_of(given)
     model, tokenizer = model_and_tokenizer(given)
     if generation.tags(model.config):
-        need(second is None, "This model gives each word its label and reads one text; leave --second out.")
+        need(
+            second is None,
+            "This model gives each word its label and reads one text; leave --second out.",
+        )
         tags(given, model, tokenizer, [text.split() for text in first])
         return
     pairs = first if second is None else list(zip(first, second, strict=True))
-    how = {"truncate": given.truncate, "batch": given.batch, "progress": counting("texts"), "edits": given.edit}
+    how = {
+        "truncate": given.truncate,
+        "batch": given.batch,
+        "progress": counting("texts"),
+        "edits": given.edit,
+    }
     found = generation.classify(model, tokenizer, pairs, **how)
     names = labels_of(given.model, found.shape[1])
     for text, row in zip(first, found.tolist(), strict=True):
         if given.json:
-            emit({"text": text, **(dict(zip(names, row, strict=True)) if len(row) > 1 else {"value": row[0]})})
+            emit(
+                {
+                    "text": text,
+                    **(dict(zip(names, row, strict=True)) if len(row) > 1 else {"value": row[0]}),
+                }
+            )
         elif len(row) == 1:
             print(f"{row[0]:10.4f}  {text}")
         else:

@@ -1,4 +1,5 @@
-"""What the commands share: words for options, how results and notes are printed, a model with its tokenizer."""
+"""What the commands share: words for options, how results and notes are printed, a model with its
+tokenizer."""
 
 from __future__ import annotations
 
@@ -25,20 +26,25 @@ TEXTS = "one or several; - is standard input, one text"
 
 
 def using(one: argparse.ArgumentParser) -> None:
-    """The option of every command that reads a model or a run file; what it names is run before the command."""
+    """The option of every command that reads a model or a run file; what it names is run before the
+    command."""
     said = "first run a Python file of your own, which adds mechanisms or recipes; may be repeated"
     one.add_argument("--use", action="append", default=[], metavar="FILE.py", help=said)
 
 
 def computing(one: argparse.ArgumentParser, device: str = "the GPU where there is one") -> None:
-    """The options of every command that computes with a model, on this ``device`` where none is named."""
+    """The options of every command that computes with a model, on this ``device`` where none is
+    named."""
     using(one)
     one.add_argument("--device", metavar="D", help=f"cpu, cuda, cuda:1 or mps ({device})")
-    one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
+    one.add_argument(
+        "--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)"
+    )
 
 
 def engine_device(given: argparse.Namespace) -> str:
-    """Where an engine computes: on the device that is named, which is there, or on the CPU, where it was measured."""
+    """Where an engine computes: on the device that is named, which is there, or on the CPU, where
+    it was measured."""
     from ..nn import device as devices
 
     there = devices.find(given.device)
@@ -50,7 +56,10 @@ def engine_device(given: argparse.Namespace) -> str:
 
 def editing(one: argparse.ArgumentParser) -> None:
     """The option of every command that can change what a model computes."""
-    said = 'change the run, as in Python: head_off("decoder.blocks.3.attn", 4); may be repeated (docs/sight.md)'
+    said = (
+        'change the run, as in Python: head_off("decoder.blocks.3.attn", 4); may be repeated '
+        "(docs/sight.md)"
+    )
     one.add_argument("--edit", action="append", default=[], metavar="EDIT", help=said)
 
 
@@ -72,8 +81,13 @@ def model_and_tokenizer(given: argparse.Namespace) -> tuple[Any, Any]:
     if tokenizer is None:
         from ..checkpoints import resolve
 
-        adding = f", or add it: glassformer convert {shlex.quote(given.model)} --tokenizer NAME --out NEW_FOLDER"
-        shape, adding = (": it is an untrained shape", "") if resolve.is_recipe(given.model) else ("", adding)
+        adding = (
+            f", or add it: glassformer convert {shlex.quote(given.model)} --tokenizer NAME "
+            "--out NEW_FOLDER"
+        )
+        shape, adding = (
+            (": it is an untrained shape", "") if resolve.is_recipe(given.model) else ("", adding)
+        )
         none = f"{given.model} has no tokenizer{shape}"
         raise UserError(f"{none}, so text cannot be read; load a folder that has one{adding}.")
     return model, tokenizer
@@ -95,7 +109,8 @@ def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
 
 
 def objective_of(model: str) -> str | None:
-    """The objective of the run that a folder, or one of its checkpoints, comes from; None where that is not known."""
+    """The objective of the run that a folder, or one of its checkpoints, comes from; None where
+    that is not known."""
     from ..config.run_file import begun
 
     path = Path(model).expanduser()
@@ -114,12 +129,16 @@ def untrained(name: str) -> None:
 
 def prompting(one: argparse.ArgumentParser) -> None:
     """The option of every command that reads texts."""
-    said = "read texts from a file, one a line, or from JSONL (its text or prompt); - is standard input"
+    said = (
+        "read texts from a file, one a line, or from JSONL (its text or prompt); - is "
+        "standard input"
+    )
     one.add_argument("--prompts", metavar="FILE", help=said)
 
 
 def reading(one: argparse.ArgumentParser, shown: str = TEXTS, batch: bool = True) -> None:
-    """The arguments of every command that has a model read texts: the model, the texts, how many at once."""
+    """The arguments of every command that has a model read texts: the model, the texts, how many at
+    once."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
     one.add_argument("text", nargs="*", metavar="TEXT", help=shown)
     prompting(one)
@@ -129,20 +148,29 @@ def reading(one: argparse.ArgumentParser, shown: str = TEXTS, batch: bool = True
 
 def truncating(one: argparse.ArgumentParser) -> None:
     """The option of commands that read each text in one piece."""
-    one.add_argument("--truncate", action="store_true", help="cut the end off texts too long for the model (refused)")
+    one.add_argument(
+        "--truncate",
+        action="store_true",
+        help="cut the end off texts too long for the model (refused)",
+    )
 
 
 def texts(given: argparse.Namespace, said: Sequence[str]) -> list[str]:
-    """The texts on the command line, where ``-`` is all of standard input, and after them those of ``--prompts``."""
+    """The texts on the command line, where ``-`` is all of standard input, and after them those of
+    ``--prompts``."""
     found = [_one_text() if text == "-" else text for text in said]
     if given.prompts is None:
         return found
     piped = given.prompts == "-"
-    name, content = ("Standard input", standard_input()) if piped else (given.prompts, _content(given.prompts))
+    name, content = (
+        ("Standard input", standard_input()) if piped else (given.prompts, _content(given.prompts))
+    )
     lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
     need(lines != [""], f"{name} is empty; give a text a line.")
     if given.prompts.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
-        lines = [_of_json(line, f"{name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+        lines = [
+            _of_json(line, f"{name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()
+        ]
     return found + lines
 
 
@@ -159,7 +187,9 @@ def _content(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except OSError as error:
         hint = files.nearest_path(Path(name))
-        raise UserError(f"{name} cannot be read ({error.strerror}); check the path.{hint}") from None
+        raise UserError(
+            f"{name} cannot be read ({error.strerror}); check the path.{hint}"
+        ) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not UTF-8 text (byte {error.start}); convert it.") from None
 
@@ -182,14 +212,19 @@ def standard_input() -> str:
         text = sys.stdin.read()
         text.encode()
     except UnicodeDecodeError as error:
-        raise UserError(f"Standard input is not {error.encoding} text (byte {error.start}); convert it.") from None
+        raise UserError(
+            f"Standard input is not {error.encoding} text (byte {error.start}); convert it."
+        ) from None
     except UnicodeEncodeError:
-        raise UserError("Standard input is not UTF-8 text; convert it, or set the terminal to UTF-8.") from None
+        raise UserError(
+            "Standard input is not UTF-8 text; convert it, or set the terminal to UTF-8."
+        ) from None
     return text
 
 
 def file_or_input(name: str) -> str:
-    """A file's name; for ``-`` that of one that holds standard input for as long as the program runs."""
+    """A file's name; for ``-`` that of one that holds standard input for as long as the program
+    runs."""
     if name != "-":
         return name
     text, folder = standard_input(), Path(tempfile.mkdtemp(prefix="glassformer-"))
@@ -219,8 +254,11 @@ def emit(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
-def table(rows: Iterable[Sequence[str]], heading: Sequence[str] = (), left: Collection[int] = (0,)) -> None:
-    """Print rows as columns; those numbered in ``left`` begin at the left, the others end at the right."""
+def table(
+    rows: Iterable[Sequence[str]], heading: Sequence[str] = (), left: Collection[int] = (0,)
+) -> None:
+    """Print rows as columns; those numbered in ``left`` begin at the left, the others end at the
+    right."""
     from ..inspection import tables
 
     print("\n".join(tables.lines(rows, heading, left)))
@@ -232,7 +270,8 @@ def rows(*pairs: tuple[str, str]) -> None:
 
 
 def counting(what: str = "tokens") -> Callable[[int], None]:
-    """A count that runs in the terminal; where standard error is none, a line of it every 30 seconds."""
+    """A count that runs in the terminal; where standard error is none, a line of it every 30
+    seconds."""
     if moving():
         return lambda done: print(f"\r{done:,} {what}", end="\r", file=sys.stderr, flush=True)
     last = time.monotonic()
@@ -247,7 +286,8 @@ def counting(what: str = "tokens") -> Callable[[int], None]:
 
 
 def result(as_json: bool, value: Any, rows: Iterable[Sequence[str]], **layout: Any) -> None:
-    """Print a result: ``value`` as JSON, else ``rows`` as a table (``layout`` as ``table`` takes it)."""
+    """Print a result: ``value`` as JSON, else ``rows`` as a table (``layout`` as ``table`` takes
+    it)."""
     if as_json:
         emit(value)
     else:
@@ -271,15 +311,22 @@ def new_file(out: str | Path, *read: str | Path | None) -> Path:
     """Where a file may be written: no folder, and none of those that are read for it."""
     path = Path(out)
     need(not path.is_dir(), f"--out {path} is a folder; give the name of a file in it.")
-    if path.exists() and any(name is not None and Path(name).exists() and path.samefile(name) for name in read):
-        raise UserError(f"{path} is what is read here, and would be written over; give another name.")
+    if path.exists() and any(
+        name is not None and Path(name).exists() and path.samefile(name) for name in read
+    ):
+        raise UserError(
+            f"{path} is what is read here, and would be written over; give another name."
+        )
     return path
 
 
 def new_folder(out: str | Path) -> Path:
     """Where a model may be saved: a folder without a run or a model in it."""
     path = Path(out)
-    for kind, names in (("run", ("run.json", "step-*")), ("model", ("config.json", "*.safetensors"))):
+    for kind, names in (
+        ("run", ("run.json", "step-*")),
+        ("model", ("config.json", "*.safetensors")),
+    ):
         if path.is_dir() and any(next(path.glob(name), None) is not None for name in names):
             raise UserError(f"{path} holds a {kind} already; choose another folder.")
     return path
@@ -292,7 +339,11 @@ def moving() -> bool:
 
 def colours() -> bool:
     """Whether standard output shows colours, and whoever reads it wants them."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
+    return (
+        sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") not in ("dumb", "unknown")
+    )
 
 
 def ascii_only() -> bool:

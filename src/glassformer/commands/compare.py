@@ -1,4 +1,5 @@
-"""``glassformer compare``: several run files on the same data under one budget, one table and one picture.
+"""``glassformer compare``: several run files on the same data under one budget, one table and one
+picture.
 
 DIR/  NAME/ (a run folder each)   comparison.json   comparison.png
 """
@@ -27,27 +28,63 @@ BAG = "bag-of-words"
 def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
     add("runs", nargs="+", metavar="RUN.toml", help="run files with the same data and objective")
-    add("--minutes", type=float, metavar="M", help="train each for about so long, validation not counted")
-    add("--tokens", type=int, metavar="N", help="train each on so many tokens, rows counted as full")
-    add("--vary", action="append", default=[], metavar="NAME=V,...", help="each run with each value; may be repeated")
-    add("--seeds", type=int, default=1, metavar="N", help="each N times, seeds counting on: mean and spread")
+    add(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="train each for about so long, validation not counted",
+    )
+    add(
+        "--tokens", type=int, metavar="N", help="train each on so many tokens, rows counted as full"
+    )
+    add(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=V,...",
+        help="each run with each value; may be repeated",
+    )
+    add(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="each N times, seeds counting on: mean and spread",
+    )
     add("--bag", action="store_true", help="beside them, for labels: a bag of words (TF-IDF)")
     add("--out", default="out/compare", metavar="DIR", help="where the runs go (out/compare)")
     add("--json", action="store_true", help="the figures as JSON")
     computing(one)
-    test = one.add_argument_group("a test set, read by the best checkpoint of each run: BLEU, or accuracy").add_argument
+    test = one.add_argument_group(
+        "a test set, read by the best checkpoint of each run: BLEU, or accuracy"
+    ).add_argument
     test("--test", metavar="FILE", help="examples, or their sources")
     test("--target", metavar="FILE", help="the file with the right targets, line by line")
     test("--beams", type=int, default=5, metavar="K", help="width of the beam search (5)")
-    test("--lengths", type=evaluate.numbers, default=[10, 15, 20], metavar="N,...", help="BLEU by length (10,15,20)")
+    test(
+        "--lengths",
+        type=evaluate.numbers,
+        default=[10, 15, 20],
+        metavar="N,...",
+        help="BLEU by length (10,15,20)",
+    )
 
 
 def run(given: argparse.Namespace) -> int | None:
-    need(given.minutes is None or given.tokens is None, "Give --minutes or --tokens, not both: one budget for all.")
-    need(given.minutes is None or 0 < given.minutes < math.inf, f"--minutes is {given.minutes}; give more than 0.")
+    need(
+        given.minutes is None or given.tokens is None,
+        "Give --minutes or --tokens, not both: one budget for all.",
+    )
+    need(
+        given.minutes is None or 0 < given.minutes < math.inf,
+        f"--minutes is {given.minutes}; give more than 0.",
+    )
     need(given.tokens is None or given.tokens > 0, f"--tokens is {given.tokens}; give more than 0.")
     need(bool(given.out), "--out is empty; name a folder.")
-    need(given.target is None or given.test is not None, "--target goes with --test; name the file of the sources.")
+    need(
+        given.target is None or given.test is not None,
+        "--target goes with --test; name the file of the sources.",
+    )
     need(given.seeds > 0, f"--seeds is {given.seeds}; give 1 or more.")
     from ..training import compare as training
 
@@ -58,14 +95,19 @@ def run(given: argparse.Namespace) -> int | None:
     bag = [{"name": BAG, **bag_of_words(settings.data, given.test)}] if given.bag else []
     results: dict[str, list[dict[str, Any]]] = {}
     budget = {"minutes": given.minutes, "tokens": given.tokens}
-    for ended in training.compare(arms, Path(given.out), **budget, seeds=given.seeds, sample=write_a_little):
+    for ended in training.compare(
+        arms, Path(given.out), **budget, seeds=given.seeds, sample=write_a_little
+    ):
         if ended.signal:
             return 128 + ended.signal
         if given.test is not None:
             test(given, settings, ended)
         row = {"name": ended.name, **training.figures(ended.folder), **ended.record}
         results.setdefault(ended.arm.name, []).append(row)
-    rows = [runs[0] if len(runs) == 1 else training.over_seeds(name, runs) for name, runs in results.items()] + bag
+    rows = [
+        runs[0] if len(runs) == 1 else training.over_seeds(name, runs)
+        for name, runs in results.items()
+    ] + bag
     picture = draw(rows, Path(given.out) / "comparison.png")
     if given.json:
         emit(rows)
@@ -76,15 +118,21 @@ def run(given: argparse.Namespace) -> int | None:
 
 
 def check(given: argparse.Namespace, settings: Any) -> None:
-    """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs or cannot be read."""
+    """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs
+    or cannot be read."""
     from ..data import examples, registry
     from ..evaluation import metrics
     from ..training.objectives import Classify, Tag
 
     for name in (given.test, given.target):
-        need(name is None or registry.locate(name).is_file(), f"{name} is not a file; give a file of examples.")
+        need(
+            name is None or registry.locate(name).is_file(),
+            f"{name} is not a file; give a file of examples.",
+        )
     objective, data = settings.train.objective, settings.data
-    bags = isinstance(objective, Classify) and not objective.regression and isinstance(data.train, str)
+    bags = (
+        isinstance(objective, Classify) and not objective.regression and isinstance(data.train, str)
+    )
     fits = bags and isinstance(data.valid, str)
     need(fits or not given.bag, "--bag is for two files of texts and labels; leave it out.")
     need(
@@ -98,14 +146,22 @@ def check(given: argparse.Namespace, settings: Any) -> None:
 
 
 def test(given: argparse.Namespace, settings: Any, ended: Any) -> None:
-    """Put the figures of the test set into the run's record, as ``glassformer eval`` finds them, unless there."""
+    """Put the figures of the test set into the run's record, as ``glassformer eval`` finds them,
+    unless there."""
     data = settings.data
     words = ["--data", given.test, "--json", *(["--before", data.prefix] if data.prefix else [])]
     columns = ",".join(f"{part}={column}" for part, column in data.columns.items())
     words += ["--columns", columns] if columns else []
     if "target" in settings.train.objective.parts:
         words += ["--target", given.target] if given.target else []
-        words += ["--beams", str(given.beams), "--figures", "bleu", "--lengths", ",".join(map(str, given.lengths))]
+        words += [
+            "--beams",
+            str(given.beams),
+            "--figures",
+            "bleu",
+            "--lengths",
+            ",".join(map(str, given.lengths)),
+        ]
         if data.tokenizer == "words":  # texts that were parted before, perhaps into pieces
             words += ["--tokenised", "--whole-words"]
     for name in ("device", "dtype"):
@@ -114,7 +170,9 @@ def test(given: argparse.Namespace, settings: Any, ended: Any) -> None:
     if ended.record.get("asked") != asked:
         model_and_tokenizer = Parser(prog="glassformer eval")
         evaluate.options(model_and_tokenizer)
-        ended.record["test"] = evaluate.measure(model_and_tokenizer.parse_args([str(ended.folder), *words]))
+        ended.record["test"] = evaluate.measure(
+            model_and_tokenizer.parse_args([str(ended.folder), *words])
+        )
         ended.record["asked"] = asked
 
 
@@ -123,7 +181,9 @@ def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
     from ..training.memory import peak_memory, reset_peak_memory
 
     reset_peak_memory()
-    valid, *tests = (learn_labels(data.train, name, data.columns)[1] for name in (data.valid, test) if name)
+    valid, *tests = (
+        learn_labels(data.train, name, data.columns)[1] for name in (data.valid, test) if name
+    )
     row = {
         "valid": {"loss": valid["loss"], "accuracy": valid["accuracy"] / 100},
         "parameters": valid["parameters"],
@@ -149,7 +209,9 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         row, spread = {"run": result["name"]}, result.get("spread", {"valid": {}, "test": {}})
         for name, value in result["valid"].items():
             if isinstance(value, float):
-                show, factor = (evaluate.number, 100.0) if name == "accuracy" else ("{:.4f}".format, 1.0)
+                show, factor = (
+                    (evaluate.number, 100.0) if name == "accuracy" else ("{:.4f}".format, 1.0)
+                )
                 row[f"valid {name}"] = cell(value, spread["valid"].get(name), show, factor)
         for name, value in result.get("test", {}).items():
             if name == "by length":
@@ -167,12 +229,18 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         rows.append(row)
     kinds = ("run", "valid", "test", "bleu")
     found = dict.fromkeys(name for row in rows for name in row)
-    names = sorted(found, key=lambda name: kinds.index(name.split()[0]) if name.split()[0] in kinds else len(kinds))
+    names = sorted(
+        found,
+        key=lambda name: kinds.index(name.split()[0]) if name.split()[0] in kinds else len(kinds),
+    )
     return tables.lines(([row.get(name, "-") for name in names] for row in rows), names)
 
 
 def cell(
-    value: float, spread: float | None, show: Callable[[float], str] = evaluate.number, factor: float = 1.0
+    value: float,
+    spread: float | None,
+    show: Callable[[float], str] = evaluate.number,
+    factor: float = 1.0,
 ) -> str:
     """A figure, with its standard deviation over seeds where there are several."""
     shown = show(value * factor)
@@ -180,7 +248,8 @@ def cell(
 
 
 def draw(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
-    """Validation by tokens and by seconds, and the test's figure by length; one sentence on what became of it."""
+    """Validation by tokens and by seconds, and the test's figure by length; one sentence on what
+    became of it."""
     try:
         import matplotlib
     except ImportError:
@@ -191,18 +260,31 @@ def draw(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
     from .. import files
 
     lengths = [result for result in results if "by length" in result.get("test", {})]
-    figure, panels = pyplot.subplots(1, 3 if lengths else 2, figsize=(14 if lengths else 10, 4.5), layout="tight")
+    figure, panels = pyplot.subplots(
+        1, 3 if lengths else 2, figsize=(14 if lengths else 10, 4.5), layout="tight"
+    )
     for colour, result in enumerate(result for result in results if result["curve"]):
         for seed, run in enumerate(result.get("seeds", [result])):
             tokens, seconds, valid, train = zip(*run["curve"], strict=True)
             look: dict[str, Any] = {"color": f"C{colour}", "linewidth": 1, "markersize": 3}
             for axes, x, what in ((panels[0], tokens, "tokens"), (panels[1], seconds, "seconds")):
                 axes.plot(x, valid, "o-", label=None if seed else result["name"], **look)
-                axes.plot(x, [math.nan if loss is None else loss for loss in train], ".:", alpha=0.6, **look)
+                axes.plot(
+                    x,
+                    [math.nan if loss is None else loss for loss in train],
+                    ".:",
+                    alpha=0.6,
+                    **look,
+                )
                 axes.set(xlabel=what, ylabel="loss (nats): validation, and dotted training")
     for result in lengths:
         groups = result["test"]["by length"]
-        panels[2].plot(list(groups), [figures["bleu"] for figures in groups.values()], "o-", label=result["name"])
+        panels[2].plot(
+            list(groups),
+            [figures["bleu"] for figures in groups.values()],
+            "o-",
+            label=result["name"],
+        )
         panels[2].set(xlabel="words of the source", ylabel="BLEU")
     if panels[0].lines:
         panels[0].legend()

@@ -27,8 +27,12 @@ compdef _glassformer glassformer""",
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    one.add_argument("shell", choices=[*SHELLS, "words"], help="words: what may stand where the last WORD does")
-    one.add_argument("words", nargs="*", metavar="WORD", help="with words: the command line as far as it goes")
+    one.add_argument(
+        "shell", choices=[*SHELLS, "words"], help="words: what may stand where the last WORD does"
+    )
+    one.add_argument(
+        "words", nargs="*", metavar="WORD", help="with words: the command line as far as it goes"
+    )
 
 
 def run(given: argparse.Namespace) -> None:
@@ -51,8 +55,16 @@ def candidates(words: Sequence[str]) -> list[str]:
     elif last.startswith("-"):
         from ..config import settings
 
-        more = dict.fromkeys(f"--{setting.path}" for setting in settings.every()) if one.get_default("open") else ()
+        more = (
+            dict.fromkeys(f"--{setting.path}" for setting in settings.every())
+            if one.get_default("open")
+            else ()
+        )
         found = [*one.options, *more]
     else:
-        found = [str(choice) for action in one._get_positional_actions() for choice in action.choices or ()]
+        found = [
+            str(choice)
+            for action in one._get_positional_actions()
+            for choice in action.choices or ()
+        ]
     return [word for word in found if word.startswith(last)]

@@ -7,7 +7,9 @@ import argparse
 from ..errors import need, note
 from .common import MODEL, computing, emit, model_and_tokenizer
 
-EXAMPLES = ('glassformer contexts out/mine bank "We sat on the river bank." "He took it to the bank."',)
+EXAMPLES = (
+    'glassformer contexts out/mine bank "We sat on the river bank." "He took it to the bank."',
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:
@@ -31,6 +33,11 @@ def run(given: argparse.Namespace) -> None:
     for line in found.notes:
         note(line)
     for text, places, pieces in zip(found.texts, found.positions, found.pieces, strict=True):
-        print("  ".join(f"{place}:{piece.shown}" for place, piece in zip(places, pieces, strict=True)), f"  in: {text}")
+        print(
+            "  ".join(
+                f"{place}:{piece.shown}" for place, piece in zip(places, pieces, strict=True)
+            ),
+            f"  in: {text}",
+        )
     print("\ncosine of the word's two vectors, and of the word with the other text's other words\n")
     print("\n".join(found.table()))

@@ -16,7 +16,8 @@ EXAMPLES = (
     "glassformer convert out/mine --layout gguf --numbers Q8_0 --out mine.gguf",
     "glassformer convert --from nanogpt out/ckpt.pt --out out/nanogpt --tokenizer gpt2",
 )
-GPT2 = {"nanogpt": (50_257, 50_304), "mingpt": (50_257,), "transformerlens": (50_257,)}  # GPT-2's sizes, one rounded up
+# GPT-2's sizes, one rounded up
+GPT2 = {"nanogpt": (50_257, 50_304), "mingpt": (50_257,), "transformerlens": (50_257,)}
 LETTERS = "from glassformer.tokenizer import train; "
 LETTERS += "train('char', [open('input.txt').read()], specials=[]).save('letters')"
 SMALL = 512  # entries: a smaller vocabulary is of characters
@@ -29,7 +30,11 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--out", metavar="FOLDER", help="where to save it")
     said = "hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)"
     add("--layout", choices=["hf", "glassformer", "gguf"], help=said)
-    add("--numbers", metavar="K", help="of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16; codes stay as they are)")
+    add(
+        "--numbers",
+        metavar="K",
+        help="of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16; codes stay as they are)",
+    )
     add("--from", dest="kind", choices=KINDS, help="MODEL is a file that this library saved")
     add("--config", metavar="FILE", help="with --from: JSON that says what its weights do not")
     said = "the tokenizer to save with it: a name such as gpt2, a file or a folder"
@@ -47,7 +52,8 @@ def run(given: argparse.Namespace) -> None:
     need(given.numbers is None or given.layout == "gguf", "--numbers goes with --layout gguf.")
     if given.kind == "gguf":
         need(
-            given.model.endswith(".gguf") and Path(given.model).is_file(), f"{given.model} is no .gguf file; name one."
+            given.model.endswith(".gguf") and Path(given.model).is_file(),
+            f"{given.model} is no .gguf file; name one.",
         )
         given.kind = None
     if given.layout == "gguf":
@@ -55,10 +61,15 @@ def run(given: argparse.Namespace) -> None:
         return
     folder = new_folder(out)
     if given.kind is not None:
-        need(given.context is None, "--context is for a model that is a folder; convert the file first.")
+        need(
+            given.context is None,
+            "--context is for a model that is a folder; convert the file first.",
+        )
         asked, path = _asked_for(given.tokenizer), Path(given.model)
         model = torch_files.load(given.kind, path, Path(given.config) if given.config else None)
-        tokenizer = _checked(asked, given.tokenizer, model) or _tokenizer_beside(given.kind, path, model, out)
+        tokenizer = _checked(asked, given.tokenizer, model) or _tokenizer_beside(
+            given.kind, path, model, out
+        )
         store.save(model, folder, tokenizer, layout=given.layout)
     else:
         need(given.config is None, "--config goes with --from.")
@@ -69,7 +80,9 @@ def run(given: argparse.Namespace) -> None:
         untrained(given.model)
         reads = opened.source_tokenizer()
         layout: Any = given.layout or (None if quantized(model) else "hf")
-        store.save(model, folder, tokenizer, layout=layout, labels=opened.labels, source_tokenizer=reads)
+        store.save(
+            model, folder, tokenizer, layout=layout, labels=opened.labels, source_tokenizer=reads
+        )
     print(out)
 
 
@@ -78,7 +91,8 @@ def _to_gguf(given: argparse.Namespace, out: str) -> None:
     from ..checkpoints import Checkpoint, gguf
 
     need(
-        given.kind is None and given.config is None, "--layout gguf writes a model that is a folder; convert it first."
+        given.kind is None and given.config is None,
+        "--layout gguf writes a model that is a folder; convert it first.",
     )
     need(out.endswith(".gguf"), f"A GGUF model is one file: --out {out}.gguf.")
     path = new_file(out, given.model)
@@ -87,14 +101,23 @@ def _to_gguf(given: argparse.Namespace, out: str) -> None:
     model = opened.model()
     tokenizer = _checked(_asked_for(given.tokenizer), given.tokenizer, model) or opened.tokenizer()
     if tokenizer is None:
-        note("This model has no tokenizer, so llama.cpp will read ids alone; --tokenizer NAME adds one.")
-    held = gguf.save(model, path, (given.numbers or "F16").upper(), tokenizer, _name(given.model, opened))
-    note(f"Tensors by their numbers: {', '.join(f'{count} of {kind}' for kind, count in held.most_common())}.")
+        note(
+            "This model has no tokenizer, so llama.cpp will read ids alone; --tokenizer NAME "
+            "adds one."
+        )
+    held = gguf.save(
+        model, path, (given.numbers or "F16").upper(), tokenizer, _name(given.model, opened)
+    )
+    note(
+        "Tensors by their numbers: "
+        f"{', '.join(f'{count} of {kind}' for kind, count in held.most_common())}."
+    )
     print(out)
 
 
 def _name(model: str, opened: Any) -> str:
-    """What a GGUF file calls the model: the folder's name (of a checkpoint the run's too), or the hub's or recipe's."""
+    """What a GGUF file calls the model: the folder's name (of a checkpoint the run's too), or the
+    hub's or recipe's."""
     from ..checkpoints import gguf
 
     if opened.gguf:
@@ -115,13 +138,21 @@ def _checked(tokenizer: Any, name: str, model: Any) -> Any:
     """The tokenizer; UserError where the model has no rows for all its tokens."""
     rows = model.config.embed.vocab
     if tokenizer is not None and tokenizer.size > rows:
-        letters = f", for a model of characters without a special token: {_letters()}" if rows < SMALL else "."
-        raise UserError(f"{name} has {tokenizer.size} tokens, the model only {rows}; give the one it has{letters}")
+        letters = (
+            f", for a model of characters without a special token: {_letters()}"
+            if rows < SMALL
+            else "."
+        )
+        raise UserError(
+            f"{name} has {tokenizer.size} tokens, the model only {rows}; give the "
+            f"one it has{letters}"
+        )
     return tokenizer
 
 
 def _tokenizer_beside(kind: str, path: Path, model: Any, out: str) -> Any:
-    """The tokenizer beside a published file, or GPT-2's for its size; what was found or is missing is said."""
+    """The tokenizer beside a published file, or GPT-2's for its size; what was found or is missing
+    is said."""
     from ..checkpoints.checkpoint import open_tokenizer
     from ..tokenizer import pretrained
 
@@ -130,15 +161,25 @@ def _tokenizer_beside(kind: str, path: Path, model: Any, out: str) -> Any:
     if tokenizer is None and rows in GPT2.get(kind, ()):
         tokenizer = pretrained.at_hand("gpt2")
         if tokenizer is not None:
-            note(f"The vocabulary of {rows:,} is GPT-2's, so its tokenizer is saved too; --tokenizer names another.")
+            note(
+                f"The vocabulary of {rows:,} is GPT-2's, so its tokenizer is saved too; "
+                "--tokenizer names another."
+            )
     if tokenizer is None:
         usual = "gpt2" if rows in GPT2.get(kind, ()) else "NAME"
-        how = f"glassformer convert {shlex.quote(out)} --tokenizer {usual} --out NEW_FOLDER adds one"
-        more = f"; a model of characters has that of its own text: {_letters()}" if rows < SMALL else "."
+        how = (
+            f"glassformer convert {shlex.quote(out)} --tokenizer {usual} --out NEW_FOLDER adds one"
+        )
+        more = (
+            f"; a model of characters has that of its own text: {_letters()}"
+            if rows < SMALL
+            else "."
+        )
         note(f"This model has no tokenizer: {how}{more}")
     return tokenizer
 
 
 def _letters() -> str:
-    """What makes the tokenizer of nanoGPT's and minGPT's characters: sorted, from 0, and nothing else."""
+    """What makes the tokenizer of nanoGPT's and minGPT's characters: sorted, from 0, and nothing
+    else."""
     return f'python -c "{LETTERS}" makes the folder letters of input.txt.'

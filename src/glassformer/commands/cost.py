@@ -22,18 +22,30 @@ EXAMPLES = (
 )
 OPEN = True  # settings are those of train
 USAGE = (
-    "glassformer cost NAME|RUN.toml [--batch N] [--context N] [--processes N] [--json] [--use FILE] [--NAME VALUE ...]"
+    "glassformer cost NAME|RUN.toml [--batch N] [--context N] [--processes N] [--json] [--use "
+    "FILE] [--NAME VALUE ...]"
 )
 EPILOG = (
-    "NAME is a recipe or a folder. Settings of the model, and of a run file, as train takes them: --decoder.depth 8."
+    "NAME is a recipe or a folder. Settings of the model, and of a run file, as train takes "
+    "them: --decoder.depth 8."
 )
 
 
 def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
-    add("--batch", type=int, metavar="N", help="rows in a batch; a run file computes it in train.accumulate pieces")
+    add(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="rows in a batch; a run file computes it in train.accumulate pieces",
+    )
     add("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
-    add("--processes", type=int, metavar="N", help="a run file on so many processes: what each holds and receives")
+    add(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="a run file on so many processes: what each holds and receives",
+    )
     add("--json", action="store_true", help="as JSON")
     using(one)
 
@@ -53,16 +65,21 @@ def run(given: argparse.Namespace) -> None:
 
         plan = plan_run(run_file.read(named, changes))
         how, context = plan.settings.train, given.context or plan.context
-        model, batch = plan.model, -(-(given.batch or how.batch) // how.accumulate)  # rows of a piece, as in a training
+        # rows of a piece, as in a training
+        model, batch = plan.model, -(-(given.batch or how.batch) // how.accumulate)
     else:
         model, batch, context = _changed(named, changes), given.batch or 1, given.context
     found = cost(model, batch, context)
     numbers, rows = found.to_dict(), found.table()
     if given.processes is not None:
-        need(named.endswith(".toml"), "--processes is for a run file, which says the batch and its pieces; give one.")
+        need(
+            named.endswith(".toml"),
+            "--processes is for a run file, which says the batch and its pieces; give one.",
+        )
         for layout in _layouts(plan, given.processes):
             numbers["layout"] = layout.to_dict()
-            rows += layout.rows()[3 if layout.dtype == "bf16" else 0 :]  # what is held and sent differs
+            # what is held and sent differs
+            rows += layout.rows()[3 if layout.dtype == "bf16" else 0 :]
     result(given.json, numbers, rows)
 
 
@@ -75,7 +92,10 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
 
     how, parallel = plan.settings.train, plan.settings.parallel.of(processes)
     pieces = pieces_for(how.accumulate, parallel)
-    few = f"train.batch is {how.batch} rows, too few for {pieces} pieces, a multiple of the processes; raise it."
+    few = (
+        f"train.batch is {how.batch} rows, too few for {pieces} pieces, a multiple of the "
+        "processes; raise it."
+    )
     need(pieces <= how.batch, few)
     if any(parallel.size(axis) > 1 for axis in AXES if axis not in ("data", "replicate")):
         from ..parallel.mesh import Mesh
@@ -88,7 +108,8 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
 
 
 def _changed(name: str, changes: dict[str, str]) -> Model:
-    """The config of a recipe or folder with these changes; UserError for a setting that its model does not have."""
+    """The config of a recipe or folder with these changes; UserError for a setting that its model
+    does not have."""
     from ..checkpoints import Checkpoint
     from ..config import serial
     from ..config import settings as known

@@ -21,12 +21,18 @@ def options(one: argparse.ArgumentParser) -> None:
         help="a named corpus, a file, a folder, or - for standard input; none lists the names",
     )
     add("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
-    add("--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)")
+    add(
+        "--separator",
+        type=unescaped,
+        metavar="TEXT",
+        help="what parts a plain file's documents (nothing)",
+    )
     add("--json", action="store_true", help="as JSON")
 
 
 def examples() -> list[dict[str, Any]]:
-    """The sets of published files that are known by name, and what run files want that a person has to bring."""
+    """The sets of published files that are known by name, and what run files want that a person has
+    to bring."""
     from .. import files
     from ..config import run_file
     from ..data import registry
@@ -34,19 +40,30 @@ def examples() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for one in registry.example_sets():
         names = [file.place.partition("/")[2] for file in one.files]
-        found.append({"name": one.name, "files": names, "origin": one.origin, "licence": one.licence})
+        found.append(
+            {"name": one.name, "files": names, "origin": one.origin, "licence": one.licence}
+        )
     known = {*registry.example_files(), *(corpus.name for corpus in registry.corpora())}
     wanted: dict[str, list[str]] = {}
     for path in run_file.run_files().values():
         table = files.read_toml(path).get("data", {})
         for value in (table.get("train"), table.get("valid")):
-            asked = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            asked = (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, list)
+                else [value]
+            )
             for place in (one for one in asked if isinstance(one, str) and one not in known):
                 folder, _, file = place.partition("/")
                 known.add(place)
                 if folder != "out":  # what another run file made
                     wanted.setdefault(folder, []).append(file)
-    yours = {"origin": "bring it: GLASSFORMER_DATA names the folder it lies in", "licence": "its own"}
+    yours = {
+        "origin": "bring it: GLASSFORMER_DATA names the folder it lies in",
+        "licence": "its own",
+    }
     return found + [{"name": name, "files": files, **yours} for name, files in wanted.items()]
 
 
@@ -57,11 +74,17 @@ def run(given: argparse.Namespace) -> None:
     if given.name is None:
         corpora = registry.corpora()
         if given.json:
-            said = [{"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence} for c in corpora]
+            said = [
+                {"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence}
+                for c in corpora
+            ]
             emit([*said, *examples()])
         else:
             texts = [(c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora]
-            sets = [(f"{s['name']}/", f"{', '.join(s['files'])} ({s['licence']}, {s['origin']})") for s in examples()]
+            sets = [
+                (f"{s['name']}/", f"{', '.join(s['files'])} ({s['licence']}, {s['origin']})")
+                for s in examples()
+            ]
             rows(*texts, *sets)
         return
     source = find_corpus(file_or_input(given.name), given.field, given.separator)

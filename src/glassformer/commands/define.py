@@ -1,4 +1,5 @@
-"""``glassformer define``: a term of the field in a sentence, its formula, its line of code, a number of a model."""
+"""``glassformer define``: a term of the field in a sentence, its formula, its line of code, a
+number of a model."""
 
 from __future__ import annotations
 
@@ -6,13 +7,26 @@ import argparse
 
 from .common import emit, note, table
 
-EXAMPLES = ('glassformer define "causal mask"', "glassformer define MQA --json", "glassformer define")
+EXAMPLES = (
+    'glassformer define "causal mask"',
+    "glassformer define MQA --json",
+    "glassformer define",
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
-    add("term", nargs="*", metavar="TERM", help="a term, or another of its names; none lists them all")
-    add("--no-number", action="store_true", help="without the number that is computed, so without loading a model")
+    add(
+        "term",
+        nargs="*",
+        metavar="TERM",
+        help="a term, or another of its names; none lists them all",
+    )
+    add(
+        "--no-number",
+        action="store_true",
+        help="without the number that is computed, so without loading a model",
+    )
     add("--json", action="store_true", help="as JSON")
 
 
@@ -23,7 +37,9 @@ def run(given: argparse.Namespace) -> None:
         if given.json:
             emit([term.to_dict() for term in glossary.terms()])
         else:
-            table([(term.name, term.page, term.sentence) for term in glossary.terms()], left=(0, 1, 2))
+            table(
+                [(term.name, term.page, term.sentence) for term in glossary.terms()], left=(0, 1, 2)
+            )
         return
     term = glossary.find(" ".join(given.term))
     number = None if given.no_number else glossary.live(term)
@@ -32,7 +48,10 @@ def run(given: argparse.Namespace) -> None:
         return
     also = f" (also {', '.join(term.also)})" if term.also else ""
     print(f"{term.name}{also}\n  {term.sentence}\n")
-    lines = [("formula", term.formula), ("code", f"{term.code.path}, line {term.code.line}: {term.code.text}")]
+    lines = [
+        ("formula", term.formula),
+        ("code", f"{term.code.path}, line {term.code.line}: {term.code.text}"),
+    ]
     lines += [("now", number)] if number else []
     lines += [("road", f"{term.road} {term.page}")]
     lines += [("see", ", ".join(term.related))] if term.related else []

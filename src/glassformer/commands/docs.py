@@ -15,19 +15,33 @@ EXAMPLES = ("glassformer docs", "glassformer docs learn/04-attention", "glassfor
 
 def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
-    add("page", nargs="?", default="index", metavar="PAGE", help="a page of it, as learn/04-attention (the first)")
-    add("--print", dest="only_print", action="store_true", help="print where it is, and open nothing")
+    add(
+        "page",
+        nargs="?",
+        default="index",
+        metavar="PAGE",
+        help="a page of it, as learn/04-attention (the first)",
+    )
+    add(
+        "--print",
+        dest="only_print",
+        action="store_true",
+        help="print where it is, and open nothing",
+    )
 
 
 def run(given: argparse.Namespace) -> None:
     site = Path(str(resources.files("glassformer"))) / "site"
     need(
         (site / "index.html").exists(),
-        "The site is not built here: run make docs in a checkout of Glassformer; a wheel built after that carries it.",
+        "The site is not built here: run make docs in a checkout of Glassformer; a wheel built "
+        "after that carries it.",
     )
     page = given.page.removesuffix(".html").removesuffix(".md").strip("/")
     there = sorted(
-        str(one.relative_to(site).with_suffix("")) for one in site.rglob("*.html") if "live" not in one.parts
+        str(one.relative_to(site).with_suffix(""))
+        for one in site.rglob("*.html")
+        if "live" not in one.parts
     )
     near = get_close_matches(page, there, n=1, cutoff=0.3)
     meant = f' Did you mean "{near[0]}"?' if near else ""

@@ -15,7 +15,8 @@ USAGE = "glassformer doctor [--json]"
 GAINS = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 """What a processor may have that products gain by; AMX is used by torch's own kernels alone."""
 COMPILE = (
-    "The compiled kernels are missing, so int8, int4 and the engine are many times slower than they can be. "
+    "The compiled kernels are missing, so int8, int4 and the engine are many times slower than "
+    "they can be. "
     "Installed: pip install --force-reinstall --no-deps the wheel for this machine; "
     "in a clone: pip install ziglang, then python hatch_build.py."
 )
@@ -69,16 +70,25 @@ def advices(found: dict[str, Any]) -> list[str]:
     """What to do about what was found, a sentence or two each; none where all is well."""
     told = []
     if found["kernels"] == "torch" and "x86_64" in found["system"]:
-        told.append(COMPILE if not found["builds"] and "avx2" in found["features"] else found["why"])
+        told.append(
+            COMPILE if not found["builds"] and "avx2" in found["features"] else found["why"]
+        )
     if found["threads"] < found["cores"]:
-        told.append(f"{found['threads']} of {found['cores']} cores compute: OMP_NUM_THREADS or a container says so.")
+        told.append(
+            f"{found['threads']} of {found['cores']} cores compute: OMP_NUM_THREADS or a "
+            "container says so."
+        )
     if found["kernels"] != "torch" and found["thread_pool"] is None:
-        told.append("torch brings no OpenMP pool of the kind that the kernels use, so that they compute on one core.")
+        told.append(
+            "torch brings no OpenMP pool of the kind that the kernels use, so that they "
+            "compute on one core."
+        )
     return told
 
 
 def memory_speed() -> float:
-    """GB/s at which all threads read memory now, the median of five; what a token costs at one sequence."""
+    """GB/s at which all threads read memory now, the median of five; what a token costs at one
+    sequence."""
     import statistics
 
     import torch

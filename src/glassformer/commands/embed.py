@@ -30,7 +30,8 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument(
         "--out",
         metavar="FILE",
-        help='save the vectors as "vectors" (texts, width) in a .safetensors file; - is standard output',
+        help='save the vectors as "vectors" (texts, width) in a .safetensors file; - is standard '
+        "output",
     )
     truncating(one)
     editing(one)
@@ -46,7 +47,12 @@ def run(given: argparse.Namespace) -> None:
     need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
     edits = edits_of(given)
     model, tokenizer = model_and_tokenizer(given)
-    told = {"truncate": given.truncate, "batch": given.batch, "progress": counting("texts"), "edits": edits}
+    told = {
+        "truncate": given.truncate,
+        "batch": given.batch,
+        "progress": counting("texts"),
+        "edits": edits,
+    }
     vectors = generation.embed(model, tokenizer, read, **told)
     if given.out:
         from safetensors.torch import save

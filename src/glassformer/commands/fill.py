@@ -18,7 +18,8 @@ def options(one: argparse.ArgumentParser) -> None:
         "--order",
         choices=["apart", "left", "sure"],
         default="apart",
-        help="several blanks: each by itself, or together, from the left or the surest first (apart)",
+        help="several blanks: each by itself, or together, from the left or the surest first "
+        "(apart)",
     )
     computing(one)
     add("--json", action="store_true", help="tokens and probabilities as JSON")

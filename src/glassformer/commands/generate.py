@@ -46,30 +46,71 @@ EXAMPLES = (
 def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
     add("model", metavar="MODEL", help=MODEL)
-    add("prompt", nargs="*", metavar="PROMPT", help="one or several; - is standard input; none: begin")
+    add(
+        "prompt",
+        nargs="*",
+        metavar="PROMPT",
+        help="one or several; - is standard input; none: begin",
+    )
     prompting(one)
     add("--batch", type=int, default=32, metavar="N", help="prompts at once (32)")
     add("--max-new", type=int, default=256, metavar="N", help="at most N tokens (256)")
-    add("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (1)")
+    add(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="0 takes the likeliest token (1)",
+    )
     add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
     add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens with mass P")
-    add("--min-p", type=float, metavar="P", help="draw from tokens P times as likely as the likeliest")
-    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less (1)")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    add(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="draw from tokens P times as likely as the likeliest",
+    )
+    add(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="above 1: repeat less (1)",
+    )
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be repeated",
+    )
     add("--slide", action="store_true", help="go on past the context, reading its last half again")
     add("--samples", type=int, default=1, metavar="N", help="N continuations of each prompt (1)")
     add("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    add("--next", type=int, metavar="N", help="only show the N likeliest next tokens of each prompt")
-    add("--logprobs", type=int, default=0, metavar="N", help="with each token the N likeliest in its place")
+    add(
+        "--next", type=int, metavar="N", help="only show the N likeliest next tokens of each prompt"
+    )
+    add(
+        "--logprobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with each token the N likeliest in its place",
+    )
     editing(one)
     computing(one)
     add("--json", action="store_true", help="tokens, log-probabilities and texts as JSON")
-    add("--out", metavar="FILE.jsonl", help="a JSON line for each continuation; stopped, it goes on where it was")
+    add(
+        "--out",
+        metavar="FILE.jsonl",
+        help="a JSON line for each continuation; stopped, it goes on where it was",
+    )
 
 
 @contextlib.contextmanager
 def readers(given: argparse.Namespace) -> Iterator[Reader | None]:
-    """What reads the prompts: all processes that torchrun started, each a share; the first one alone goes on."""
+    """What reads the prompts: all processes that torchrun started, each a share; the first one
+    alone goes on."""
     from ..config.parallel import Parallel
     from ..parallel.mesh import processes, started
     from ..parallel.prefill import prefill
@@ -83,7 +124,10 @@ def readers(given: argparse.Namespace) -> Iterator[Reader | None]:
         mesh = opened.enter_context(started(Parallel(data=1, context=processes()), given.device))
         ring = Ring(mesh.group("context"))
         if not mesh.is_first:
-            given.max_new, nowhere = 1, opened.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            given.max_new, nowhere = (
+                1,
+                opened.enter_context(Path(os.devnull).open("w", encoding="utf-8")),
+            )
             opened.enter_context(contextlib.redirect_stdout(nowhere))
             opened.enter_context(contextlib.redirect_stderr(nowhere))
         try:
@@ -106,7 +150,9 @@ def answer(given: argparse.Namespace, reader: Reader | None) -> None:
     need(given.batch > 0, f"--batch is {given.batch}; give 1 or more.")
     need(given.logprobs >= 0, f"--logprobs is {given.logprobs}; give 0 or more.")
     need(given.next is None or given.next > 0, f"--next is {given.next}; give 1 or more.")
-    how = generation.Sampling(given.temperature, given.top_k, given.top_p, given.min_p, given.repetition_penalty)
+    how = generation.Sampling(
+        given.temperature, given.top_k, given.top_p, given.min_p, given.repetition_penalty
+    )
     samples = given.samples if given.next is None else 1
     generation.check_settings(how, given.max_new, samples, given.stop)
     edits = edits_of(given)
@@ -151,7 +197,12 @@ def answer(given: argparse.Namespace, reader: Reader | None) -> None:
                 if given.logprobs:
                     print(f"  {shown(tokenizer, [token])[0]}")
                 words = shown(tokenizer, [other for other, _ in likely])
-                print("\n".join(f"  {math.exp(p):8.4f}  {word}" for (_, p), word in zip(likely, words, strict=True)))
+                print(
+                    "\n".join(
+                        f"  {math.exp(p):8.4f}  {word}"
+                        for (_, p), word in zip(likely, words, strict=True)
+                    )
+                )
     elif len(rows) > 1:
         for number, row in enumerate(rows):
             print(f"[{number}] {prompts[number // given.samples] or ''}{row.text}\n")
@@ -163,8 +214,11 @@ def answer(given: argparse.Namespace, reader: Reader | None) -> None:
         note(f"seed {seed}")
 
 
-def into_file(given: argparse.Namespace, model: Any, tokenizer: Any, prompts: list[str | None], how: Any) -> None:
-    """Continuations of many prompts by the engine, as many at once as memory holds, into a file that appears whole."""
+def into_file(
+    given: argparse.Namespace, model: Any, tokenizer: Any, prompts: list[str | None], how: Any
+) -> None:
+    """Continuations of many prompts by the engine, as many at once as memory holds, into a file
+    that appears whole."""
     from .. import engine
     from ..engine.batch import answer_into
     from ..generation.prompt import starts_and_sources
@@ -183,11 +237,21 @@ def into_file(given: argparse.Namespace, model: Any, tokenizer: Any, prompts: li
         **_answering(model, tokenizer),
     }
     seed = _seed_of(out) if given.seed is None else given.seed
-    said, equals, requests = {"sampling": how, "seed": seed, "max_new": given.max_new}, Counter[tuple[int, ...]](), []
+    said, equals, requests = (
+        {"sampling": how, "seed": seed, "max_new": given.max_new},
+        Counter[tuple[int, ...]](),
+        [],
+    )
     for number, start in enumerate(starts):
         source = None if sources is None else sources[number]
         read = tuple(source or start)
-        rest = {**said, "n": given.samples, "first": equals[read], "stop": given.stop, "logprobs": given.logprobs}
+        rest = {
+            **said,
+            "n": given.samples,
+            "first": equals[read],
+            "stop": given.stop,
+            "logprobs": given.logprobs,
+        }
         requests.append(engine.Request(start, source, **rest))
         equals[read] += given.samples
 
@@ -199,7 +263,12 @@ def into_file(given: argparse.Namespace, model: Any, tokenizer: Any, prompts: li
     with engine.Engine(model, tokenizer, max_queue=max(256, given.samples)) as running:
         note(str(running.room))
         begun = answer_into(
-            out, running, requests, {**job, "seed": seed}, line, counting(f"of {len(prompts):,} prompts")
+            out,
+            running,
+            requests,
+            {**job, "seed": seed},
+            line,
+            counting(f"of {len(prompts):,} prompts"),
         )
         stats = running.stats()
     if begun:
@@ -214,7 +283,12 @@ def _answering(model: Any, tokenizer: Any) -> dict[str, Any]:
 
     bits = sorted({weight.held.bits for weight in quantized(model).values()})
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return {"weights": store.digest(model), "dtype": dtype, "bits": bits, "tokenizer": tokenizer.fingerprint}
+    return {
+        "weights": store.digest(model),
+        "dtype": dtype,
+        "bits": bits,
+        "tokenizer": tokenizer.fingerprint,
+    }
 
 
 def _seed_of(out: Path) -> int:
@@ -230,14 +304,25 @@ def _seed_of(out: Path) -> int:
 
 
 def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
-    """A continuation with its tokens' strings, and the likeliest in the place of each where they were asked for."""
+    """A continuation with its tokens' strings, and the likeliest in the place of each where they
+    were asked for."""
 
     def told_of(token: int, p: float) -> dict[str, Any]:
-        return {"token": token, "piece": tokenizer.token(token), "logprob": p, "probability": math.exp(p)}
+        return {
+            "token": token,
+            "piece": tokenizer.token(token),
+            "logprob": p,
+            "probability": math.exp(p),
+        }
 
     likely = [[told_of(token, p) for token, p in some] for some in row.likely]
     told = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer.for_source, row.prompt)}
     if only_next:
         return {**told, "next": likely[0]}
-    told |= {"text": row.text, "tokens": row.tokens, "pieces": pieces(tokenizer, row.tokens), "logprobs": row.logprobs}
+    told |= {
+        "text": row.text,
+        "tokens": row.tokens,
+        "pieces": pieces(tokenizer, row.tokens),
+        "logprobs": row.logprobs,
+    }
     return {**told, "finish": row.finish, **({"likely": likely} if likely else {})}

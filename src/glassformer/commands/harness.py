@@ -1,4 +1,5 @@
-"""Our models under lm-evaluation-harness: its tasks and prompts, our probabilities and our generation."""
+"""Our models under lm-evaluation-harness: its tasks and prompts, our probabilities and our
+generation."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ def harness_model(
     progress: Callable[[int], None] | None = None,
     edits: Sequence[Any] = (),
 ) -> Any:
-    """A model as ``lm_eval.simple_evaluate(model=...)`` takes it; UserError where the library is missing.
+    """A model as ``lm_eval.simple_evaluate(model=...)`` takes it; UserError where the library is
+    missing.
 
-    Texts are encoded as in training: with the tokenizer's bos where it has one. ``prefix_token_id``, which stands
-    before a text without context, is the bos, else the eos.
+    Texts are encoded as in training: with the tokenizer's bos where it has one.
+    ``prefix_token_id``, which stands before a text without context, is the bos, else the eos.
     """
     try:
         from lm_eval import utils
@@ -28,7 +30,8 @@ def harness_model(
         from lm_eval.models.utils import normalize_gen_kwargs
     except ImportError:
         raise UserError(
-            "Tasks need lm-evaluation-harness: pip install lm_eval (some 700 MB with what it needs)."
+            "Tasks need lm-evaluation-harness: pip install lm_eval (some 700 MB with what it "
+            "needs)."
         ) from None
     from .. import evaluation, generation
     from ..tokenizer.framing import document_start
@@ -37,7 +40,10 @@ def harness_model(
     eos = tokenizer.eos
     prefix = opening if opening is not None else eos
     if prefix is None:
-        raise UserError("The tokenizer has no bos or eos, which the harness puts before a text; use one that has.")
+        raise UserError(
+            "The tokenizer has no bos or eos, which the harness puts before a text; "
+            "use one that has."
+        )
 
     class HarnessModel(TemplateLM):  # type: ignore[misc]  # the library has no types
         """One of ours behind the harness's interface."""
@@ -47,7 +53,9 @@ def harness_model(
         prefix_token_id = prefix
         tokenizer_name = tokenizer.fingerprint
 
-        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **rest: Any) -> list[int]:
+        def tok_encode(
+            self, string: str, add_special_tokens: bool | None = None, **rest: Any
+        ) -> list[int]:
             wanted = opening is not None and add_special_tokens is not False
             return list(tokenizer.encode(string, bos=wanted))
 
@@ -55,18 +63,26 @@ def harness_model(
             pairs = [(context, continuation) for _, context, continuation in requests]
             return [
                 (one.logprob, one.greedy)
-                for one in evaluation.likelihoods(model, pairs, batch=batch, progress=progress, edits=edits)
+                for one in evaluation.likelihoods(
+                    model, pairs, batch=batch, progress=progress, edits=edits
+                )
             ]
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             totals = []
             for request in requests:
                 windows = utils.get_rolling_token_windows(
-                    self.tok_encode(request.args[0], add_special_tokens=False), prefix, self.max_length, context_len=1
+                    self.tok_encode(request.args[0], add_special_tokens=False),
+                    prefix,
+                    self.max_length,
+                    context_len=1,
                 )
                 pairs = [utils.make_disjoint_window(window) for window in windows]
                 totals.append(
-                    sum(one.logprob for one in evaluation.likelihoods(model, pairs, batch=batch, edits=edits))
+                    sum(
+                        one.logprob
+                        for one in evaluation.likelihoods(model, pairs, batch=batch, edits=edits)
+                    )
                 )
             return totals
 
@@ -104,10 +120,12 @@ def evaluate_tasks(
     progress: Callable[[int], None] | None = None,
     edits: Sequence[Any] = (),
 ) -> dict[str, dict[str, float]]:
-    """The harness's figures by task: ``acc``, ``acc_norm``, ``exact_match`` ... each with its standard error.
+    """The harness's figures by task: ``acc``, ``acc_norm``, ``exact_match`` ... each with its
+    standard error.
 
-    ``folder`` holds the user's own task files (YAML), which may read local data; the harness's own download theirs
-    from the hub. Raises UserError for an unknown task and for data that cannot be had.
+    ``folder`` holds the user's own task files (YAML), which may read local data; the harness's own
+    download theirs from the hub. Raises UserError for an unknown task and for data that cannot be
+    had.
     """
     ours = harness_model(model, tokenizer, batch=batch, progress=progress, edits=edits)
     from lm_eval import simple_evaluate
@@ -119,17 +137,25 @@ def evaluate_tasks(
         raise UserError(f'The harness has no task "{unknown[0]}"; `lm-eval ls tasks` lists them.')
     try:
         results = simple_evaluate(
-            model=ours, tasks=list(tasks), num_fewshot=shots, limit=limit, task_manager=manager, log_samples=False
+            model=ours,
+            tasks=list(tasks),
+            num_fewshot=shots,
+            limit=limit,
+            task_manager=manager,
+            log_samples=False,
         )
     except OSError as error:  # a data set that is not on this machine, and no network (huggingface's errors are these)
         reason = str(error).strip().splitlines()[0][:200]
-        raise UserError(f"The data of these tasks cannot be had ({reason}); download it once with a network.") from None
+        raise UserError(
+            f"The data of these tasks cannot be had ({reason}); download it once with a network."
+        ) from None
     assert results is not None
     return {
         task: {
             name.replace(",none", ""): float(value)
             for name, value in found.items()
-            if "," in name and isinstance(value, int | float)  # METRIC,FILTER; the rest is the task's name and size
+            # METRIC,FILTER; the rest is the task's name and size
+            if "," in name and isinstance(value, int | float)
         }
         for task, found in results["results"].items()
     }

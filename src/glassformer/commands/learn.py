@@ -26,19 +26,49 @@ USAGE = """glassformer learn [--out FOLDER] [--exercises FOLDER] [--json]
        glassformer learn check --all CLASS [--json]
        glassformer learn hint NAME [--all-hints]
        glassformer learn solution NAME"""
-EPILOG = "A check runs your code in processes of their own, with limits of time and memory; it is no sandbox."
+EPILOG = (
+    "A check runs your code in processes of their own, with limits of time and memory; it "
+    "is no sandbox."
+)
 VERBS = ("start", "check", "hint", "solution")
 
 
 def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
-    add("words", nargs="*", metavar="VERB", help="start, check, hint or solution, and what of; none lists them")
-    add("--out", type=Path, default=Path(), metavar="FOLDER", help="where your files are, and what is done (here)")
-    add("--exercises", type=Path, metavar="FOLDER", help="a teacher's exercises besides ours (docs/learn.md)")
+    add(
+        "words",
+        nargs="*",
+        metavar="VERB",
+        help="start, check, hint or solution, and what of; none lists them",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="where your files are, and what is done (here)",
+    )
+    add(
+        "--exercises",
+        type=Path,
+        metavar="FOLDER",
+        help="a teacher's exercises besides ours (docs/learn.md)",
+    )
     add("--notebook", action="store_true", help="start: a notebook instead of a .py file")
-    add("--all", type=Path, dest="everyone", metavar="CLASS", help="check: a folder of many learners' files")
+    add(
+        "--all",
+        type=Path,
+        dest="everyone",
+        metavar="CLASS",
+        help="check: a folder of many learners' files",
+    )
     add("--seed", type=int, metavar="S", help="check: draw the inputs of an earlier check again")
-    add("--seconds", type=float, metavar="T", help="check: stop the code after so many of the processor (20)")
+    add(
+        "--seconds",
+        type=float,
+        metavar="T",
+        help="check: stop the code after so many of the processor (20)",
+    )
     add("--all-hints", action="store_true", help="hint: every hint, not the next one alone")
     add("--json", action="store_true", help="what is found as JSON")
 
@@ -46,10 +76,14 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     verb, *rest = given.words or ["list"]
     if verb != "list" and verb not in VERBS:
-        raise UserError(f'learn knows no "{verb}".{nearest(verb, VERBS)} glassformer learn lists the exercises.')
+        raise UserError(
+            f'learn knows no "{verb}".{nearest(verb, VERBS)} glassformer learn lists the exercises.'
+        )
     most = 0 if verb == "list" or given.everyone else 1
     need(
-        len(rest) <= most, f"learn {verb} takes {'one name' if most else 'nothing more'}; see glassformer learn --help."
+        len(rest) <= most,
+        f"learn {verb} takes {'one name' if most else 'nothing more'}; see "
+        "glassformer learn --help.",
     )
     if verb == "list":
         return _list(given)
@@ -58,10 +92,16 @@ def run(given: argparse.Namespace) -> int:
         given.seconds is None or 0 < given.seconds <= most,
         f"--seconds is {given.seconds}; give 0 to {most:,}, above 0.",
     )
-    need(given.seed is None or 0 <= given.seed < 1 << 31, f"--seed is {given.seed}; give 0 to {(1 << 31) - 1:,}.")
+    need(
+        given.seed is None or 0 <= given.seed < 1 << 31,
+        f"--seed is {given.seed}; give 0 to {(1 << 31) - 1:,}.",
+    )
     if verb == "check":
         return _class(given) if given.everyone else _check(given, Path(rest[0]) if rest else None)
-    need(bool(rest), f"Say of which exercise: glassformer learn {verb} NAME; glassformer learn lists them.")
+    need(
+        bool(rest),
+        f"Say of which exercise: glassformer learn {verb} NAME; glassformer learn lists them.",
+    )
     from ..learn.exercise import find
 
     exercise = find(rest[0], given.exercises)
@@ -88,13 +128,19 @@ def _list(given: argparse.Namespace) -> int:
         emit(told)
         return 0
     table(
-        [(one.name, progress.state(one, kept), one.title, f"{one.road:g} {one.page}") for one in exercises],
+        [
+            (one.name, progress.state(one, kept), one.title, f"{one.road:g} {one.page}")
+            for one in exercises
+        ],
         ("exercise", "state", "what", "on the road"),
         left=(0, 1, 2, 3),
     )
     done = sum(progress.state(one, kept) == "done" for one in exercises)
     first = next((one.name for one in exercises if progress.state(one, kept) != "done"), None)
-    note(f"{done} of {len(exercises)} done." + (f" Next: glassformer learn start {first}" if first else ""))
+    note(
+        f"{done} of {len(exercises)} done."
+        + (f" Next: glassformer learn start {first}" if first else "")
+    )
     return 0
 
 
@@ -126,10 +172,16 @@ def _check(given: argparse.Namespace, file: Path | None) -> int:
         emit(verdict.to_dict())
         return int(not passed)
     if verdict.printed.strip():
-        print("Your code printed:\n" + "\n".join(f"  | {line}" for line in verdict.printed.rstrip().splitlines()))
+        print(
+            "Your code printed:\n"
+            + "\n".join(f"  | {line}" for line in verdict.printed.rstrip().splitlines())
+        )
     print("\n".join(verdict.lines()))
     if not passed:
-        note(f"Stuck? glassformer learn hint {verdict.exercise}. The same inputs again: --seed {verdict.seed}")
+        note(
+            f"Stuck? glassformer learn hint {verdict.exercise}. The same inputs again: --seed "
+            f"{verdict.seed}"
+        )
     return int(not passed)
 
 
@@ -154,7 +206,8 @@ def _latest(given: argparse.Namespace) -> Path:
         note(f"{path}, which was changed last:")
         return path
     raise UserError(
-        f"There is no exercise begun in {given.out.resolve()}; glassformer learn start NAME, or name a FILE."
+        f"There is no exercise begun in {given.out.resolve()}; glassformer learn start NAME, or "
+        "name a FILE."
     )
 
 
@@ -175,11 +228,21 @@ def _class(given: argparse.Namespace) -> int:
         told = one.verdict
         where = f"{told.where}: " if told is not None and told.where else ""
         said = one.refused if told is None else f"{where}{told.message}"
-        rows.append((one.learner, told.exercise if told else "", told.state if told else "refused", said[:100]))
+        rows.append(
+            (
+                one.learner,
+                told.exercise if told else "",
+                told.state if told else "refused",
+                said[:100],
+            )
+        )
     table(rows, ("learner", "exercise", "state", "what"), left=(0, 1, 2, 3))
     passed = Counter(row[0] for row in rows if row[2] == "passed")
     learners = {row[0] for row in rows}
-    note(f"{counted(len(learners), 'learner')}, {counted(len(rows), 'file')}, {passed.total()} passed.")
+    note(
+        f"{counted(len(learners), 'learner')}, {counted(len(rows), 'file')}, {passed.total()} "
+        "passed."
+    )
     return 0
 
 
@@ -200,10 +263,17 @@ def _hint(given: argparse.Namespace, exercise: Exercise) -> int:
         print("\n".join(told))
     state = progress.state(exercise, progress.read(given.out))
     state = "started" if state == progress.NEW else state
-    progress.keep(given.out, exercise.name, state=state, hints=len(exercise.hints) if given.all_hints else at + 1)
+    progress.keep(
+        given.out,
+        exercise.name,
+        state=state,
+        hints=len(exercise.hints) if given.all_hints else at + 1,
+    )
     left = 0 if given.all_hints else len(exercise.hints) - at - 1
     more = (
-        f"{counted(left, 'more hint')}: ask again" if left else f"the last; glassformer learn solution {exercise.name}"
+        f"{counted(left, 'more hint')}: ask again"
+        if left
+        else f"the last; glassformer learn solution {exercise.name}"
     )
     note(f"({more})")
     return 0
@@ -213,5 +283,6 @@ def _solution(given: argparse.Namespace, exercise: Exercise) -> int:
     if given.json:
         emit({"name": exercise.name, "solution": exercise.solution})
     else:
-        print(f"# exercise: {exercise.name}\n\n{exercise.solution}", end="")  # so that it can be checked as it is
+        # so that it can be checked as it is
+        print(f"# exercise: {exercise.name}\n\n{exercise.solution}", end="")
     return 0

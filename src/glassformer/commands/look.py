@@ -32,13 +32,20 @@ def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
     add("model", metavar="MODEL", help=MODEL)
     add("text", metavar="TEXT", help="what the model reads; - is standard input")
-    add("pattern", nargs="*", metavar="PATTERN", help='names, as "*.pattern"; none lists every name')
+    add(
+        "pattern", nargs="*", metavar="PATTERN", help='names, as "*.pattern"; none lists every name'
+    )
     add("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
     add("--next", type=int, metavar="N", help="the N likeliest tokens after the text")
     add("--logprobs", type=int, metavar="N", help="after each token of the text the N likeliest")
     add("--draw", action="store_true", help="attention as a picture, the mean of its heads")
     add("--head", type=int, metavar="N", help="with --draw: one head alone, counted from 0")
-    add("--out", type=Path, metavar="FILE.svg", help="with --draw: write the pictures; - is standard output")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE.svg",
+        help="with --draw: write the pictures; - is standard output",
+    )
     editing(one)
     computing(one)
     add("--json", action="store_true", help="every number as JSON")
@@ -62,7 +69,9 @@ def run(given: argparse.Namespace) -> None:
         untrained(given.model)
     else:
         model, tokenizer = model_and_tokenizer(given)
-        seen = inspection.look(model, tokenizer, given.text, *given.pattern, source=given.source, edits=given.edit)
+        seen = inspection.look(
+            model, tokenizer, given.text, *given.pattern, source=given.source, edits=given.edit
+        )
         if given.json:
             tokens = inspection.read_tokens(model, tokenizer, given.text, given.source, given.edit)
             emit({**inspection.to_dict(seen), "tokens": tokens})
@@ -75,16 +84,23 @@ def predictions(given: argparse.Namespace) -> None:
     from .. import inspection
 
     count = given.next if given.logprobs is None else given.logprobs
-    told = inspection.predictions(*model_and_tokenizer(given), given.text, count, source=given.source, edits=given.edit)
+    told = inspection.predictions(
+        *model_and_tokenizer(given), given.text, count, source=given.source, edits=given.edit
+    )
     if given.json:
         emit(told if given.logprobs is not None else told[-1]["next"])
         return
     for one in told if given.logprobs is not None else told[-1:]:
         indent = ""
         if given.logprobs is not None:
-            own, indent = "" if one["logprob"] is None else f"{math.exp(one['logprob']):.4f}", "    "
+            own, indent = (
+                "" if one["logprob"] is None else f"{math.exp(one['logprob']):.4f}",
+                "    ",
+            )
             print(f"{own:>8}  {one['piece']}")
-        print("\n".join(f"{indent}{math.exp(n['logprob']):8.4f}  {n['piece']}" for n in one["next"]))
+        print(
+            "\n".join(f"{indent}{math.exp(n['logprob']):8.4f}  {n['piece']}" for n in one["next"])
+        )
 
 
 def draw(given: argparse.Namespace) -> None:

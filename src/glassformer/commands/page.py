@@ -28,10 +28,23 @@ def options(one: argparse.ArgumentParser) -> None:
     said = "folders, hub names or recipes; none opens a small model that comes with the package"
     one.add_argument("models", nargs="*", metavar="MODEL", help=said)
     one.add_argument(
-        "--run", dest="watched", type=Path, metavar="DIR", help="a run folder to watch, or a folder of them"
+        "--run",
+        dest="watched",
+        type=Path,
+        metavar="DIR",
+        help="a run folder to watch, or a folder of them",
     )
-    one.add_argument("--port", type=int, default=PORT, metavar="N", help=f"the port ({PORT}; 0 takes any free one)")
-    said = "the address to listen on (127.0.0.1, this machine alone; elsewhere the link holds a secret)"
+    one.add_argument(
+        "--port",
+        type=int,
+        default=PORT,
+        metavar="N",
+        help=f"the port ({PORT}; 0 takes any free one)",
+    )
+    said = (
+        "the address to listen on (127.0.0.1, this machine alone; elsewhere the link holds a "
+        "secret)"
+    )
     one.add_argument("--host", default="127.0.0.1", metavar="H", help=said)
     computing(one)
 
@@ -56,8 +69,14 @@ def run(given: argparse.Namespace) -> None:
     bound = listening.bound(given.host, given.port, PORT)
     port = bound.getsockname()[1]
     token = None if security.is_loopback(given.host) else security.new_token()
-    names = frozenset({*security.LOOPBACK, given.host.lower(), f"[{given.host.lower()}]"}) if token is None else None
-    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(given.host, given.host)
+    names = (
+        frozenset({*security.LOOPBACK, given.host.lower(), f"[{given.host.lower()}]"})
+        if token is None
+        else None
+    )
+    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(
+        given.host, given.host
+    )
     shown = f"[{shown}]" if ":" in shown else shown
     print(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""), flush=True)
     note("The page is at this link; Ctrl-C ends it.")
@@ -77,8 +96,9 @@ def run(given: argparse.Namespace) -> None:
 def _ahead(models: Any, shown: threading.Event) -> None:
     """Load the first model before anybody asks; what is wrong with it is said to who asks.
 
-    Importing torch keeps the interpreter for seconds: a browser that comes at once has its page first (``shown``), and
-    one that comes meanwhile waits a tenth as long for its turn as Python would let it.
+    Importing torch keeps the interpreter for seconds: a browser that comes at once has its page
+    first (``shown``), and one that comes meanwhile waits a tenth as long for its turn as Python
+    would let it.
     """
     shown.wait(PATIENCE)
     usual = sys.getswitchinterval()

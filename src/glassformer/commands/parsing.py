@@ -15,12 +15,14 @@ from ..errors import UserError, nearest, need
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one sentence for a mistake instead of the whole usage, and options anywhere among arguments."""
+    """argparse, with one sentence for a mistake instead of the whole usage, and options anywhere
+    among arguments."""
 
     def __init__(self, **words: Any) -> None:
         shape = argparse.RawDescriptionHelpFormatter  # examples keep their lines
         super().__init__(**words, formatter_class=shape, allow_abbrev=False)
-        self._negative_number_matcher = re.compile(r"-\.?\d[\d.,e_-]*$")  # "-2,-1" is a value, as "-2" is
+        # "-2,-1" is a value, as "-2" is
+        self._negative_number_matcher = re.compile(r"-\.?\d[\d.,e_-]*$")
 
     def add_argument(self, *names: str, **words: Any) -> argparse.Action:
         """One more argument; what may be left out (``nargs="*"``) is not said to be required."""
@@ -41,13 +43,22 @@ class Parser(argparse.ArgumentParser):
     @property
     def verbs(self) -> dict[str, Parser]:
         """The commands, or the tasks of a command; empty where it has none."""
-        found = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        found = (
+            action.choices
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
+        )
         return dict(next(found, {}))
 
     @property
     def options(self) -> list[str]:
         """The long options, without those that are only understood for old times' sake."""
-        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        return [
+            name
+            for action in self._actions
+            for name in action.option_strings
+            if name.startswith("--")
+        ]
 
     def asking(self, words: Sequence[str]) -> argparse.Action | None:
         """The option that waits for its value after these words."""
@@ -62,12 +73,15 @@ class Parser(argparse.ArgumentParser):
         """Put these examples under the help, and those of each task under its own."""
         told = [textwrap.fill(self.epilog, 79)] if self.epilog else []
         own = [line for line in examples if line.startswith(self.prog + " ")]
-        self.epilog = "\n\n".join([*told, *(["\n  ".join(["examples:", *own])] if own else [])]) or None
+        self.epilog = (
+            "\n\n".join([*told, *(["\n  ".join(["examples:", *own])] if own else [])]) or None
+        )
         for made in self.verbs.values():
             made.show(examples)
 
     def understand(self, words: Sequence[str]) -> argparse.Namespace:
-        """What the words mean: ``run`` is the command's function, ``rest`` what only it can read."""
+        """What the words mean: ``run`` is the command's function, ``rest`` what only it can
+        read."""
         verbs = self.verbs
         if verbs and words and not words[0].startswith("-"):
             if words[0] not in verbs:
@@ -87,7 +101,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def settings(rest: Sequence[str]) -> tuple[str | None, dict[str, str]]:
-    """``RUN.toml --steps 500 --decoder.depth=8`` as the run file, if there is one, and the changes to it."""
+    """``RUN.toml --steps 500 --decoder.depth=8`` as the run file, if there is one, and the changes
+    to it."""
     file, changes, words = None, {}, list(rest)
     while words:
         word = words.pop(0)
@@ -98,13 +113,25 @@ def settings(rest: Sequence[str]) -> tuple[str | None, dict[str, str]]:
         elif file is None and not word.startswith("-"):
             file = word
         else:
-            raise UserError(f"{word} is not understood; give one run file, and settings as --NAME VALUE.")
+            raise UserError(
+                f"{word} is not understood; give one run file, and settings as --NAME VALUE."
+            )
     return file, changes
 
 
 def check_text(words: Sequence[str]) -> None:
-    """Refuse words that are not UTF-8 and no file's name: Python keeps such bytes as halves of surrogate pairs."""
+    """Refuse words that are not UTF-8 and no file's name: Python keeps such bytes as halves of
+    surrogate pairs."""
     for word in words:
-        if any("\ud800" <= letter <= "\udfff" for letter in word) and not Path(word.rpartition("=")[2]).exists():
-            shown = shlex.quote(word.encode(sys.getfilesystemencoding(), "surrogateescape").decode("utf-8", "replace"))
-            raise UserError(f"The argument {shown} is not UTF-8 text; convert it, or set the terminal to UTF-8.")
+        if (
+            any("\ud800" <= letter <= "\udfff" for letter in word)
+            and not Path(word.rpartition("=")[2]).exists()
+        ):
+            shown = shlex.quote(
+                word.encode(sys.getfilesystemencoding(), "surrogateescape").decode(
+                    "utf-8", "replace"
+                )
+            )
+            raise UserError(
+                f"The argument {shown} is not UTF-8 text; convert it, or set the terminal to UTF-8."
+            )

@@ -9,7 +9,8 @@ from .common import MODEL, computing, emit, model_and_tokenizer, note, untrained
 
 EXAMPLES = (
     'glassformer patch out/mine "The dog is" "The dogs are" --answer " here" --wrong " there"',
-    'glassformer patch out/mine "The dog is" "The cat is" --answer " barking" --parts z --positions all --top 20',
+    'glassformer patch out/mine "The dog is" "The cat is" --answer " barking" --parts z '
+    "--positions all --top 20",
 )
 
 
@@ -20,11 +21,33 @@ def options(one: argparse.ArgumentParser) -> None:
     add("corrupted", metavar="CORRUPTED", help="the text they are put into, of as many tokens")
     add("--answer", required=True, metavar="WORD", help="the token whose logit is measured")
     add("--wrong", metavar="WORD", help="the token whose logit is taken from it")
-    add("--parts", default="resid,attn.write,ffn.write", metavar="P,...", help="values of a block; z: head by head")
+    add(
+        "--parts",
+        default="resid,attn.write,ffn.write",
+        metavar="P,...",
+        help="values of a block; z: head by head",
+    )
     add("--positions", default="each", metavar="N,...", help="each, all at once, or numbers (each)")
-    add("--at", type=int, metavar="N", help="where the answer is read (the last token; an encoder's mask)")
-    add("--source", action="append", default=[], metavar="TEXT", help="an encoder's text; twice: clean and corrupted")
-    add("--top", type=int, default=10, metavar="N", help="the N largest effects, below the grid (10)")
+    add(
+        "--at",
+        type=int,
+        metavar="N",
+        help="where the answer is read (the last token; an encoder's mask)",
+    )
+    add(
+        "--source",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="an encoder's text; twice: clean and corrupted",
+    )
+    add(
+        "--top",
+        type=int,
+        default=10,
+        metavar="N",
+        help="the N largest effects, below the grid (10)",
+    )
     computing(one)
     add("--json", action="store_true", help="every number as JSON")
 
@@ -32,7 +55,10 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     from ..inspection import patch_grid
 
-    need(len(given.source) < 3, f"--source is given {len(given.source)} times; give it once, or for each text.")
+    need(
+        len(given.source) < 3,
+        f"--source is given {len(given.source)} times; give it once, or for each text.",
+    )
     need(given.top >= 0, f"--top is {given.top}; give 0 or more.")
     model, tokenizer = model_and_tokenizer(given)
     grid = patch_grid(
@@ -45,14 +71,23 @@ def run(given: argparse.Namespace) -> None:
         parts=[part.strip() for part in given.parts.split(",")],
         positions=positions(given.positions),
         at=given.at,
-        source=tuple(given.source) if len(given.source) == 2 else given.source[0] if given.source else None,
+        source=tuple(given.source)
+        if len(given.source) == 2
+        else given.source[0]
+        if given.source
+        else None,
     )
     untrained(given.model)
     if given.json:
         emit(grid.to_dict())
         return
-    what = f"{grid.metric} of {grid.answer}" + (f" less {grid.wrong}" if grid.wrong is not None else "")
-    note(f"{what} at {grid.at}: {grid.clean_value:.4f} clean, {grid.corrupted_value:.4f} corrupted; 0 to 1 between.")
+    what = f"{grid.metric} of {grid.answer}" + (
+        f" less {grid.wrong}" if grid.wrong is not None else ""
+    )
+    note(
+        f"{what} at {grid.at}: {grid.clean_value:.4f} clean, {grid.corrupted_value:.4f} "
+        "corrupted; 0 to 1 between."
+    )
     print(grid.text())
     if given.top:
         print("\n" + "\n".join(grid.table(given.top)))
@@ -65,4 +100,6 @@ def positions(text: str) -> str | list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f'--positions is "{text}"; give each, all, or numbers such as 2,3.') from None
+        raise UserError(
+            f'--positions is "{text}"; give each, all, or numbers such as 2,3.'
+        ) from None

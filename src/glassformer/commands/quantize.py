@@ -1,4 +1,5 @@
-"""``glassformer quantize``: a model's weights in 8 or 4 bits, and what that costs, matrix by matrix."""
+"""``glassformer quantize``: a model's weights in 8 or 4 bits, and what that costs, matrix by
+matrix."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ EXAMPLES = (
     "glassformer quantize out/mine out/mine-int4 --bits 4 --calibrate notes.txt --picture harm.svg",
     "glassformer quantize out/pair out/pair-int8 --bits 8 --calibrate valid.en --target valid.de",
 )
-EPILOG = "The report is kept in FOLDER/quantization.json. What it says and how it is measured: docs/quantize.md."
+EPILOG = (
+    "The report is kept in FOLDER/quantization.json. What it says and how it is measured: "
+    "docs/quantize.md."
+)
 REPORT = "quantization.json"
 
 
@@ -27,14 +31,50 @@ def options(one: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help=MODEL)
     add("folder", metavar="FOLDER", help="where to save it")
     add("--bits", type=int, required=True, metavar="N", help="8 or 4, of each weight")
-    add("--group", type=int, default=32, metavar="N", help="weights that share a scale: a multiple of 32 (32)")
-    add("--head", type=int, default=8, metavar="N", help="bits of embeddings and head: 8, or 16 to leave them (8)")
-    add("--calibrate", metavar="DATA", help="a text to round for and to measure on: a file, a folder or a corpus")
-    add("--target", metavar="FILE", help="of an encoder-decoder: what it is to write for --calibrate, line by line")
+    add(
+        "--group",
+        type=int,
+        default=32,
+        metavar="N",
+        help="weights that share a scale: a multiple of 32 (32)",
+    )
+    add(
+        "--head",
+        type=int,
+        default=8,
+        metavar="N",
+        help="bits of embeddings and head: 8, or 16 to leave them (8)",
+    )
+    add(
+        "--calibrate",
+        metavar="DATA",
+        help="a text to round for and to measure on: a file, a folder or a corpus",
+    )
+    add(
+        "--target",
+        metavar="FILE",
+        help="of an encoder-decoder: what it is to write for --calibrate, line by line",
+    )
     add("--tokens", type=int, default=16_384, metavar="N", help="of it, to round for (16,384)")
-    add("--measure", type=int, default=2_048, metavar="N", help="of it, held out, to measure on (2,048)")
-    add("--dtype", metavar="D", help="of what is left: float32, bfloat16 or float16 (the checkpoint's own)")
-    add("--top", type=int, default=12, metavar="N", help="matrices that are shown, the most harmful first (12)")
+    add(
+        "--measure",
+        type=int,
+        default=2_048,
+        metavar="N",
+        help="of it, held out, to measure on (2,048)",
+    )
+    add(
+        "--dtype",
+        metavar="D",
+        help="of what is left: float32, bfloat16 or float16 (the checkpoint's own)",
+    )
+    add(
+        "--top",
+        type=int,
+        default=12,
+        metavar="N",
+        help="matrices that are shown, the most harmful first (12)",
+    )
     add("--picture", metavar="FILE", help="the harm of each matrix, as .svg or .png")
     add("--json", action="store_true", help="the whole report as JSON")
     using(one)
@@ -46,17 +86,32 @@ def run(given: argparse.Namespace) -> None:
     from ..quantize import picture, quantize_model
 
     layout = Layout(given.bits, given.group, given.head)
-    need(min(given.tokens, given.measure) > 0, "--tokens and --measure are numbers of tokens; give 1 or more.")
+    need(
+        min(given.tokens, given.measure) > 0,
+        "--tokens and --measure are numbers of tokens; give 1 or more.",
+    )
     need(given.top >= 0, "--top is a number of matrices; give 0 or more.")
-    need(given.target is None or given.calibrate is not None, "--target goes with --calibrate, which has its sources.")
-    image = None if given.picture is None else new_file(given.picture, given.model, given.calibrate, given.target)
+    need(
+        given.target is None or given.calibrate is not None,
+        "--target goes with --calibrate, which has its sources.",
+    )
+    image = (
+        None
+        if given.picture is None
+        else new_file(given.picture, given.model, given.calibrate, given.target)
+    )
     suffixes = (".svg", ".png")
-    need(image is None or image.suffix in suffixes, f"--picture {given.picture} is neither .svg nor .png; name one.")
+    need(
+        image is None or image.suffix in suffixes,
+        f"--picture {given.picture} is neither .svg nor .png; name one.",
+    )
     drawn = image is None or importlib.util.find_spec("matplotlib") is not None
     need(drawn, "--picture needs matplotlib; pip install matplotlib, or leave it out.")
     out, opened = new_folder(given.folder), Checkpoint.open(given.model)
     already = f"{given.model} is quantised already; give the model that it was made of."
-    adapter = f"{given.model} is an adapter on quantised weights; give a model that is not quantised."
+    adapter = (
+        f"{given.model} is an adapter on quantised weights; give a model that is not quantised."
+    )
     need(opened.quantization is None, already)
     need(opened.base is None or Checkpoint.open(opened.base).quantization is None, adapter)
     untrained(given.model)
@@ -79,17 +134,26 @@ def run(given: argparse.Namespace) -> None:
         files.write(image, page.getvalue())
     short = sum(row.shape[-1] < layout.group for row in report.rows)
     if short:
-        note(f"{short} of {len(report.rows)} matrices have rows shorter than a group of {layout.group}: a scale a row.")
+        note(
+            f"{short} of {len(report.rows)} matrices have rows shorter than a group of "
+            f"{layout.group}: a scale a row."
+        )
     if given.json:
         emit(report.to_dict())
         return
     _show(report, given.top)
-    print(f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became {report.after / 1e6:,.2f} MB.")
+    print(
+        f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became "
+        f"{report.after / 1e6:,.2f} MB."
+    )
     if image is not None:
         print(f"{image}: the harm of each matrix, layer by layer.")
     if text is None:
         better = ", and 4 bits are rounded for it" if layout.bits == 4 else ""
-        print(f"These are the weights' own errors. --calibrate DATA, a text, adds what becomes of the answers{better}.")
+        print(
+            "These are the weights' own errors. --calibrate DATA, a text, adds what becomes "
+            f"of the answers{better}."
+        )
 
 
 def _text(given: argparse.Namespace, cfg: Any, tokenizer: Any) -> Any:
@@ -105,11 +169,17 @@ def _text(given: argparse.Namespace, cfg: Any, tokenizer: Any) -> Any:
     from ..training.encoded import encode
     from ..training.objectives import Seq2Seq
 
-    need(isinstance(cfg, EncoderDecoder), f"{given.model} is no encoder-decoder; leave --target out.")
+    need(
+        isinstance(cfg, EncoderDecoder), f"{given.model} is no encoder-decoder; leave --target out."
+    )
     objective = Seq2Seq()
     read = examples.read({"source": given.calibrate, "target": given.target}, objective)
-    encoded = encode(read, tokenizer, objective, cfg, cfg.context, "end", tokenizer.source_tokenizer)
-    target, source = (side.rows(name) for side, name in zip(encoded.sides, ("tokens", "source"), strict=True))
+    encoded = encode(
+        read, tokenizer, objective, cfg, cfg.context, "end", tokenizer.source_tokenizer
+    )
+    target, source = (
+        side.rows(name) for side, name in zip(encoded.sides, ("tokens", "source"), strict=True)
+    )
     return Text.of_pairs(list(zip(source, target, strict=True)), given.tokens, given.measure)
 
 
@@ -117,8 +187,16 @@ def _show(report: Any, top: int) -> None:
     from ..quantize import display
 
     shown = min(top, len(report.rows))
-    of = f"{shown} of {len(report.rows)}; --top N shows more" if shown < len(report.rows) else f"all {shown}"
-    by = "the most harmful first" if any(row.effect for row in report.rows) else "the greatest error first"
+    of = (
+        f"{shown} of {len(report.rows)}; --top N shows more"
+        if shown < len(report.rows)
+        else f"all {shown}"
+    )
+    by = (
+        "the most harmful first"
+        if any(row.effect for row in report.rows)
+        else "the greatest error first"
+    )
     print(f"Each matrix alone, {by} ({of}):")
     heading, *lines = display.matrices(report, top)
     table(lines, heading)
@@ -130,9 +208,13 @@ def _show(report: Any, top: int) -> None:
 
 
 def _progress(reads: bool) -> Any:
-    """What is being done, in a line that is written over; nothing where standard error is no terminal."""
+    """What is being done, in a line that is written over; nothing where standard error is no
+    terminal."""
     if moving():
         return lambda said: print(f"\r\x1b[K{said}", end="\r", file=sys.stderr, flush=True)
     if reads:
-        note("Calibrating and measuring reads the text once for each matrix; a large model takes minutes.")
+        note(
+            "Calibrating and measuring reads the text once for each matrix; a large model takes "
+            "minutes."
+        )
     return lambda _: None

@@ -18,10 +18,22 @@ def run(given: argparse.Namespace) -> None:
     from .. import cost as costs
     from .. import recipes as book
 
-    pages = [(page, {size: costs.cost(config) for size, config in page.sizes.items()}) for page in book.all()]
+    pages = [
+        (page, {size: costs.cost(config) for size, config in page.sizes.items()})
+        for page in book.all()
+    ]
     if given.json:
-        every = [(page, f"{page.name}/{size}", price) for page, sizes in pages for size, price in sizes.items()]
-        emit([{"name": n, "parameters": p.total, "dim": p.model.dim, "paper": page.paper} for page, n, p in every])
+        every = [
+            (page, f"{page.name}/{size}", price)
+            for page, sizes in pages
+            for size, price in sizes.items()
+        ]
+        emit(
+            [
+                {"name": n, "parameters": p.total, "dim": p.model.dim, "paper": page.paper}
+                for page, n, p in every
+            ]
+        )
         return
     for page, sizes in pages:
         print(f"{page.name}: {page.paper}")

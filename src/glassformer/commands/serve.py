@@ -28,7 +28,12 @@ def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     add = one.add_argument
     add("models", nargs="+", metavar="MODEL", help=MODEL)
-    add("--host", default="127.0.0.1", metavar="H", help="the address to listen on (127.0.0.1, this machine alone)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        metavar="H",
+        help="the address to listen on (127.0.0.1, this machine alone)",
+    )
     add(
         "--name",
         action="append",
@@ -36,18 +41,38 @@ def options(one: argparse.ArgumentParser) -> None:
         metavar="N",
         help="what clients call a model (its folder's name); once for each, in their order",
     )
-    add("--port", type=int, default=PORT, metavar="N", help=f"the port ({PORT}; 0 takes any free one)")
-    add("--bits", type=int, choices=[4, 8], metavar="B", help="quantise the weights while loading: 8 or 4 bits")
-    add("--api-key-file", type=Path, metavar="F", help="a file with the keys that let a client in, one a line")
     add(
-        "--no-api-key", action="store_true", help="let everybody in who reaches a --host that is not this machine alone"
+        "--port",
+        type=int,
+        default=PORT,
+        metavar="N",
+        help=f"the port ({PORT}; 0 takes any free one)",
+    )
+    add(
+        "--bits",
+        type=int,
+        choices=[4, 8],
+        metavar="B",
+        help="quantise the weights while loading: 8 or 4 bits",
+    )
+    add(
+        "--api-key-file",
+        type=Path,
+        metavar="F",
+        help="a file with the keys that let a client in, one a line",
+    )
+    add(
+        "--no-api-key",
+        action="store_true",
+        help="let everybody in who reaches a --host that is not this machine alone",
     )
     add(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="another name by which clients without a key may call this server, as in a Host header; repeat it",
+        help="another name by which clients without a key may call this server, as in a Host "
+        "header; repeat it",
     )
     add(
         "--proxy",
@@ -57,12 +82,41 @@ def options(one: argparse.ArgumentParser) -> None:
         help="the address of a proxy whose X-Forwarded-For is believed (none); repeat it",
     )
     add("--chat-template", type=Path, metavar="F", help="a Jinja file, in place of the model's own")
-    add("--max-context", type=int, metavar="N", help="tokens of a prompt and its continuation (the model's)")
-    add("--max-sequences", type=int, default=32, metavar="N", help="continuations that are computed at once (32)")
-    add("--max-queue", type=int, default=256, metavar="N", help="requests that may wait; more are told 429 (256)")
-    add("--memory", type=float, metavar="GIB", help="GiB for keys and values (half of what is free)")
-    add("--page", action="store_true", help="the page in a browser too, over the same weights, on this machine alone")
-    add("--drain", type=int, default=30, metavar="S", help="seconds to end what is under way at SIGTERM (30)")
+    add(
+        "--max-context",
+        type=int,
+        metavar="N",
+        help="tokens of a prompt and its continuation (the model's)",
+    )
+    add(
+        "--max-sequences",
+        type=int,
+        default=32,
+        metavar="N",
+        help="continuations that are computed at once (32)",
+    )
+    add(
+        "--max-queue",
+        type=int,
+        default=256,
+        metavar="N",
+        help="requests that may wait; more are told 429 (256)",
+    )
+    add(
+        "--memory", type=float, metavar="GIB", help="GiB for keys and values (half of what is free)"
+    )
+    add(
+        "--page",
+        action="store_true",
+        help="the page in a browser too, over the same weights, on this machine alone",
+    )
+    add(
+        "--drain",
+        type=int,
+        default=30,
+        metavar="S",
+        help="seconds to end what is under way at SIGTERM (30)",
+    )
     computing(one, "cpu")
 
 
@@ -81,13 +135,23 @@ def run(given: argparse.Namespace) -> None:
     from ..asgi import listening, security
 
     near = security.is_loopback(given.host)
-    said = f"--host {given.host} is reached by others; give --api-key-file F, or --no-api-key to let everybody in."
+    said = (
+        f"--host {given.host} is reached by others; give --api-key-file F, or --no-api-key to "
+        "let everybody in."
+    )
     need(near or given.api_key_file is not None or given.no_api_key, said)
     for address in given.proxy:
-        need(security.is_address(address), f"--proxy {address} is no IP address; give one, such as 127.0.0.1.")
-    bound = listening.bound(given.host, given.port, PORT)  # before torch and the models, which take seconds
+        need(
+            security.is_address(address),
+            f"--proxy {address} is no IP address; give one, such as 127.0.0.1.",
+        )
+    # before torch and the models, which take seconds
+    bound = listening.bound(given.host, given.port, PORT)
     template = given.chat_template
-    need(template is None or template.is_file(), f"--chat-template {template}: there is no such file; check the path.")
+    need(
+        template is None or template.is_file(),
+        f"--chat-template {template}: there is no such file; check the path.",
+    )
     device = engine_device(given)
     from ..serve import server
     from ..serve.registry import Bounds, open_models
@@ -111,7 +175,9 @@ def run(given: argparse.Namespace) -> None:
     if given.page:
         note(f"The page is at {_page(models, keys)}")
     note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")
-    server.run(models, __version__, bound, given.host, keys, given.drain, given.allow_host, given.proxy)
+    server.run(
+        models, __version__, bound, given.host, keys, given.drain, given.allow_host, given.proxy
+    )
 
 
 def _page(models: Registry, keys: Sequence[str] | None) -> str:
@@ -127,11 +193,20 @@ def _page(models: Registry, keys: Sequence[str] | None) -> str:
     from ..page.models import HeldEntry, Models
 
     served = models.models.items()
-    held = Models.of([HeldEntry(id.replace("/", "-"), one.checkpoint, one.model, one.tokenizer) for id, one in served])
+    held = Models.of(
+        [
+            HeldEntry(id.replace("/", "-"), one.checkpoint, one.model, one.tokenizer)
+            for id, one in served
+        ]
+    )
     bound = listening.bound(security.LOOPBACK[0], 0, PORT)
     app: Any = application(Page(held, Trainings(None, held)), frozenset(security.LOOPBACK))
     if keys is not None:
         app = security.PasswordGuard(app, keys)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
-    threading.Thread(target=server.run, args=([bound],), name="glassformer-page", daemon=True).start()
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+    )
+    threading.Thread(
+        target=server.run, args=([bound],), name="glassformer-page", daemon=True
+    ).start()
     return f"http://{security.LOOPBACK[0]}:{bound.getsockname()[1]}/"

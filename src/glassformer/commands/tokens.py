@@ -1,4 +1,5 @@
-"""``glassformer tokens``: a text under several tokenizers side by side; training one; the trade-off of its size."""
+"""``glassformer tokens``: a text under several tokenizers side by side; training one; the trade-off
+of its size."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ EXAMPLES = (
 USAGE = """glassformer tokens ["TEXT"] [--with NAME|PATH ...] [--ids] [--trace [WORD]] [--html FILE] [--json]
        glassformer tokens train FILE ... --kind KIND [--size N] --out DIR
        glassformer tokens sizes FILE ... [--kind KIND] [--sizes N ...] [--dim N] [--out FILE]"""
-EPILOG = 'The words "train" and "sizes" themselves are tokenised by --text train; - reads standard input.'
+EPILOG = (
+    'The words "train" and "sizes" themselves are tokenised by --text train; - reads '
+    "standard input."
+)
 DEFAULT = ("gpt2", "bert-cased", "t5")  # one of each algorithm
 VERBS = ("train", "sizes")
 GROUNDS = ("black on #cfe6f7", "black on #ffe3b0")
@@ -31,13 +35,26 @@ MOST_SPECIALS = 6
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    one.add_argument("words", nargs="*", metavar="TEXT", help="the text; a sample of everything where there is none")
+    one.add_argument(
+        "words",
+        nargs="*",
+        metavar="TEXT",
+        help="the text; a sample of everything where there is none",
+    )
     show = one.add_argument_group("to look").add_argument
     show("--text", metavar="TEXT", help="the text, whatever it is")
     show("--file", type=Path, metavar="FILE", help="the text in a file")
-    show("--with", nargs="+", dest="names", metavar="NAME", help="tokenizers: names, files, folders")
+    show(
+        "--with", nargs="+", dest="names", metavar="NAME", help="tokenizers: names, files, folders"
+    )
     show("--ids", action="store_true", help="ids under the tokens")
-    show("--trace", nargs="?", const="", metavar="WORD", help="how a word, or each one, came to its pieces")
+    show(
+        "--trace",
+        nargs="?",
+        const="",
+        metavar="WORD",
+        help="how a word, or each one, came to its pieces",
+    )
     show("--html", type=Path, metavar="FILE", help="write a page that needs no network")
     show("--json", action="store_true", help="everything as JSON")
     make = one.add_argument_group("to train, and to find a size").add_argument
@@ -48,9 +65,15 @@ def options(one: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="train: a special token besides the usual ones; nothing is learnt across it; may be repeated",
+        help="train: a special token besides the usual ones; nothing is learnt across it; may be "
+        "repeated",
     )
-    make("--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)")
+    make(
+        "--separator",
+        type=unescaped,
+        metavar="TEXT",
+        help="what parts a plain file's documents (nothing)",
+    )
     make("--sizes", type=int, nargs="+", metavar="N", help="sizes: entries in all, several")
     make("--dim", type=int, metavar="N", help="sizes: width of the embedding (512)")
     make("--out", type=Path, metavar="PATH", help="train: a folder; sizes: a .png or .svg file")
@@ -86,7 +109,9 @@ def _text(given: argparse.Namespace) -> str:
         try:
             return _decoded(given.file.read_bytes(), str(given.file))
         except OSError as error:
-            raise UserError(f"{given.file} cannot be read ({error.strerror}); check the path.") from None
+            raise UserError(
+                f"{given.file} cannot be read ({error.strerror}); check the path."
+            ) from None
     if given.words == ["-"]:
         return _decoded(sys.stdin.buffer.read(), "Standard input")
     if not ways and given.trace:
@@ -106,7 +131,11 @@ def _checkpoint(name: str) -> str | Path:
     from ..checkpoints import resolve
     from ..tokenizer import pretrained
 
-    return resolve.checkpoint_folder(Path(name)) if name not in pretrained.KNOWN and Path(name).is_dir() else name
+    return (
+        resolve.checkpoint_folder(Path(name))
+        if name not in pretrained.KNOWN and Path(name).is_dir()
+        else name
+    )
 
 
 def _look(given: argparse.Namespace, text: str) -> None:
@@ -118,7 +147,9 @@ def _look(given: argparse.Namespace, text: str) -> None:
     compare.check(text)
     if given.html is not None and given.html.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--html {given.html} is no .html; give a name that ends in it.")
-    names = given.names or [name for name in DEFAULT if name in pretrained.here()] or list(DEFAULT[:1])
+    names = (
+        given.names or [name for name in DEFAULT if name in pretrained.here()] or list(DEFAULT[:1])
+    )
     opened = [(name, pretrained.find(_checkpoint(name))) for name in dict.fromkeys(names)]
     sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
     traces: list[list[Trace]] = []
@@ -187,7 +218,10 @@ def _counts(console: Console, sheets: list[Sheet]) -> None:
 def _specials(sheet: Sheet) -> str:
     """The special tokens, or the first of them."""
     more = len(sheet.specials) - MOST_SPECIALS
-    return " ".join(sheet.specials[:MOST_SPECIALS]) + (f" and {more} more" if more > 0 else "") or "none"
+    return (
+        " ".join(sheet.specials[:MOST_SPECIALS]) + (f" and {more} more" if more > 0 else "")
+        or "none"
+    )
 
 
 def _row(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
@@ -222,7 +256,10 @@ def _cells(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
             console.print(above)
             console.print(below)
             above, below, used = Text(), Text(), 0
-        above.append(shown + " " * (wide - cell_len(shown)), None if plain else GROUNDS[at % 2] + MARKS[token.kind])
+        above.append(
+            shown + " " * (wide - cell_len(shown)),
+            None if plain else GROUNDS[at % 2] + MARKS[token.kind],
+        )
         above.append("|" if plain else " ")
         below.append(f"{id:<{wide}}{'|' if plain else ' '}")
         used += wide + 1

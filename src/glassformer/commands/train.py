@@ -20,8 +20,10 @@ EXAMPLES = (
 )
 OPEN = True  # settings are known by the run file's vocabulary alone
 EPILOG = (
-    "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/4m. From a checkpoint: "
-    "--from FOLDER, and --train.tune Frozen or LoRA for a part of it; what is learned: --train.objective Masked."
+    "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe "
+    "glass/4m. From a checkpoint: "
+    "--from FOLDER, and --train.tune Frozen or LoRA for a part of it; what is learned: "
+    "--train.objective Masked."
 )
 USAGE = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]"
 
@@ -30,7 +32,11 @@ def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
     add("--out", metavar="DIR", help="where checkpoints, log and curves go")
     add("--resume", action="store_true", help="go on from the last checkpoint in DIR")
-    add("--settings", action="store_true", help="list every setting with its type, default and meaning")
+    add(
+        "--settings",
+        action="store_true",
+        help="list every setting with its type, default and meaning",
+    )
     using(one)
 
 
@@ -41,14 +47,20 @@ def run(given: argparse.Namespace) -> int | None:
         table()
         return None
     if not given.out:
-        raise UserError("Say where the run goes: --out DIR." if given.out is None else "--out is empty; name a folder.")
+        raise UserError(
+            "Say where the run goes: --out DIR."
+            if given.out is None
+            else "--out is empty; name a folder."
+        )
     named, changes = settings(given.rest)
     out = Path(given.out)
-    kept = run_file.begun(out) if given.resume and named is None else None  # what is not given now stays
+    # what is not given now stays
+    kept = run_file.begun(out) if given.resume and named is None else None
     run_file.read(kept or named, changes)  # a slip is told before torch is imported
     from ..training import choose, run
 
-    found, chosen = choose(changes) if kept is None and named is None else ({}, "")  # a run file says all that it means
+    # a run file says all that it means
+    found, chosen = choose(changes) if kept is None and named is None else ({}, "")
     wanted = run_file.read(kept or named, {**found, **changes})
     used = [word for file in given.use for word in ("--use", file)]
     words = [*called(), "train", *given.rest, *used, "--out", given.out, "--resume"]
@@ -56,12 +68,15 @@ def run(given: argparse.Namespace) -> int | None:
     try:
         ended = run(wanted, out, given.resume, sample=write_a_little, command=again, chosen=chosen)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f" Continue with:\n  {again}" if (out / "run.json").exists() else "") from None
+        raise KeyboardInterrupt(
+            f" Continue with:\n  {again}" if (out / "run.json").exists() else ""
+        ) from None
     return 128 + ended.signal if ended.signal else None
 
 
 def table() -> None:
-    """Every setting: its name on the command line and in a run file, its type, its default, what it means."""
+    """Every setting: its name on the command line and in a run file, its type, its default, what it
+    means."""
     from ..config import settings
 
     for name, one in settings.types().items():
@@ -72,7 +87,8 @@ def table() -> None:
 
 
 def called() -> list[str]:
-    """How this program is called again from here: by its name where the shell finds it, else by its path."""
+    """How this program is called again from here: by its name where the shell finds it, else by its
+    path."""
     path = Path(sys.argv[0])
     if path.name != "glassformer":
         return [os.path.relpath(sys.executable), "-m", "glassformer"]
@@ -80,16 +96,30 @@ def called() -> list[str]:
     return ["glassformer" if found and Path(found).samefile(path) else os.path.relpath(path)]
 
 
-def write_a_little(model: Any, tokenizer: Any, source: str | None, source_tokenizer: Any = None) -> str:
-    """What a model under training says when it is asked to begin, or what it makes of a source text."""
+def write_a_little(
+    model: Any, tokenizer: Any, source: str | None, source_tokenizer: Any = None
+) -> str:
+    """What a model under training says when it is asked to begin, or what it makes of a source
+    text."""
     from .. import config, generation
     from ..tokenizer.framing import question, text_start
 
     if isinstance(model.config, config.EncoderDecoder):
-        told = generation.beam(model, tokenizer, source or "", beams=1, max_new=80, source_tokenizer=source_tokenizer)
+        told = generation.beam(
+            model, tokenizer, source or "", beams=1, max_new=80, source_tokenizer=source_tokenizer
+        )
         return f"{source} -> {told[0][0].text}"
     if source is None:
         start = [text_start(tokenizer) or 0]
-        return generation.generate(model, tokenizer, [start], max_new=80, temperature=0.8, seed=1, eos=()).run().text
+        return (
+            generation.generate(
+                model, tokenizer, [start], max_new=80, temperature=0.8, seed=1, eos=()
+            )
+            .run()
+            .text
+        )
     asked = question(tokenizer, tokenizer.encode(source))
-    return f"{source} -> {generation.generate(model, tokenizer, [asked], max_new=80, temperature=0.0).run().text}"
+    return (
+        f"{source} -> "
+        f"{generation.generate(model, tokenizer, [asked], max_new=80, temperature=0.0).run().text}"
+    )

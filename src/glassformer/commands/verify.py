@@ -14,16 +14,33 @@ EXAMPLES = (
     "glassformer verify gpt2/124m --against hf",
     "glassformer verify out/mine --dtype bfloat16 --json",
 )
-EPILOG = "The exit code is 1 where a check fails, and the first value that differs is named by its address."
+EPILOG = (
+    "The exit code is 1 where a check fails, and the first value that differs is named by "
+    "its address."
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("--against", choices=("hf",), help="compare with transformers too, where it knows the layout")
-    one.add_argument("--tokens", type=int, default=16, metavar="N", help="tokens that continue each of 3 texts (16)")
+    one.add_argument(
+        "--against",
+        choices=("hf",),
+        help="compare with transformers too, where it knows the layout",
+    )
+    one.add_argument(
+        "--tokens",
+        type=int,
+        default=16,
+        metavar="N",
+        help="tokens that continue each of 3 texts (16)",
+    )
     one.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
-    one.add_argument("--compile", action="store_true", help="try torch.compile too; on a CPU it takes a minute more")
+    one.add_argument(
+        "--compile",
+        action="store_true",
+        help="try torch.compile too; on a CPU it takes a minute more",
+    )
     computing(one)
     one.add_argument("--json", action="store_true", help="every check as JSON, once all are done")
 
@@ -38,19 +55,27 @@ def run(given: argparse.Namespace) -> int:
     untrained(given.model)
     how: dict[str, Any] = {"new": given.tokens, "seed": given.seed, "compile": given.compile}
     checks: list[Check] = []
-    for check in inspection.verify(model, tokenizer, against=given.against and published(given.model), **how):
+    for check in inspection.verify(
+        model, tokenizer, against=given.against and published(given.model), **how
+    ):
         if not given.json:
             if not checks:
                 print(Check.heading())
             print(check.line(), flush=True)
         checks.append(check)
-    count = {status: sum(check.status == status for check in checks) for status in ("pass", "FAIL", "not run")}
+    count = {
+        status: sum(check.status == status for check in checks)
+        for status in ("pass", "FAIL", "not run")
+    }
     if given.json:
         kind = str(next(model.parameters()).dtype).removeprefix("torch.")
         said = {"model": given.model, "dtype": kind, "passed": not count["FAIL"]}
         emit({**said, "checks": [check.to_dict() for check in checks]})
     else:
-        print(f"{counted(count['pass'], 'check')} passed, {count['FAIL']} failed, {count['not run']} not run")
+        print(
+            f"{counted(count['pass'], 'check')} passed, {count['FAIL']} failed, "
+            f"{count['not run']} not run"
+        )
     return 1 if count["FAIL"] else 0
 
 
@@ -59,4 +84,8 @@ def published(name: str) -> str | Path:
     from ..checkpoints import Checkpoint
 
     found = Checkpoint.open(name)
-    return found.folder if found.folder is not None and found.recipe is not None and found.base is None else "hf"
+    return (
+        found.folder
+        if found.folder is not None and found.recipe is not None and found.base is None
+        else "hf"
+    )

@@ -38,12 +38,18 @@ def train(given: argparse.Namespace, names: Sequence[str]) -> None:
     tokenizer = train_tokenizer(kind, noticed(), given.size, tuple(dict.fromkeys(specials)))
     for name in sorted(seen.keys() - set(specials)):
         note(
-            f'"{name}" is in this text {counted(seen[name], "time")} and was learnt as text; if it is a special token, '
+            f'"{name}" is in this text {counted(seen[name], "time")} and was learnt as text; if '
+            "it is a special token, "
             f"give --special '{name}', and if it parts documents, --separator '{name}'."
         )
-    asked = given.size or (trainers.DEFAULT_SIZE if kind in trainers.SIZED and kind != "words" else None)
+    asked = given.size or (
+        trainers.DEFAULT_SIZE if kind in trainers.SIZED and kind != "words" else None
+    )
     if asked is not None and tokenizer.size < asked:
-        note(f"This text gives {tokenizer.size:,} entries, not {asked:,}: it has no more pieces that are worth one.")
+        note(
+            f"This text gives {tokenizer.size:,} entries, not {asked:,}: it has no more pieces "
+            "that are worth one."
+        )
     tokenizer.save(given.out)
     held = compare.count(tokenizer)
     path = str(given.out / "tokenizer.json")
@@ -62,12 +68,17 @@ def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
     kind = _kind(given.kind, trainers.SIZED)
     ending = given.out.suffix.lower() if given.out is not None else None
     if ending not in (None, ".png", ".svg"):
-        raise UserError(f"--out {given.out} is neither .png nor .svg; give a name that ends in one of them.")
+        raise UserError(
+            f"--out {given.out} is neither .png nor .svg; give a name that ends in one of them."
+        )
     dim = 512 if given.dim is None else given.dim
     texts = _texts(names, "sizes", given.separator)
     found = vocabulary_size.sizes(kind, texts, given.sizes or vocabulary_size.USUAL, dim)
     if given.out is not None:
-        files.write(given.out, lambda beside: _picture(found, kind, dim, beside, ending[1:] if ending else "png"))
+        files.write(
+            given.out,
+            lambda beside: _picture(found, kind, dim, beside, ending[1:] if ending else "png"),
+        )
     if given.json:
         emit({"kind": kind, "dim": dim, "sizes": [vars(size) for size in found]})
         return
@@ -90,7 +101,10 @@ def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[s
     """The text of files, folders and named corpora."""
     from ..data import find as find_corpus
 
-    need(bool(names), f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}.")
+    need(
+        bool(names),
+        f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}.",
+    )
     sources = [find_corpus(name, separator=separator) for name in names]
     return (piece for source in sources for piece in source.texts())
 
@@ -99,10 +113,18 @@ def _table(found: Sequence[Size], dim: int) -> None:
     most = max(size.tokens_per_word for size in found)
     rows = []
     for one in found:
-        figures = (f"{one.tokens_per_word:.3f}", f"{one.characters_per_token:.2f}", f"{one.unknown:.2%}")
+        figures = (
+            f"{one.tokens_per_word:.3f}",
+            f"{one.characters_per_token:.2f}",
+            f"{one.unknown:.2%}",
+        )
         bar = "█" * max(1, round(WIDTH * one.tokens_per_word / most))
         rows.append((f"{one.entries:,}", *figures, f"{one.parameters:,}", bar))
-    table(rows, ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", ""), left=(5,))
+    table(
+        rows,
+        ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", ""),
+        left=(5,),
+    )
     print("Trained on the first nine tenths of the text, counted on the last.")
 
 
@@ -116,9 +138,21 @@ def _picture(found: Sequence[Size], kind: str, dim: int, path: Path, form: str) 
     left = figure.add_subplot()
     right = left.twinx()
     across = [size.entries for size in found]
-    left.plot(across, [size.tokens_per_word for size in found], "o-", color="#0072b2", label="tokens for each word")
-    right.plot(across, [size.parameters / 1e6 for size in found], "s--", color="#d55e00", label="embedding")
-    left.set(xscale="log", xlabel=f"entries of the vocabulary ({kind})", ylabel="tokens for each word (solid)")
+    left.plot(
+        across,
+        [size.tokens_per_word for size in found],
+        "o-",
+        color="#0072b2",
+        label="tokens for each word",
+    )
+    right.plot(
+        across, [size.parameters / 1e6 for size in found], "s--", color="#d55e00", label="embedding"
+    )
+    left.set(
+        xscale="log",
+        xlabel=f"entries of the vocabulary ({kind})",
+        ylabel="tokens for each word (solid)",
+    )
     left.set_xticks(across, [f"{entries:,}" for entries in across])
     left.minorticks_off()
     right.set(ylabel="million parameters (dashed)", title=f"an embedding {dim} wide")

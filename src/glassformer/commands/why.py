@@ -17,11 +17,22 @@ def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
     one.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
-    said = 'an address such as "logits[2,5]"; without its index: the shape; none lists the plan of the pass'
+    said = (
+        'an address such as "logits[2,5]"; without its index: the shape; none lists the plan '
+        "of the pass"
+    )
     one.add_argument("address", nargs="?", metavar="ADDRESS", help=said)
     one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
-    one.add_argument("--up", type=int, default=0, metavar="N", help="then N steps back along the largest term (0)")
-    one.add_argument("--terms", type=int, default=8, metavar="N", help="the N largest terms of each (8)")
+    one.add_argument(
+        "--up",
+        type=int,
+        default=0,
+        metavar="N",
+        help="then N steps back along the largest term (0)",
+    )
+    one.add_argument(
+        "--terms", type=int, default=8, metavar="N", help="the N largest terms of each (8)"
+    )
     computing(one)
     editing(one)
     one.add_argument("--json", action="store_true", help="every number as JSON")
@@ -48,7 +59,9 @@ def run(given: argparse.Namespace) -> None:
     if index is None:
         shape, axes = seen.shape(name)
         sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
-        emit({"address": name, "axes": list(axes), "shape": list(shape)}) if given.json else print(f"{name}: {sides}")
+        emit({"address": name, "axes": list(axes), "shape": list(shape)}) if given.json else print(
+            f"{name}: {sides}"
+        )
         return
     steps = list(seen.why(given.address, given.up))
     if given.json:

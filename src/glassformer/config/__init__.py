@@ -1,7 +1,8 @@
-"""The vocabulary: every way two published Transformers differ, as frozen dataclasses. No torch here.
+"""The vocabulary: every way two published Transformers differ, as frozen dataclasses. No torch
+here.
 
-The type is the switch, numbers do the rest: mechanisms that exclude each other are different types in one slot
-(``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by side.
+The type is the switch, numbers do the rest: mechanisms that exclude each other are different types
+in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by side.
 
     model embed_head pool norm init                          what a model is made of: its ends, how it starts
     feedforward position scaling mask recurrence             the parts of its blocks
@@ -21,7 +22,21 @@ from __future__ import annotations
 from .embed_head import Embed, Head
 from .feedforward import MLP, Activation, FeedForward, GatedMLP, MoE
 from .init import Init
-from .mask import Both, Causal, Chunk, Either, Every, Fixed, Full, MaskRule, Prefix, Rule, Strided, Tail, Window
+from .mask import (
+    Both,
+    Causal,
+    Chunk,
+    Either,
+    Every,
+    Fixed,
+    Full,
+    MaskRule,
+    Prefix,
+    Rule,
+    Strided,
+    Tail,
+    Window,
+)
 from .model import (
     MOST_HEADS,
     Attention,

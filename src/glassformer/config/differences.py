@@ -7,13 +7,21 @@ from typing import Any
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The dotted path of each value that differs, and the value on either side (None where it is absent).
+    """The dotted path of each value that differs, and the value on either side (None where it is
+    absent).
 
-    Tables are compared key by key where they are of one ``type``, lists item by item where they are equally long.
+    Tables are compared key by key where they are of one ``type``, lists item by item where they are
+    equally long.
     """
-    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("type") == theirs.get("type"):
+    if (
+        isinstance(ours, dict)
+        and isinstance(theirs, dict)
+        and ours.get("type") == theirs.get("type")
+    ):
         for key in {**ours, **theirs}:
-            yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else str(key))
+            yield from differences(
+                ours.get(key), theirs.get(key), f"{path}.{key}" if path else str(key)
+            )
     elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         for i, pair in enumerate(zip(ours, theirs, strict=True)):
             yield from differences(*pair, f"{path}.{i}" if path else str(i))

@@ -15,26 +15,32 @@ MOST_PREVIOUS_TOKENS = 1 << 10  # far beyond what anybody trains; more would onl
 @renamed(lags="previous_token_embeddings")
 @frozen
 class Embed:
-    """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``.
+    """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds
+    ``segments``.
 
-    ``previous_token_embeddings`` tokens before each add a vector, from tables of their own (Huang et al. 2025).
-    Where ``dim`` is not the model's, embeddings with their positions and norm are that wide, then projected (Electra).
+    ``previous_token_embeddings`` tokens before each add a vector, from tables of their own (Huang
+    et al. 2025). Where ``dim`` is not the model's, embeddings with their positions and norm are
+    that wide, then projected (Electra).
     """
 
     vocab: PositiveInt  # tokens that the model knows
     scale: PositiveFloat = 1.0  # the vectors are multiplied by it (2017 and Gemma: sqrt(dim))
     segments: NonNegativeInt = 0  # entries of the table of segments (BERT: 2); 0: none
-    previous_token_embeddings: int = 0  # earlier tokens that add a vector of their own tables; 0: none
-    dim: PositiveInt | None = None  # width of the embeddings, projected to the model's; none: the model's (Electra)
+    # earlier tokens that add a vector of their own tables; 0: none
+    previous_token_embeddings: int = 0
+    # width of the embeddings, projected to the model's; none: the model's (Electra)
+    dim: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         need(
             0 <= self.previous_token_embeddings <= MOST_PREVIOUS_TOKENS,
-            f"Embed.previous_token_embeddings is {self.previous_token_embeddings}; give 0 to {MOST_PREVIOUS_TOKENS:,}.",
+            f"Embed.previous_token_embeddings is {self.previous_token_embeddings}; give 0 to "
+            f"{MOST_PREVIOUS_TOKENS:,}.",
         )
 
     def shapes(self, width: int) -> Shapes:
-        """A table of tokens, one of segments, and one for each token before; its last row is for no token."""
+        """A table of tokens, one of segments, and one for each token before; its last row is for no
+        token."""
         segments = table(self.segments, width) if self.segments else {}
         lags = [table(self.vocab + 1, width)] * self.previous_token_embeddings
         return join(token=table(self.vocab, width), segment=segments) | each("lag", lags)
@@ -46,12 +52,16 @@ class Head:
 
     tied: bool = True  # use the embedding's table as the projection
     bias: bool = False  # add one number a token of the vocabulary
-    transform: Activation | None = None  # activation of a dense layer before the projection (BERT); none: no layer
+    # activation of a dense layer before the projection (BERT); none: no layer
+    transform: Activation | None = None
     norm: Norm | None = None  # after that extra layer; none: no norm
     scale: PositiveFloat = 1.0  # the hidden state is multiplied by it (T5: dim ** -0.5)
-    softcap: PositiveFloat | None = None  # c bounds logits: c * tanh(logits / c) (Gemma 2); none: no bound
+    # c bounds logits: c * tanh(logits / c) (Gemma 2); none: no bound
+    softcap: PositiveFloat | None = None
 
     def shapes(self, dim: int, vocab: int) -> Shapes:
         """The transform, its norm, and the table where it is not the embedding's."""
         proj = join(weight=() if self.tied else (vocab, dim), bias=(vocab,) if self.bias else ())
-        return join(transform=linear(dim, dim) if self.transform else {}, norm=of(self.norm, dim), proj=proj)
+        return join(
+            transform=linear(dim, dim) if self.transform else {}, norm=of(self.norm, dim), proj=proj
+        )

@@ -12,10 +12,11 @@ _USED: set[Path] = set()
 
 
 def use(path: str | Path) -> None:
-    """Run a Python file of your own, once: what it registers (``member``, ``builds``) is known from then on.
+    """Run a Python file of your own, once: what it registers (``member``, ``builds``) is known from
+    then on.
 
-    Only ever a file that a person names, never one that a checkpoint or a run file names. Raises UserError where it
-    cannot be read or fails.
+    Only ever a file that a person names, never one that a checkpoint or a run file names. Raises
+    UserError where it cannot be read or fails.
     """
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -36,7 +37,11 @@ def use(path: str | Path) -> None:
         del sys.modules[name]
         if isinstance(error, UserError):
             raise
-        steps = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(file)]
+        steps = [
+            step.lineno
+            for step in traceback.extract_tb(error.__traceback__)
+            if step.filename == str(file)
+        ]
         line = steps[-1] if steps else getattr(error, "lineno", None)
         said = " ".join(str(error).split())[:200]
         raise UserError(f"{path}, line {line}: {type(error).__name__}: {said}; fix it.") from error

@@ -22,10 +22,13 @@ class MLP:
 
     def shapes(self, dim: int) -> Shapes:
         """Two layers."""
-        return join(up=linear(dim, self.hidden, self.bias), down=linear(self.hidden, dim, self.bias))
+        return join(
+            up=linear(dim, self.hidden, self.bias), down=linear(self.hidden, dim, self.bias)
+        )
 
     def kept(self, dim: int) -> int:
-        """Activations per token kept for the backward pass: those before and after the nonlinearity."""
+        """Activations per token kept for the backward pass: those before and after the
+        nonlinearity."""
         return 2 * self.hidden
 
 
@@ -43,27 +46,36 @@ class GatedMLP:
         return join(gate=up, up=up, down=linear(self.hidden, dim, self.bias))
 
     def kept(self, dim: int) -> int:
-        """Numbers a token that training keeps for the backward pass: two of the gate, ``up`` and the product."""
+        """Numbers a token that training keeps for the backward pass: two of the gate, ``up`` and
+        the product."""
         return 4 * self.hidden
 
 
 @renamed(balance="balance_loss", z="z_loss", capacity="capacity_factor")
 @frozen
 class MoE:
-    """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral)."""
+    """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017,
+    Mixtral)."""
 
     experts: PositiveInt  # number of experts
     top_k: PositiveInt  # experts that a token goes to
     expert: MLP | GatedMLP  # what each expert is
-    normalize: bool = True  # make the chosen weights sum to 1; at top_k 1 the router then learns by its losses alone
+    # make the chosen weights sum to 1; at top_k 1 the router then learns by its losses alone
+    normalize: bool = True
     balance_loss: float = 0.0  # weight of the load-balancing loss (Fedus et al. 2021)
     z_loss: float = 0.0  # weight of the router's z-loss (Zoph et al. 2022)
-    capacity_factor: PositiveFloat | None = None  # tokens an expert takes in training, in even shares
-    noise: bool = False  # add learned noise to the router's logits in training (Shazeer et al. 2017)
-    shared: MLP | GatedMLP | None = None  # an expert that every token goes to as well (Dai et al. 2024); none: no such
+    # tokens an expert takes in training, in even shares
+    capacity_factor: PositiveFloat | None = None
+    # add learned noise to the router's logits in training (Shazeer et al. 2017)
+    noise: bool = False
+    # an expert that every token goes to as well (Dai et al. 2024); none: no such
+    shared: MLP | GatedMLP | None = None
 
     def __post_init__(self) -> None:
-        need(self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
+        need(
+            self.top_k <= self.experts,
+            f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).",
+        )
 
     @property
     def networks(self) -> int:
@@ -71,7 +83,8 @@ class MoE:
         return self.experts
 
     def shapes(self, dim: int) -> Shapes:
-        """The experts' layers stacked: (E, H, C) where one expert's is (H, C); their biases are (E, H)."""
+        """The experts' layers stacked: (E, H, C) where one expert's is (H, C); their biases are (E,
+        H)."""
         stacked: Shapes = {}
         biases: Shapes = {}
         for name, shape in self.expert.shapes(dim).items():
@@ -82,7 +95,11 @@ class MoE:
             else:
                 biases[f"{layer}_bias"] = Unmultiplied(whole)
         router = linear(dim, self.experts, False)
-        return stacked | biases | join(router=router, noise=router if self.noise else {}, shared=of(self.shared, dim))
+        return (
+            stacked
+            | biases
+            | join(router=router, noise=router if self.noise else {}, shared=of(self.shared, dim))
+        )
 
     def idle(self, name: str, size: int) -> int:
         """How many of the ``size`` numbers of the parameter ``name`` a token does not meet."""
@@ -90,7 +107,8 @@ class MoE:
         return 0 if met else size * (self.experts - self.top_k) // self.experts
 
     def kept(self, dim: int) -> int:
-        """Numbers a token that training keeps: its experts', their sorted rows, answers and indices, the router's."""
+        """Numbers a token that training keeps: its experts', their sorted rows, answers and
+        indices, the router's."""
         shared = 0 if self.shared is None else self.shared.kept(dim)
         return self.top_k * (self.expert.kept(dim) + 3 * dim + 9) + shared + 4 * self.experts
 

@@ -14,19 +14,22 @@ from ..errors import UserError, nearest, need
 from .serial import EXPRESSIONS, PositiveInt, frozen, members
 
 MaskFunction: TypeAlias = Callable[[Any, Any], Any]
-"""Positions of queries and of keys, arrays of any kind whose shapes broadcast -> whether the query may attend."""
+"""Positions of queries and of keys, arrays of any kind whose shapes broadcast -> whether the query
+may attend."""
 
 
 class Rule:
     """What all rules share: ``a & b`` allows what both allow, ``a | b`` what either allows.
 
-    ``allows(causal)`` gives the function that is asked of each pair, None where every pair is allowed; ``causal``:
-    whether the stack's direction is applied already. Its numbers are numpy's or torch's.
+    ``allows(causal)`` gives the function that is asked of each pair, None where every pair is
+    allowed; ``causal``: whether the stack's direction is applied already. Its numbers are numpy's
+    or torch's.
     """
 
     @property
     def lookback(self) -> int | None:
-        """How many positions back a query attends at most, itself counted; None where there is no bound."""
+        """How many positions back a query attends at most, itself counted; None where there is no
+        bound."""
         return None
 
     @property
@@ -43,7 +46,9 @@ class Rule:
     def __str__(self) -> str:
         """The rule as ``parse_rule`` reads it: ``window(4) | every(8)``."""
         numbers = ", ".join(str(value) for value in vars(self).values())
-        return f"{type(self).__name__.lower()}({numbers})" if numbers else type(self).__name__.lower()
+        return (
+            f"{type(self).__name__.lower()}({numbers})" if numbers else type(self).__name__.lower()
+        )
 
 
 def _operands(rule: Any, kind: type[Both] | type[Either]) -> tuple[MaskRule, ...]:
@@ -60,7 +65,8 @@ class Full(Rule):
 
 @frozen
 class Causal(Rule):
-    """Keys no later than the query. A causal stack says so for all its blocks; in an encoder a block may say it."""
+    """Keys no later than the query. A causal stack says so for all its blocks; in an encoder a
+    block may say it."""
 
     def allows(self, causal: bool) -> MaskFunction | None:
         return None if causal else lambda q, k: k <= q
@@ -68,10 +74,11 @@ class Causal(Rule):
 
 @frozen
 class Prefix(Rule):
-    """The first ``length`` tokens see each other both ways, the others what came before (T5's prefix language model).
+    """The first ``length`` tokens see each other both ways, the others what came before (T5's
+    prefix language model).
 
-    In a causal stack it is the one rule that adds keys instead of taking them away; what the data names as its own
-    prefix is added to it. A cache must read these tokens in one go.
+    In a causal stack it is the one rule that adds keys instead of taking them away; what the data
+    names as its own prefix is added to it. A cache must read these tokens in one go.
     """
 
     length: PositiveInt  # tokens of the prefix
@@ -81,7 +88,8 @@ class Prefix(Rule):
         return self.length
 
     def allows(self, causal: bool) -> MaskFunction | None:
-        return None if causal else lambda q, k: (k <= q) | (k < self.length)  # else added where the direction is
+        # else added where the direction is
+        return None if causal else lambda q, k: (k <= q) | (k < self.length)
 
 
 @frozen
@@ -100,7 +108,8 @@ class Window(Rule):
 
 @frozen
 class Every(Rule):
-    """Only keys a multiple of ``step`` positions away: the second half of ``Strided``, for a block of its own."""
+    """Only keys a multiple of ``step`` positions away: the second half of ``Strided``, for a block
+    of its own."""
 
     step: PositiveInt  # positions between the keys
 
@@ -110,7 +119,8 @@ class Every(Rule):
 
 @frozen
 class Chunk(Rule):
-    """Only keys in the query's own chunk of ``size`` positions (Llama 4): the first half of ``Fixed``."""
+    """Only keys in the query's own chunk of ``size`` positions (Llama 4): the first half of
+    ``Fixed``."""
 
     size: PositiveInt  # positions of a chunk
 
@@ -120,7 +130,8 @@ class Chunk(Rule):
 
 @frozen
 class Tail(Rule):
-    """Only keys among the ``last`` of their chunk of ``size`` positions, and itself: the second half of ``Fixed``."""
+    """Only keys among the ``last`` of their chunk of ``size`` positions, and itself: the second
+    half of ``Fixed``."""
 
     size: PositiveInt  # positions of a chunk
     last: PositiveInt = 1  # positions at a chunk's end that are seen
@@ -134,7 +145,8 @@ class Tail(Rule):
 
 @frozen
 class Strided(Rule):
-    """The nearest ``stride`` keys, and each key whole strides away (Sparse Transformers, Child et al. 2019)."""
+    """The nearest ``stride`` keys, and each key whole strides away (Sparse Transformers, Child et
+    al. 2019)."""
 
     stride: PositiveInt  # nearest positions, and the step between those farther away
 
@@ -149,13 +161,17 @@ class Strided(Rule):
 
 @frozen
 class Fixed(Rule):
-    """The query's own ``block``, and the last ``summary`` keys of every block (Child et al. 2019)."""
+    """The query's own ``block``, and the last ``summary`` keys of every block (Child et al.
+    2019)."""
 
     block: PositiveInt  # positions of a block
     summary: PositiveInt = 1  # positions at a block's end that all later ones see
 
     def __post_init__(self) -> None:
-        need(self.summary <= self.block, f"Fixed.summary is {self.summary}; give 1 to block ({self.block}).")
+        need(
+            self.summary <= self.block,
+            f"Fixed.summary is {self.summary}; give 1 to block ({self.block}).",
+        )
 
     @property
     def parts(self) -> Either:
@@ -194,7 +210,9 @@ class Both(_Combined):
         return min(self._lookbacks(), default=None)
 
     def __str__(self) -> str:
-        return " & ".join(f"({rule})" if isinstance(rule, Either) else str(rule) for rule in self.rules)
+        return " & ".join(
+            f"({rule})" if isinstance(rule, Either) else str(rule) for rule in self.rules
+        )
 
     def allows(self, causal: bool) -> MaskFunction | None:
         asked = [one for one in [rule.allows(causal) for rule in self.rules] if one is not None]
@@ -217,16 +235,22 @@ class Either(_Combined):
 
     def allows(self, causal: bool) -> MaskFunction | None:
         asked = [rule.allows(causal) for rule in self.rules]
-        return None if None in asked else lambda q, k: reduce(or_, (one(q, k) for one in asked if one is not None))
+        return (
+            None
+            if None in asked
+            else lambda q, k: reduce(or_, (one(q, k) for one in asked if one is not None))
+        )
 
 
 MaskRule: TypeAlias = (
-    Full | Causal | Prefix | Window | Every | Chunk | Tail | Strided | Fixed | Both | Either  # one name each in config
+    # one name each in config
+    Full | Causal | Prefix | Window | Every | Chunk | Tail | Strided | Fixed | Both | Either
 )
 
 
 def _written(text: str) -> MaskRule | None:
-    """What ``window(4) | every(8)`` means in a file; None for what is no expression but a slip of a name or table."""
+    """What ``window(4) | every(8)`` means in a file; None for what is no expression but a slip of a
+    name or table."""
     expression = any(sign in text for sign in "(|&") and not text.startswith("{")
     return parse_rule(text) if expression or text.lower() in rules() else None
 
@@ -236,15 +260,20 @@ EXPRESSIONS[frozenset(get_args(MaskRule))] = _written
 
 def rules() -> dict[str, type]:
     """Every rule that can be written down, by its name in small letters; ``member``s too."""
-    return {name.lower(): kind for name, kind in members(MaskRule).items() if kind not in (Both, Either)}
+    return {
+        name.lower(): kind for name, kind in members(MaskRule).items() if kind not in (Both, Either)
+    }
 
 
 def parse_rule(text: str) -> MaskRule:
-    """The rule that an expression such as ``window(4) | every(8)`` means; UserError where it means none."""
+    """The rule that an expression such as ``window(4) | every(8)`` means; UserError where it means
+    none."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f'"{text}" is not a rule; write one such as "window(4)" or "window(4) | every(8)".') from None
+        raise UserError(
+            f'"{text}" is not a rule; write one such as "window(4)" or "window(4) | every(8)".'
+        ) from None
     return _rule(tree.body)
 
 
@@ -255,18 +284,24 @@ def _rule(node: ast.expr) -> MaskRule:
         return _rule(node.left) | _rule(node.right)
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name):
-        raise UserError(f'"{ast.unparse(node)}" is not a rule; combine rules such as window(4) with & and | only.')
+        raise UserError(
+            f'"{ast.unparse(node)}" is not a rule; combine rules such as window(4) '
+            "with & and | only."
+        )
     name, known = call.func.id.lower(), rules()
     if name not in known:
         raise UserError(f'There is no rule "{call.func.id}".{nearest(name, known)}')
     try:
         numbers = signature(known[name]).bind(
-            *map(_integer, call.args), **{word.arg or "": _integer(word.value) for word in call.keywords}
+            *map(_integer, call.args),
+            **{word.arg or "": _integer(word.value) for word in call.keywords},
         )
     except (TypeError, ValueError):
         names = ", ".join(field.name for field in fields(known[name]))
         form = f"{name}({names})" if names else name
-        raise UserError(f'"{ast.unparse(node)}" does not fit; write {form}, integers of 1 or more.') from None
+        raise UserError(
+            f'"{ast.unparse(node)}" does not fit; write {form}, integers of 1 or more.'
+        ) from None
     rule: MaskRule = known[name](*numbers.args, **numbers.kwargs)
     return rule
 

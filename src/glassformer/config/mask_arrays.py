@@ -1,4 +1,5 @@
-"""Masks as arrays of any kind: those of a model, the pairs that ``cost`` counts, pictures. No torch here."""
+"""Masks as arrays of any kind: those of a model, the pairs that ``cost`` counts, pictures. No torch
+here."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ class TokenInfo(NamedTuple):
         return TokenInfo(change(self.pos), document_ids, prefix)
 
 
-def allowed(q: TokenInfo, k: TokenInfo, causal: bool, prefix_length: int, rule: MaskFunction | None) -> Any:
-    """Whether the queries ``q`` may attend to the keys ``k``, shapes broadcast; all may to the first
-    ``prefix_length`` positions."""
+def allowed(
+    q: TokenInfo, k: TokenInfo, causal: bool, prefix_length: int, rule: MaskFunction | None
+) -> Any:
+    """Whether the queries ``q`` may attend to the keys ``k``, shapes broadcast; all may to the
+    first ``prefix_length`` positions."""
     before = k.pos <= q.pos if causal else q.pos == q.pos  # all
     if causal and prefix_length:
         before = before | (k.pos < prefix_length)
@@ -34,22 +37,33 @@ def allowed(q: TokenInfo, k: TokenInfo, causal: bool, prefix_length: int, rule: 
     found = (k.pos >= 0) & before
     if rule is not None:
         found = found & rule(q.pos, k.pos)
-    return found if q.document_ids is None or k.document_ids is None else found & (q.document_ids == k.document_ids)
+    return (
+        found
+        if q.document_ids is None or k.document_ids is None
+        else found & (q.document_ids == k.document_ids)
+    )
 
 
 def dense_mask(rule: MaskRule, q: TokenInfo, k: TokenInfo, causal: bool) -> np.ndarray[Any, Any]:
     """Booleans (T, S): which queries (T,) may attend to which keys (S,)."""
     q, k = q.map(lambda x: x[:, None]), k.map(lambda x: x[None])
-    return np.asarray(allowed(q, k, causal, rule.prefix_length if causal else 0, rule.allows(causal)))
+    return np.asarray(
+        allowed(q, k, causal, rule.prefix_length if causal else 0, rule.allows(causal))
+    )
 
 
 PAIRS_AT_ONCE = 1 << 22
 """Pairs looked at in one go while counting."""
 
 
-def count_pairs(rule: MaskRule, length: int, causal: bool, rows: np.ndarray[Any, Any] | None = None) -> int:
-    """How many pairs a rule allows in a row of ``length`` tokens, or only those of the queries ``rows``; exact."""
+def count_pairs(
+    rule: MaskRule, length: int, causal: bool, rows: np.ndarray[Any, Any] | None = None
+) -> int:
+    """How many pairs a rule allows in a row of ``length`` tokens, or only those of the queries
+    ``rows``; exact."""
     keys, several = np.arange(length), max(1, PAIRS_AT_ONCE // length)
     queries = keys if rows is None else rows
     parts = (queries[start : start + several] for start in range(0, len(queries), several))
-    return sum(int(dense_mask(rule, TokenInfo(part), TokenInfo(keys), causal).sum()) for part in parts)
+    return sum(
+        int(dense_mask(rule, TokenInfo(part), TokenInfo(keys), causal).sum()) for part in parts
+    )

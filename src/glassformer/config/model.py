@@ -1,4 +1,5 @@
-"""The shapes of models: blocks, stacks and the three kinds of model, as frozen dataclasses. No torch here.
+"""The shapes of models: blocks, stacks and the three kinds of model, as frozen dataclasses. No
+torch here.
 
 Decoder                                   the model: what goes in, what happens, what comes out
 +- embed    Embed(vocab, ...)             tokens -> vectors
@@ -33,7 +34,8 @@ Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 @renamed(see="mask")
 @frozen
 class Attention:
-    """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is MQA."""
+    """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is
+    MQA."""
 
     heads: PositiveInt  # query heads
     kv_heads: PositiveInt | None = None  # none: as many as heads
@@ -42,15 +44,22 @@ class Attention:
     out_bias: bool | None = None  # of the output; none: as bias
     qk_norm: Norm | None = None  # norm of each head's queries and keys (Qwen 3)
     scale: PositiveFloat | None = None  # scores are multiplied by it; none: 1/sqrt(head_dim)
-    softcap: PositiveFloat | None = None  # c bounds scores: c * tanh(scores / c) (Gemma 2); none: no bound
+    # c bounds scores: c * tanh(scores / c) (Gemma 2); none: no bound
+    softcap: PositiveFloat | None = None
     mask: MaskRule = Full()  # which keys a query may attend to
 
     def __post_init__(self) -> None:
-        need(self.heads <= MOST_HEADS, f"Attention.heads is {self.heads}; give at most {MOST_HEADS:,}.")
+        need(
+            self.heads <= MOST_HEADS,
+            f"Attention.heads is {self.heads}; give at most {MOST_HEADS:,}.",
+        )
         kv = self.kv_heads
         if kv is not None:
             need(kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
-            need(self.heads % kv == 0, f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.")
+            need(
+                self.heads % kv == 0,
+                f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.",
+            )
 
     def width(self, dim: int) -> int:
         """The width of one head."""
@@ -69,14 +78,16 @@ class Attention:
 class Block:
     """Attention, (cross-attention,) feed-forward (none where ``feedforward`` is None).
 
-    ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x)); ``sandwich``
-    x + norm(f(norm(x))); ``parallel`` x + attention(norm(x)) + ffn(norm(x)), one norm for both. ``norm`` None is none.
+    ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x));
+    ``sandwich`` x + norm(f(norm(x))); ``parallel`` x + attention(norm(x)) + ffn(norm(x)), one norm
+    for both. ``norm`` None is none.
     """
 
     attention: Attention  # over the stack's own tokens
     feedforward: FeedForward | None  # the layer that works on each token alone; none: no such layer
     norm: Norm | None = RMSNorm()  # the type of all its norms; none: no norms
-    place: Place = "pre"  # where norms stand: before, after or around sublayers; parallel: one before both
+    # where norms stand: before, after or around sublayers; parallel: one before both
+    place: Place = "pre"
     cross: Attention | None = None  # attention to an encoder's output
 
     def __post_init__(self) -> None:
@@ -87,8 +98,14 @@ class Block:
         whole = self.feedforward is not None or self.place != "parallel"
         need(whole, 'Block.place "parallel" needs a feedforward beside the attention; use "pre".')
         placed = self.norm is not None or self.place in ("pre", "parallel")
-        need(placed, f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".')
-        need(self.cross is None or self.cross.mask == Full(), "Block.cross.mask has no meaning; leave it full.")
+        need(
+            placed,
+            f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".',
+        )
+        need(
+            self.cross is None or self.cross.mask == Full(),
+            "Block.cross.mask has no meaning; leave it full.",
+        )
 
     @property
     def sublayers(self) -> dict[str, Attention | FeedForward]:
@@ -118,12 +135,18 @@ class Stack:
     causal: bool = True  # a token sees what came before; false: everything
     first_norm: Norm | None = None  # over the embeddings
     last_norm: Norm | None = None  # over the last block's output
-    dropout: Share = 0.0  # share dropped of the input, the attention weights and each write to the stream
+    # share dropped of the input, the attention weights and each write to the stream
+    dropout: Share = 0.0
 
     def __post_init__(self) -> None:
-        need(self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0 for none.")
+        need(
+            self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0 for none."
+        )
         need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
-        sizes = f"Stack.depth {self.depth} is not a multiple of its pattern of {len(self.pattern)} blocks"
+        sizes = (
+            f"Stack.depth {self.depth} is not a multiple of its pattern of "
+            f"{len(self.pattern)} blocks"
+        )
         need(self.depth % len(self.pattern) == 0, f"{sizes}; change one.")
         if hasattr(self.position, "check_causal"):
             self.position.check_causal(self.causal)
@@ -133,7 +156,8 @@ class Stack:
         return self.pattern[index % len(self.pattern)]
 
     def shapes(self, dim: int, width: int) -> Shapes:
-        """Its blocks, position scheme, norms, and a layer where embeddings are of another ``width``."""
+        """Its blocks, position scheme, norms, and a layer where embeddings are of another
+        ``width``."""
         position = of(self.position, width, self.pattern[0].attention.heads, self.causal)
         project = {} if width == dim else linear(width, dim)
         made = [of(block, dim, self.causal, self.dropout) for block in self.pattern]
@@ -147,7 +171,8 @@ Body: TypeAlias = Stack | Recurrent
 
 @frozen
 class Decoder:
-    """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama); ``head=None`` ends in vectors."""
+    """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama); ``head=None``
+    ends in vectors."""
 
     dim: PositiveInt  # width of the residual stream
     context: PositiveInt  # the most tokens it reads
@@ -160,12 +185,16 @@ class Decoder:
 
     def __post_init__(self) -> None:
         _check(self)
-        need(self.decoder.causal, "A Decoder's stack is causal; set decoder.causal = true or build an Encoder.")
+        need(
+            self.decoder.causal,
+            "A Decoder's stack is causal; set decoder.causal = true or build an Encoder.",
+        )
 
 
 @frozen
 class Encoder:
-    """head(encoder(embed(tokens))): every token sees every token (BERT); ``head=None`` ends in vectors."""
+    """head(encoder(embed(tokens))): every token sees every token (BERT); ``head=None`` ends in
+    vectors."""
 
     dim: PositiveInt  # width of the residual stream
     context: PositiveInt  # the most tokens it reads
@@ -182,7 +211,8 @@ class Encoder:
 
 @frozen
 class EncoderDecoder:
-    """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017, T5) or two."""
+    """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017,
+    T5) or two."""
 
     dim: PositiveInt  # width of the residual stream
     context: PositiveInt  # the most tokens each side reads
@@ -192,11 +222,14 @@ class EncoderDecoder:
     head: Head = Head()  # vectors to logits
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
-    source_embed: Embed | None = None  # the source's own vocabulary and embeddings; none: both sides' are one
+    # the source's own vocabulary and embeddings; none: both sides' are one
+    source_embed: Embed | None = None
 
     def __post_init__(self) -> None:
         _check(self)
-        need(self.decoder.causal, "An EncoderDecoder's decoder is causal; set decoder.causal = true.")
+        need(
+            self.decoder.causal, "An EncoderDecoder's decoder is causal; set decoder.causal = true."
+        )
 
 
 Model: TypeAlias = Decoder | Encoder | EncoderDecoder
@@ -208,7 +241,8 @@ def head_dim(attention: Attention, dim: int) -> int:
 
 
 def source_embed(model: Model) -> Embed:
-    """How the tokens that a user gives become vectors: an encoder-decoder's source, any other model's text."""
+    """How the tokens that a user gives become vectors: an encoder-decoder's source, any other
+    model's text."""
     return getattr(model, "source_embed", None) or model.embed
 
 
@@ -234,15 +268,21 @@ def recurrent(model: Model) -> dict[str, Recurrent]:
 
 
 def shapes(model: Model) -> Shapes:
-    """The name and shape of every parameter of a model, in the module's order; UserError for too many to be counted."""
+    """The name and shape of every parameter of a model, in the module's order; UserError for too
+    many to be counted."""
     blocks = [(stack.depth, block) for stack in stacks(model).values() for block in stack.pattern]
     parts = sum(depth * getattr(block.feedforward, "networks", 1) for depth, block in blocks)
     if parts > MOST_PARTS:
-        raise UserError(f"The config describes {parts:,} blocks and experts; fix its depth or its number of experts.")
+        raise UserError(
+            f"The config describes {parts:,} blocks and experts; fix its depth or "
+            "its number of experts."
+        )
     dim = model.dim
     inside = {}
     for name, body in bodies(model).items():
-        inside[name] = of(body, dim, embed_dim(model, name)) if isinstance(body, Stack) else of(body, dim)
+        inside[name] = (
+            of(body, dim, embed_dim(model, name)) if isinstance(body, Stack) else of(body, dim)
+        )
     return join(
         embed=of(model.embed, embed_dim(model)),
         source_embed=of(getattr(model, "source_embed", None), embed_dim(model, "encoder")),
@@ -258,25 +298,52 @@ def _check(model: Model) -> None:
     width = embed_dim(model)
     for name in recurrent(model):
         taken, dim = embed_dim(model, name), model.dim
-        need(taken == dim, f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim {dim}; leave it out.")
+        need(
+            taken == dim,
+            f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim "
+            f"{dim}; leave it out.",
+        )
     fits = width == model.dim or model.head is None or not model.head.tied
     tied = f"embed.dim is {width} and the model's dim {model.dim}, which a tied head shares"
-    need(fits, f"{tied}; set dim = {width} for another width, or head.tied = false for other embeddings alone.")
+    need(
+        fits,
+        f"{tied}; set dim = {width} for another width, or head.tied = false for other "
+        "embeddings alone.",
+    )
     for name, body in recurrent(model).items():
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
-        need(body.cross is not None or not crosses, f"{name}.cross is missing; give it a Summary or an Additive.")
-        need(body.cross is None or crosses, f"{name}.cross is set, but there is no encoder; remove it.")
-        need(body.causal or model.dim % 2 == 0, f"{name}: dim {model.dim} cannot be halved for two ways; make it even.")
+        need(
+            body.cross is not None or not crosses,
+            f"{name}.cross is missing; give it a Summary or an Additive.",
+        )
+        need(
+            body.cross is None or crosses,
+            f"{name}.cross is set, but there is no encoder; remove it.",
+        )
+        need(
+            body.causal or model.dim % 2 == 0,
+            f"{name}: dim {model.dim} cannot be halved for two ways; make it even.",
+        )
     for name, stack in stacks(model).items():
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
         for index, block in enumerate(stack.pattern):
             where = f"{name}.pattern.{index}"
-            need(block.cross is not None or not crosses, f"{where}.cross is missing; give the decoder's blocks one.")
-            need(block.cross is None or crosses, f"{where}.cross is set, but there is no encoder; remove it.")
+            need(
+                block.cross is not None or not crosses,
+                f"{where}.cross is missing; give the decoder's blocks one.",
+            )
+            need(
+                block.cross is None or crosses,
+                f"{where}.cross is set, but there is no encoder; remove it.",
+            )
             for attention in filter(None, (block.attention, block.cross)):
                 fits = attention.head_dim is not None or model.dim % attention.heads == 0
                 need(
-                    fits, f"{where}: {attention.heads} heads do not divide dim {model.dim}; change one or set head_dim."
+                    fits,
+                    f"{where}: {attention.heads} heads do not divide dim {model.dim}; "
+                    "change one or set head_dim.",
                 )
         if hasattr(stack.position, "check"):
-            stack.position.check(name, stack.pattern, model.dim, embed_dim(model, name), model.context)
+            stack.position.check(
+                name, stack.pattern, model.dim, embed_dim(model, name), model.context
+            )

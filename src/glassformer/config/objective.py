@@ -31,17 +31,20 @@ Random: TypeAlias = Any  # numpy.random.Generator
 
 
 class Objective:
-    """One thing that a model can be trained to do. A subclass has its settings as fields, and overrides what differs.
+    """One thing that a model can be trained to do. A subclass has its settings as fields, and
+    overrides what differs.
 
     What is here is right for one that learns from running text and asks about tokens.
     """
 
     members_of: ClassVar[str] = "glassformer.training.objectives"
-    """The package whose pages are this slot's types; imported by name when they are first asked for."""
+    """The package whose pages are this slot's types; imported by name when they are first asked
+    for."""
     shapes: ClassVar[tuple[type, ...]] = (Decoder,)
     """The shapes of model it trains."""
     parts: ClassVar[tuple[str, ...]] = ()
-    """The parts of an example, in the order of columns without names; none where running text is learned from."""
+    """The parts of an example, in the order of columns without names; none where running text is
+    learned from."""
     optional: ClassVar[tuple[str, ...]] = ()
     """The parts that an example may lack."""
     specials: ClassVar[tuple[str, ...]] = ()
@@ -49,24 +52,31 @@ class Objective:
     labelled: ClassVar[bool] = False
     """Whether the answers are labels (or a number), the same with any tokenizer."""
     every_token: ClassVar[bool] = False
-    """Whether every token of the text is a target once an epoch, so that its loss tells bits per byte."""
+    """Whether every token of the text is a target once an epoch, so that its loss tells bits per
+    byte."""
     generates: ClassVar[bool] = False
     """Whether a text that the model writes shows what it has learned so far."""
     regularizers: ClassVar[tuple[str, ...]] = ()
     """Settings that change how it is learned and not what."""
     all_pieces: ClassVar[Callable[..., Any] | None] = None
-    """For a loss over a whole batch: ``all_pieces(model, pieces, smoothing)`` leaves its gradients in ``.grad`` and
-    gives a ``Loss`` for each of ``training.pieces.Pieces`` that lies here."""
+    """For a loss over a whole batch: ``all_pieces(model, pieces, smoothing)`` leaves its gradients
+    in ``.grad`` and gives a ``Loss`` for each of ``training.pieces.Pieces`` that lies here."""
 
-    def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
-        """UserError where the model's shape, its tokenizer, the kind of data or what is trained does not fit."""
+    def check(
+        self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None
+    ) -> None:
+        """UserError where the model's shape, its tokenizer, the kind of data or what is trained
+        does not fit."""
         name, shape = type(self).__name__, type(model)
         if shape not in self.shapes:
             fit = " or ".join(kind.__name__ for kind in self.shapes)
             article = "an" if shape.__name__[0] in "AEIOU" else "a"
-            others = " or ".join(f'"{other}"' for other, kind in members(Objective).items() if shape in kind.shapes)  # type: ignore[attr-defined]
+            others = " or ".join(
+                f'"{other}"' for other, kind in members(Objective).items() if shape in kind.shapes
+            )  # type: ignore[attr-defined]
             raise UserError(
-                f"The objective {name} trains a model of the shape {fit} and this one is {article} {shape.__name__}; "
+                f"The objective {name} trains a model of the shape {fit} and this one is "
+                f"{article} {shape.__name__}; "
                 f"choose another recipe, or another objective such as train.objective = {others}."
             )
         kind = "examples" if self.parts else "running text"
@@ -74,7 +84,8 @@ class Objective:
         need(examples == bool(self.parts), f"The objective {name} learns from {kind}; {fitting}")
 
     def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
-        """The config with the heads that the loss reads, and what had to be added or left out, in sentences."""
+        """The config with the heads that the loss reads, and what had to be added or left out, in
+        sentences."""
         if model.head is not None:
             return model, []
         head = Head(bias=isinstance(model, Encoder))
@@ -94,21 +105,27 @@ class Objective:
         raise NotImplementedError
 
     def layout(self, framing: Any, fit: Any) -> Callable[..., list[dict[str, list[int]]]]:
-        """A function (example, ids of its first text, of its second or None) -> columns for the decoder or only stack,
-        and before it for the encoder; ``framing`` says what opens and closes a text, ``fit`` cuts to the context.
+        """A function (example, ids of its first text, of its second or None) -> columns for the
+        decoder or only stack, and before it for the encoder; ``framing`` says what opens and closes
+        a text, ``fit`` cuts to the context.
         """
         raise NotImplementedError
 
     def prepare(self, batch: Any, random: Random, tokenizer: Any) -> Any:
-        """The batch of running text, on the CPU, as a question: tokens hidden or cut, targets what is asked."""
+        """The batch of running text, on the CPU, as a question: tokens hidden or cut, targets what
+        is asked."""
         return batch
 
     def loss(self, model: Any, batch: Any, smoothing: float = 0.0) -> Any:
-        """The ``training.Loss`` of a prepared batch, with label ``smoothing``; its gradients reach every parameter."""
+        """The ``training.Loss`` of a prepared batch, with label ``smoothing``; its gradients reach
+        every parameter."""
         raise NotImplementedError
 
-    def metrics(self, predictions: Any, labels: Any, names: tuple[str, ...] = ()) -> dict[str, float]:
-        """What a mean over batches cannot say, of all validation's predictions; ``names`` are those of the labels."""
+    def metrics(
+        self, predictions: Any, labels: Any, names: tuple[str, ...] = ()
+    ) -> dict[str, float]:
+        """What a mean over batches cannot say, of all validation's predictions; ``names`` are those
+        of the labels."""
         return {}
 
 
@@ -134,9 +151,11 @@ class Full:
 
 @frozen
 class Frozen:
-    """Only the weights whose path matches ``train`` (fnmatch); by default the heads, on a trunk that stays."""
+    """Only the weights whose path matches ``train`` (fnmatch); by default the heads, on a trunk
+    that stays."""
 
-    train: tuple[str, ...] = ("head.*", "pool.*", "token_head.*")  # fnmatch patterns of the parameters that train
+    # fnmatch patterns of the parameters that train
+    train: tuple[str, ...] = ("head.*", "pool.*", "token_head.*")
 
 
 @renamed(paths="target_modules", train="modules_to_save")
@@ -147,8 +166,10 @@ class LoRA:
     rank: PositiveInt = 8  # rows of each low-rank pair
     alpha: PositiveFloat = 16.0  # the change counts alpha / rank times
     dropout: Share = 0.0  # on what the changes read
-    target_modules: tuple[str, ...] = ("*.attn.q", "*.attn.v")  # fnmatch patterns of the linear layers that are adapted
-    modules_to_save: tuple[str, ...] = ("pool.*", "token_head.*")  # fnmatch patterns of what is trained whole
+    # fnmatch patterns of the linear layers that are adapted
+    target_modules: tuple[str, ...] = ("*.attn.q", "*.attn.v")
+    # fnmatch patterns of what is trained whole
+    modules_to_save: tuple[str, ...] = ("pool.*", "token_head.*")
 
 
 Tune: TypeAlias = Full | Frozen | LoRA

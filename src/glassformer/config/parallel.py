@@ -16,41 +16,55 @@ from ..errors import UserError, need
 from .serial import PositiveFloat, PositiveInt, frozen
 
 AXES = ("pipeline", "replicate", "data", "expert", "context", "tensor")
-"""The axes from the outside in: neighbours on the last lie on neighbouring ranks, which talk fastest and most."""
+"""The axes from the outside in: neighbours on the last lie on neighbouring ranks, which talk
+fastest and most."""
 ROWS = ("replicate", "data", "expert")
-"""The axes that share out the rows of a batch; a rank of any other reads the rows of its neighbours."""
+"""The axes that share out the rows of a batch; a rank of any other reads the rows of its
+neighbours."""
 
 
 @frozen
 class Parallel:
-    """How many processes stand along each axis; their product is the number of processes that torchrun starts.
+    """How many processes stand along each axis; their product is the number of processes that
+    torchrun starts.
 
-    ``data`` shards weights, gradients and the optimizer's state (FSDP2), ``replicate`` keeps so many copies of the
-    shards (HSDP). ``exact`` adds gradients in the order in which one process would, so that its bits come out.
+    ``data`` shards weights, gradients and the optimizer's state (FSDP2), ``replicate`` keeps so
+    many copies of the shards (HSDP). ``exact`` adds gradients in the order in which one process
+    would, so that its bits come out.
     """
 
-    data: PositiveInt | None = None  # shards of weights and state, each with rows of its own; none: what is left
+    # shards of weights and state, each with rows of its own; none: what is left
+    data: PositiveInt | None = None
     replicate: PositiveInt = 1  # copies of all shards, each with rows of its own
     tensor: PositiveInt = 1  # parts that each matrix is cut into
     context: PositiveInt = 1  # parts that each row of tokens is cut into
-    expert: PositiveInt = 1  # groups that the experts of each mixture are shared out to, each with rows of its own
+    # groups that the experts of each mixture are shared out to, each with rows of its own
+    expert: PositiveInt = 1
     pipeline: PositiveInt = 1  # stages that the blocks of a decoder are shared out to; alone so far
-    exact: bool = True  # the bits of one process, whatever the number of processes; false: plain collectives
+    # the bits of one process, whatever the number of processes; false: plain collectives
+    exact: bool = True
     timeout: PositiveFloat = 600.0  # seconds that a process waits for the others before it gives up
 
     def of(self, processes: int) -> Parallel:
-        """The same with ``data`` filled in for so many processes; UserError where the axes do not multiply to them."""
+        """The same with ``data`` filled in for so many processes; UserError where the axes do not
+        multiply to them."""
         others = math.prod(self.size(name) for name in AXES if name != "data")
-        said = " x ".join(f"{name} {self.size(name)}" for name in AXES if getattr(self, name) not in (None, 1))
+        said = " x ".join(
+            f"{name} {self.size(name)}" for name in AXES if getattr(self, name) not in (None, 1)
+        )
         count, verb = ("1 process", "is") if processes == 1 else (f"{processes} processes", "are")
         if self.data is None:
             fits = processes % others == 0
-            need(fits, f"{count} cannot be divided by {said} of [parallel]; start a multiple of {others}.")
+            need(
+                fits,
+                f"{count} cannot be divided by {said} of [parallel]; start a multiple of {others}.",
+            )
             return replace(self, data=processes // others)
         if self.data * others != processes:
             fix = f"start {self.data * others} by torchrun --nproc-per-node, or leave out data"
             raise UserError(
-                f"[parallel] {said or 'data 1'} is for {self.data * others}, but there {verb} {count}; {fix}."
+                f"[parallel] {said or 'data 1'} is for {self.data * others}, but there {verb} "
+                f"{count}; {fix}."
             )
         return self
 
@@ -65,8 +79,9 @@ class Parallel:
 
 
 def ring_pieces(length: int, size: int) -> list[tuple[range, range]]:
-    """Which columns of a row of ``length`` each of ``size`` processes on the context axis holds: a piece from the front
-    and one from the back (zig-zag), so that all have as many pairs under a causal mask. Rows are filled up to fit."""
+    """Which columns of a row of ``length`` each of ``size`` processes on the context axis holds: a
+    piece from the front and one from the back (zig-zag), so that all have as many pairs under a
+    causal mask. Rows are filled up to fit."""
     piece = -(-length // (2 * size))
     starts = [piece * number for number in range(2 * size)]
     pieces = [range(start, start + piece) for start in starts]
@@ -74,8 +89,8 @@ def ring_pieces(length: int, size: int) -> list[tuple[range, range]]:
 
 
 def stage_blocks(depth: int, stages: int) -> list[range]:
-    """Which of ``depth`` blocks each of so many stages of a pipeline computes; where they differ the first have more,
-    since the last has the head."""
+    """Which of ``depth`` blocks each of so many stages of a pipeline computes; where they differ
+    the first have more, since the last has the head."""
     starts = [-(-depth * stage // stages) for stage in range(stages + 1)]
     return [range(low, high) for low, high in itertools.pairwise(starts)]
 
@@ -84,5 +99,7 @@ def stage_of(name: str, depth: int, stages: int) -> int:
     """The stage to which the weight of this path in a decoder belongs."""
     block = re.match(r"decoder\.blocks\.(\d+)\.", name)
     if block:
-        return next(stage for stage, own in enumerate(stage_blocks(depth, stages)) if int(block[1]) in own)
+        return next(
+            stage for stage, own in enumerate(stage_blocks(depth, stages)) if int(block[1]) in own
+        )
     return stages - 1 if name.startswith(("decoder.last_norm.", "head.")) else 0

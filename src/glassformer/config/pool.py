@@ -1,4 +1,5 @@
-"""Heads of an encoder: one vector or some logits for a whole sequence, or for each token. No torch here."""
+"""Heads of an encoder: one vector or some logits for a whole sequence, or for each token. No torch
+here."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from .shapes import Shapes, join, linear
 @renamed(of="mode", unit="normalize")
 @frozen
 class Pool:
-    """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or ``max`` of all.
+    """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or
+    ``max`` of all.
 
-    ``attention`` is a mean weighed by a softmax of how well each token fits a learned query (Lin et al. 2017). Then
-    (``transform`` with that activation: BERT's pooler), dropout, and ``labels`` logits; 0 labels end in the vector,
-    scaled to length 1 where ``normalize`` (sentence encoders).
+    ``attention`` is a mean weighed by a softmax of how well each token fits a learned query (Lin et
+    al. 2017). Then (``transform`` with that activation: BERT's pooler), dropout, and ``labels``
+    logits; 0 labels end in the vector, scaled to length 1 where ``normalize`` (sentence encoders).
     """
 
     mode: Literal["first", "last", "mean", "max", "attention"] = "first"  # which vectors become one
@@ -39,13 +41,19 @@ class TokenHead:
     """``labels`` logits for each token: (``transform`` with that activation), dropout, project."""
 
     labels: PositiveInt  # logits for each token
-    transform: Activation | None = None  # activation of a dense layer before them (Electra's discriminator)
+    # activation of a dense layer before them (Electra's discriminator)
+    transform: Activation | None = None
     dropout: Share = 0.0  # share of each vector dropped before the labels
     span: bool = False  # two labels are an answer's start and end, not what a token is
 
     def __post_init__(self) -> None:
-        need(not self.span or self.labels == 2, f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.")
+        need(
+            not self.span or self.labels == 2,
+            f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.",
+        )
 
     def shapes(self, dim: int) -> Shapes:
         """The transform and the labels' layer."""
-        return join(transform=linear(dim, dim) if self.transform else {}, proj=linear(dim, self.labels))
+        return join(
+            transform=linear(dim, dim) if self.transform else {}, proj=linear(dim, self.labels)
+        )

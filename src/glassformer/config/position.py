@@ -24,10 +24,11 @@ class NoPosition:
 class Sinusoidal:
     """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
 
-    The paper takes turns, sine and cosine; ``halves`` puts all sines first. The lowest of its dim / 2 frequencies stops
-    short of 1 / ``theta``; with ``endpoint`` they are spread over dim / 2 - 1 steps, down to it. ``offset`` numbers the
-    first position. tensor2tensor and Marian: halves and endpoint, from 0; OpenNMT-tf: the same from 1; OpenNMT-py: the
-    paper's, or tensor2tensor's; transformers' Marian: halves alone, unlike Marian itself.
+    The paper takes turns, sine and cosine; ``halves`` puts all sines first. The lowest of its dim /
+    2 frequencies stops short of 1 / ``theta``; with ``endpoint`` they are spread over dim / 2 - 1
+    steps, down to it. ``offset`` numbers the first position. tensor2tensor and Marian: halves and
+    endpoint, from 0; OpenNMT-tf: the same from 1; OpenNMT-py: the paper's, or tensor2tensor's;
+    transformers' Marian: halves alone, unlike Marian itself.
     """
 
     theta: PositiveFloat = 10_000.0  # the longest wavelength over 2 pi
@@ -40,7 +41,11 @@ class Sinusoidal:
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
         """Refuse an odd width where pairs are needed."""
         even = width % 2 == 0 or not self.endpoint
-        need(even, f"{name}.position.endpoint is for pairs of sine and cosine and dim {width} is odd; make it even.")
+        need(
+            even,
+            f"{name}.position.endpoint is for pairs of sine and cosine and dim {width} is "
+            "odd; make it even.",
+        )
 
 
 @frozen
@@ -60,7 +65,10 @@ class Learned:
 
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
         """Refuse a table that is too short."""
-        need(self.length >= context, f"{name}.position.length {self.length} is below context {context}; raise it.")
+        need(
+            self.length >= context,
+            f"{name}.position.length {self.length} is below context {context}; raise it.",
+        )
 
 
 @renamed(stretch="scaling")
@@ -68,19 +76,26 @@ class Learned:
 class Rotary:
     """Queries and keys turned by angles that grow with position (Su et al. 2021).
 
-    ``fraction`` of each head's dimensions turn (GPT-NeoX, Phi). The first half of what turns is paired with the second;
-    ``interleaved`` pairs neighbours (the paper, GPT-J, Llama's own files).
+    ``fraction`` of each head's dimensions turn (GPT-NeoX, Phi). The first half of what turns is
+    paired with the second; ``interleaved`` pairs neighbours (the paper, GPT-J, Llama's own files).
     """
 
     theta: PositiveFloat = 10_000.0  # the longest wavelength over 2 pi
     fraction: float = 1.0  # share of each head's dimensions that turn (GPT-NeoX, Phi)
     scaling: RopeScaling | None = None  # of frequencies, for longer texts
-    interleaved: bool = False  # pair neighbours (GPT-J, Llama's own files); false: first half with second
+    # pair neighbours (GPT-J, Llama's own files); false: first half with second
+    interleaved: bool = False
 
     def __post_init__(self) -> None:
-        need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
+        need(
+            0 < self.fraction <= 1,
+            f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.",
+        )
         blended = isinstance(self.scaling, YarnScaling)
-        need(not blended or self.theta > 1, f"Rotary.theta is {self.theta}; give more than 1 with a YarnScaling.")
+        need(
+            not blended or self.theta > 1,
+            f"Rotary.theta is {self.theta}; give more than 1 with a YarnScaling.",
+        )
 
     shapes = none
 
@@ -90,11 +105,15 @@ class Rotary:
         return getattr(self.scaling, "limit", None)
 
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
-        """Refuse heads of which an odd number of dimensions would turn, and factors that are not one a frequency."""
+        """Refuse heads of which an odd number of dimensions would turn, and factors that are not
+        one a frequency."""
         for index, block in enumerate(pattern):
             turned = int(block.attention.width(dim) * self.fraction)
             even = turned >= 2 and turned % 2 == 0
-            need(even, f"{name}.pattern.{index}: Rotary turns {turned} dimensions a head; make that even.")
+            need(
+                even,
+                f"{name}.pattern.{index}: Rotary turns {turned} dimensions a head; make that even.",
+            )
             if isinstance(self.scaling, LongRopeScaling):
                 self.scaling.check(f"{name}.pattern.{index}", turned // 2)
 
@@ -110,7 +129,8 @@ def _same_heads(cfg: Any, name: str, pattern: Sequence[Any], *place: int) -> Non
 class RelativeBias:
     """A trained bias per head and distance bucket, added to the scores (T5, Raffel et al. 2020).
 
-    Half of a direction's buckets hold one distance each, the others wider and wider ranges up to ``distance``.
+    Half of a direction's buckets hold one distance each, the others wider and wider ranges up to
+    ``distance``.
     """
 
     buckets: int = 32  # of distances, half of them for either side where nothing is causal
@@ -126,15 +146,22 @@ class RelativeBias:
     check = _same_heads
 
     def check_causal(self, causal: bool) -> None:
-        """Refuse too few buckets, or a distance within those that hold one each; two directions share the buckets."""
+        """Refuse too few buckets, or a distance within those that hold one each; two directions
+        share the buckets."""
         least, exact = (2, self.buckets // 2) if causal else (4, self.buckets // 4)
-        need(self.buckets >= least, f"RelativeBias.buckets is {self.buckets}; give {least} or more.")
-        need(self.distance > exact, f"RelativeBias.distance is {self.distance}; give more than {exact}.")
+        need(
+            self.buckets >= least, f"RelativeBias.buckets is {self.buckets}; give {least} or more."
+        )
+        need(
+            self.distance > exact,
+            f"RelativeBias.distance is {self.distance}; give more than {exact}.",
+        )
 
 
 @frozen
 class Alibi:
-    """A fixed penalty per head that grows with distance, added to the scores (Press et al. 2022)."""
+    """A fixed penalty per head that grows with distance, added to the scores (Press et al.
+    2022)."""
 
     shapes = none
 

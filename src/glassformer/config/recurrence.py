@@ -30,7 +30,8 @@ class GRU:
 
 @frozen
 class LSTM:
-    """Three gates over a state and a cell that is only added to (Hochreiter & Schmidhuber 1997; Gers et al. 2000)."""
+    """Three gates over a state and a cell that is only added to (Hochreiter & Schmidhuber 1997;
+    Gers et al. 2000)."""
 
     gates = 4
     kept = 17
@@ -39,7 +40,8 @@ class LSTM:
 
 @frozen
 class Summary:
-    """The whole source in one vector, made of its first and last states (Cho et al. 2014, Sutskever et al. 2014)."""
+    """The whole source in one vector, made of its first and last states (Cho et al. 2014, Sutskever
+    et al. 2014)."""
 
     def shapes(self, dim: int) -> Shapes:
         """The layer over both ends of the source."""
@@ -56,13 +58,18 @@ class Summary:
 
 @frozen
 class Additive:
-    """For each word a sum of the source's states, weighed by a layer of ``width`` (Bahdanau et al. 2015)."""
+    """For each word a sum of the source's states, weighed by a layer of ``width`` (Bahdanau et al.
+    2015)."""
 
     width: PositiveInt  # of the layer that scores the source's states
 
     def shapes(self, dim: int) -> Shapes:
         """The layer over both ends of the source, and those that score."""
-        q, k, score = linear(dim, self.width), linear(dim, self.width, False), linear(self.width, 1, False)
+        q, k, score = (
+            linear(dim, self.width),
+            linear(dim, self.width, False),
+            linear(self.width, 1, False),
+        )
         return join(whole=linear(2 * dim, dim), q=q, k=k, score=score)
 
     def kept(self, dim: int, context: int) -> int:
@@ -93,11 +100,15 @@ class Recurrent:
         inputs = [dim if self.cross is None else 2 * dim] + [dim] * (self.depth - 1)
         cells = [of(self.cell, size, width) for size in inputs]
         both = each("cells", cells) | each("back", [] if self.causal else cells)
-        return both | join(cross=of(self.cross, dim), merge=linear(3 * dim, dim) if self.cross is not None else {})
+        return both | join(
+            cross=of(self.cross, dim), merge=linear(3 * dim, dim) if self.cross is not None else {}
+        )
 
     def kept(self, dim: int, context: int) -> int:
         """Numbers a token that training keeps."""
-        return self.depth * self.cell.kept * dim + (0 if self.cross is None else self.cross.kept(dim, context))
+        return self.depth * self.cell.kept * dim + (
+            0 if self.cross is None else self.cross.kept(dim, context)
+        )
 
     def flops(self, dim: int, context: int) -> int:
         """Forward FLOPs a token beside those of its matrices."""

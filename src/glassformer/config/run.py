@@ -16,7 +16,17 @@ from ..errors import need
 from . import objective as objectives
 from .objective import Full, Objective, Tune
 from .old_names import moved, renamed
-from .optimizer import AdamW, Constant, Cosine, Group, InverseSqrt, Muon, Optimizer, Schedule, WarmupStableDecay
+from .optimizer import (
+    AdamW,
+    Constant,
+    Cosine,
+    Group,
+    InverseSqrt,
+    Muon,
+    Optimizer,
+    Schedule,
+    WarmupStableDecay,
+)
 from .parallel import Parallel
 from .serial import frozen
 
@@ -28,9 +38,11 @@ STOP = "stop"
 PAUSE = "pause"
 """A file of this name makes it wait after its step until the file is gone."""
 PAUSED = "Paused: take this file away to go on.\n"
-"""What a training that waits writes into that file, again and again: its age says whether the training lives."""
+"""What a training that waits writes into that file, again and again: its age says whether the
+training lives."""
 LARGEST_VOCAB = 1 << 20
-"""More entries than any published tokenizer has; a trainer would take their memory before it reads a text."""
+"""More entries than any published tokenizer has; a trainer would take their memory before it reads
+a text."""
 
 
 def _check_vocab(vocab: int | None, name: str = "vocab") -> None:
@@ -42,16 +54,21 @@ def _check_vocab(vocab: int | None, name: str = "vocab") -> None:
 
 @frozen
 class Data:
-    """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name = weight}``.
+    """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name =
+    weight}``.
 
-    ``split`` "spread" holds out the end of each tenth of ``train``, so that what is held out is like the rest.
-    ``tokenizer`` is "char", "byte" or "bpe" to train one, or a name (gpt2), file or folder that has one, a run's too.
+    ``split`` "spread" holds out the end of each tenth of ``train``, so that what is held out is
+    like the rest. ``tokenizer`` is "char", "byte" or "bpe" to train one, or a name (gpt2), file or
+    folder that has one, a run's too.
     """
 
-    train: str | tuple[str, ...] | dict[str, float] = "python-docs"  # a corpus, file or folder; several {name = weight}
+    # a corpus, file or folder; several {name = weight}
+    train: str | tuple[str, ...] | dict[str, float] = "python-docs"
     valid: float | str = 0.1  # share of train to hold out, between 0 and 1, or another corpus
-    split: Literal["end", "spread"] = "end"  # what is held out: the end of train, or of each tenth of it
-    tokenizer: str | None = None  # trained (char, byte, bpe), or a name, file, folder; none: the model's, else bpe
+    # what is held out: the end of train, or of each tenth of it
+    split: Literal["end", "spread"] = "end"
+    # trained (char, byte, bpe), or a name, file, folder; none: the model's, else bpe
+    tokenizer: str | None = None
     vocab: int | None = None  # entries of a BPE that is trained; none: the trainer's default
     field: str = "text"  # the field of JSONL that holds the text
     separator: str | None = None  # what parts a plain file into documents; none: it is one document
@@ -59,7 +76,10 @@ class Data:
     def __post_init__(self) -> None:
         need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")
         share = not isinstance(self.valid, float) or 0 < self.valid < 1
-        need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
+        need(
+            share,
+            f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.",
+        )
         _check_vocab(self.vocab)
 
     def sources(self) -> dict[str, float]:
@@ -72,26 +92,31 @@ class Data:
 @renamed(before="prefix", cut="truncate")
 @frozen
 class Examples:
-    """Where examples come from: the columns of a .tsv or .jsonl file, or the lines of parallel files.
+    """Where examples come from: the columns of a .tsv or .jsonl file, or the lines of parallel
+    files.
 
-    Parts are source and target (Seq2Seq), text, second and label (Classify, Contrast), tokens and labels (Tag: a word
-    and its label a line and an empty line between sentences, or lists in JSONL). ``train`` and ``valid`` are a file, or
-    ``{source = FILE, target = FILE}`` for parallel ones; ``valid`` may be a share of ``train``. ``columns`` names what
-    each part is called in the file, or counts from 0 where a .tsv has no header: ``{text = "sentence", label =
-    "label"}``. ``labels`` fixes the set and its order (None: those of ``train``). ``prefix`` stands before each source
-    or text ("summarize: "). ``truncate`` is where a part too long for the context loses its rest, "end" or "start", or
-    "no" to refuse it.
-    ``tokenizer`` is as for Data, or "words": what white space parts. With a ``source_tokenizer`` an encoder-decoder has
-    two vocabularies: a tokenizer that is trained learns from the texts of its own side, and the source's has
-    ``source_vocab`` entries (None: as many as ``vocab``). None is a pair's own, else ``tokenizer`` for both sides.
+    Parts are source and target (Seq2Seq), text, second and label (Classify, Contrast), tokens and
+    labels (Tag: a word and its label a line and an empty line between sentences, or lists in
+    JSONL). ``train`` and ``valid`` are a file, or ``{source = FILE, target = FILE}`` for parallel
+    ones; ``valid`` may be a share of ``train``. ``columns`` names what each part is called in the
+    file, or counts from 0 where a .tsv has no header: ``{text = "sentence", label = "label"}``.
+    ``labels`` fixes the set and its order (None: those of ``train``). ``prefix`` stands before each
+    source or text ("summarize: "). ``truncate`` is where a part too long for the context loses its
+    rest, "end" or "start", or "no" to refuse it. ``tokenizer`` is as for Data, or "words": what
+    white space parts. With a ``source_tokenizer`` an encoder-decoder has two vocabularies: a
+    tokenizer that is trained learns from the texts of its own side, and the source's has
+    ``source_vocab`` entries (None: as many as ``vocab``). None is a pair's own, else ``tokenizer``
+    for both sides.
     """
 
     train: str | dict[str, str]  # a file, or {source = FILE, target = FILE} for parallel ones
     valid: float | str | dict[str, str] = 0.1  # share of train to hold out, or files as for train
-    columns: dict[str, str] = field(default_factory=dict)  # {part = column's name, or its number from 0}
+    # {part = column's name, or its number from 0}
+    columns: dict[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None  # the labels in their order; none: those of train
     prefix: str = ""  # put before each source or text, such as "summarize: "
-    truncate: Literal["end", "start", "no"] = "no"  # where a part too long loses its rest; "no" refuses it
+    # where a part too long loses its rest; "no" refuses it
+    truncate: Literal["end", "start", "no"] = "no"
     tokenizer: str | None = None  # as for Data, or "words": split at white space
     vocab: int | None = None  # entries of a tokenizer that is trained; none: the trainer's default
     source_tokenizer: str | None = None  # of the source alone; none: both sides have one tokenizer
@@ -100,21 +125,29 @@ class Examples:
     def __post_init__(self) -> None:
         need(bool(self.train), "data.train is empty; name a file, or a file for each part.")
         share = not isinstance(self.valid, float) or 0 < self.valid < 1
-        need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
+        need(
+            share,
+            f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.",
+        )
         _check_vocab(self.vocab)
         _check_vocab(self.source_vocab, "source_vocab")
         alone = self.source_vocab is not None and self.source_tokenizer is None
-        need(not alone, "data.source_vocab is for a tokenizer of the source; give data.source_tokenizer too.")
+        need(
+            not alone,
+            "data.source_vocab is for a tokenizer of the source; give data.source_tokenizer too.",
+        )
 
 
 @renamed(patience="max_skipped_steps", plan="auto_by", execution_plan="auto_by")
 @frozen
 class Train:
-    """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces."""
+    """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in
+    ``accumulate`` pieces."""
 
     objective: Objective = field(default_factory=objectives.default)  # what is learned
     tune: Tune = Full()  # how much of the model trains
-    new_embeddings: bool = False  # draw embeddings and head anew, for another tokenizer than the checkpoint's
+    # draw embeddings and head anew, for another tokenizer than the checkpoint's
+    new_embeddings: bool = False
     steps: int = 1000  # optimizer steps
     batch: int = 16  # rows a step
     accumulate: int = 1  # pieces that a step's rows are worked through in
@@ -124,12 +157,17 @@ class Train:
     clip: float | None = 1.0  # the most that the gradient's norm may be; none: no bound
     label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
     device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations and products; auto: by auto_by
-    tf32: bool = False  # products of fp32 in TF32 on a GPU: faster, with 10 bits of each factor's fraction
-    compile: Literal["auto", "yes", "blocks", "no"] = "auto"  # by torch.compile; blocks: one by one; auto: by auto_by
-    auto_by: Literal["table", "measure"] = "table"  # what decides auto: a table by machine, or trying
+    # of activations and products; auto: by auto_by
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    # products of fp32 in TF32 on a GPU: faster, with 10 bits of each factor's fraction
+    tf32: bool = False
+    # by torch.compile; blocks: one by one; auto: by auto_by
+    compile: Literal["auto", "yes", "blocks", "no"] = "auto"
+    # what decides auto: a table by machine, or trying
+    auto_by: Literal["table", "measure"] = "table"
     seed: int = 0  # of random weights, order and dropout
-    max_skipped_steps: int = 5  # steps in a row without a finite loss and gradient that stop the run
+    # steps in a row without a finite loss and gradient that stop the run
+    max_skipped_steps: int = 5
     early_stop: int = 0  # evaluations without a better one that end the run, 0: never
     evaluate_every: int = 100  # steps between validations, 0: never
     evaluate_batches: int = 20  # the most batches of a validation on running text
@@ -141,14 +179,32 @@ class Train:
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "accumulate", "max_skipped_steps", "evaluate_batches", "keep")
         for name in counts:
-            need(getattr(self, name) > 0, f"train.{name} is {getattr(self, name)}; give a number above 0.")
+            need(
+                getattr(self, name) > 0,
+                f"train.{name} is {getattr(self, name)}; give a number above 0.",
+            )
         for name in ("early_stop", "evaluate_every", "save_every", "sample_every"):
-            need(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.")
-        need(0 <= self.seed < 2**63, f"train.seed is {self.seed}; give an integer from 0 to 2**63 - 1.")
-        pieces = f"train.accumulate {self.accumulate} is more than the {self.batch} rows of train.batch; lower it."
+            need(
+                getattr(self, name) >= 0,
+                f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.",
+            )
+        need(
+            0 <= self.seed < 2**63,
+            f"train.seed is {self.seed}; give an integer from 0 to 2**63 - 1.",
+        )
+        pieces = (
+            f"train.accumulate {self.accumulate} is more than the {self.batch} rows of "
+            "train.batch; lower it."
+        )
         need(self.accumulate <= self.batch, pieces)
-        need(self.context is None or self.context > 0, f"train.context is {self.context}; give tokens above 0.")
-        need(self.clip is None or self.clip > 0, f"train.clip is {self.clip}; give a norm above 0, or none.")
+        need(
+            self.context is None or self.context > 0,
+            f"train.context is {self.context}; give tokens above 0.",
+        )
+        need(
+            self.clip is None or self.clip > 0,
+            f"train.clip is {self.clip}; give a norm above 0, or none.",
+        )
         smooth = f"train.label_smoothing is {self.label_smoothing}; give a share from 0 to below 1."
         need(0 <= self.label_smoothing < 1, smooth)
 
@@ -162,21 +218,24 @@ MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
     "keep",
 )
 MAY_CHANGE_ON_RESUME += ("sample_every", "tensorboard")
-"""Fields of Train that change where it runs and what is seen and kept: a resumed run may change them."""
+"""Fields of Train that change where it runs and what is seen and kept: a resumed run may change
+them."""
 
 
 FINETUNE = AdamW(lr=1e-4)
 """What goes on from a checkpoint unless the run says otherwise: what was learned is to be kept."""
 FROM_SCRATCH = Muon(lr=1e-2, rest=AdamW(lr=2e-2))
-"""What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 million parameters."""
+"""What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 million
+parameters."""
 
 
 @frozen
 class Run:
-    """A whole run. ``model`` holds ``recipe`` or ``from`` (a folder, a hub name), and changes to its config.
+    """A whole run. ``model`` holds ``recipe`` or ``from`` (a folder, a hub name), and changes to
+    its config.
 
-    Without either it is a whole model config with its ``type``. ``{seed}`` in ``from`` stands for ``train.seed``, so
-    that of several seeds each goes on from its own checkpoint.
+    Without either it is a whole model config with its ``type``. ``{seed}`` in ``from`` stands for
+    ``train.seed``, so that of several seeds each goes on from its own checkpoint.
     """
 
     model: dict[str, Any] = field(default_factory=lambda: {"recipe": "glass/1m"})
@@ -186,7 +245,8 @@ class Run:
 
     @property
     def checkpoint(self) -> str | None:
-        """The folder or hub name that the model comes from, with the run's own seed in it; None where it is new."""
+        """The folder or hub name that the model comes from, with the run's own seed in it; None
+        where it is new."""
         name = self.model.get("from")
         return None if name is None else str(name).replace("{seed}", str(self.train.seed))
 

@@ -15,36 +15,59 @@ from .run import FINETUNE, FROM_SCRATCH, AdamW, Data, Examples, Optimizer, Run, 
 
 
 def begun(folder: Path) -> dict[str, Any] | None:
-    """What the run in a folder was told, as ``read`` takes it; None where there is none that can be read."""
+    """What the run in a folder was told, as ``read`` takes it; None where there is none that can be
+    read."""
     try:
         told = old_names.with_current_names(json.loads((folder / "run.json").read_bytes()))
-        return {"model": told.get("asked") or told["model"], "data": told["data"], "train": told["train"]}
+        return {
+            "model": told.get("asked") or told["model"],
+            "data": told["data"],
+            "train": told["train"],
+        }
     except (OSError, ValueError, LookupError, AttributeError):
         return None
 
 
-def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None) -> Run:
+def read(
+    path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None
+) -> Run:
     """The run in a TOML file (``run_file`` finds it) or a table, changed by dotted ``overrides``.
 
-    Overrides are as the command line gives them: ``steps`` is a field of [train], ``data.tokenizer`` of [data];
-    anything else (``decoder.depth``, ``dim``) is a path into the model. Raises UserError for what is unknown or does
-    not fit.
+    Overrides are as the command line gives them: ``steps`` is a field of [train],
+    ``data.tokenizer`` of [data]; anything else (``decoder.depth``, ``dim``) is a path into the
+    model. Raises UserError for what is unknown or does not fit.
     """
-    table = dict(path) if isinstance(path, Mapping) else _table(run_file(path)) if path is not None else {}
+    table = (
+        dict(path)
+        if isinstance(path, Mapping)
+        else _table(run_file(path))
+        if path is not None
+        else {}
+    )
     _check_places(table)
     for given in (dict(overrides or {}), table.get("model") or {}):
-        both = isinstance(given, dict) and {"recipe", "from"} <= {name.removeprefix("model.") for name in given}
+        both = isinstance(given, dict) and {"recipe", "from"} <= {
+            name.removeprefix("model.") for name in given
+        }
         need(
-            not both, "--from (a trained model) and --recipe (an untrained shape) exclude each other; give one of them."
+            not both,
+            "--from (a trained model) and --recipe (an untrained shape) exclude each "
+            "other; give one of them.",
         )
-    if isinstance(table.get("model"), dict) and not {"recipe", "from", "type"} & set(table["model"]):
+    if isinstance(table.get("model"), dict) and not {"recipe", "from", "type"} & set(
+        table["model"]
+    ):
         table["model"] = {"recipe": "glass/1m", **table["model"]}
     if isinstance(table.get("data"), dict):
         table["data"] = {"type": "Data", **table["data"]}
     changes = _by_table(overrides or {})
     has_optimizer = False
     if isinstance(table.get("train"), dict):  # optimizer.lr = 1e-3 changes the usual optimizer
-        inside = {k: v for k, v in table["train"].items() if k in ("optimizer", "schedule") and _no_type(v)}
+        inside = {
+            k: v
+            for k, v in table["train"].items()
+            if k in ("optimizer", "schedule") and _no_type(v)
+        }
         table["train"] = {k: v for k, v in table["train"].items() if k not in inside}
         changes["train"] = {**inside, **changes["train"]}
         has_optimizer = "optimizer" in table["train"]
@@ -52,7 +75,8 @@ def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[
     longer = (overrides or {}).get("context")
     data, train, model = run.data, run.train, dict(run.model)
     if longer is not None and isinstance(model.get("context"), int) and "from" not in model:
-        model["context"] = max(model["context"], serial.from_dict(int, longer, "context"))  # one option for both
+        # one option for both
+        model["context"] = max(model["context"], serial.from_dict(int, longer, "context"))
     for name, value in changes["model"].items():
         _change_model(model, name, value)
     if not has_optimizer:
@@ -66,17 +90,28 @@ def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[
 
 
 def _check_places(table: Mapping[str, Any]) -> None:
-    """UserError for a setting of [train] that stands elsewhere, and for one of [model] that there is not."""
+    """UserError for a setting of [train] that stands elsewhere, and for one of [model] that there
+    is not."""
     model = table.get("model")
-    for where, found in (("outside of any table", table), ("in [model]", model if isinstance(model, dict) else {})):
+    for where, found in (
+        ("outside of any table", table),
+        ("in [model]", model if isinstance(model, dict) else {}),
+    ):
         for key in found:
-            need(key not in _names(Train) or key in _MODEL, f'"{key}" stands {where}; put it below [train].')
+            need(
+                key not in _names(Train) or key in _MODEL,
+                f'"{key}" stands {where}; put it below [train].',
+            )
             if found is not table and key.partition(".")[0] not in (*_MODEL, "type"):
-                raise UserError(f'model: there is no setting "{key}".{nearest(key, (*_MODEL, *settings.paths()))}')
+                raise UserError(
+                    "model: there is no setting "
+                    f'"{key}".{nearest(key, (*_MODEL, *settings.paths()))}'
+                )
 
 
 def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Overrides by the table of the run file they belong to; ``lr`` is short for ``optimizer.lr``."""
+    """Overrides by the table of the run file they belong to; ``lr`` is short for
+    ``optimizer.lr``."""
     found: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "model": {}, "parallel": {}}
     for name, value in overrides.items():
         first, _, inside = name.partition(".")
@@ -116,7 +151,8 @@ def _no_type(value: Any) -> bool:
 def _split_off_lr(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
     """Changes to [train] without ``optimizer.lr``, and that learning rate.
 
-    It is None where it is not given, and where ``optimizer.rest.lr`` is given too: then each is what it says.
+    It is None where it is not given, and where ``optimizer.rest.lr`` is given too: then each is
+    what it says.
     """
     flat: dict[str, Any] = {}
     for name, value in changes.items():
@@ -129,14 +165,20 @@ def _split_off_lr(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | N
         old_name(old, "lr")
         flat[old.removesuffix("rate") + "lr"] = flat.pop(old)
     rest = flat.get("optimizer.rest", {})
-    alone = "optimizer.rest.lr" not in flat and _no_type(rest) and "lr" not in rest and "rate" not in rest
+    alone = (
+        "optimizer.rest.lr" not in flat
+        and _no_type(rest)
+        and "lr" not in rest
+        and "rate" not in rest
+    )
     if not alone or "optimizer.lr" not in flat:
         return flat, None
     return flat, serial.from_dict(float, flat.pop("optimizer.lr"), "train.optimizer.lr")
 
 
 def _at_rate(optimizer: Optimizer, rate: float) -> Optimizer:
-    """The optimizer at another learning rate; that of its ``rest`` stays in the same ratio to it."""
+    """The optimizer at another learning rate; that of its ``rest`` stays in the same ratio to
+    it."""
     try:
         if isinstance(optimizer, AdamW):
             return dataclasses.replace(optimizer, lr=rate)
@@ -151,11 +193,14 @@ def run_files() -> dict[str, Path]:
     """The run files that come with the package, by name: ``demo``, ``compare/sst2-rnn``."""
     home = Path(__file__).parents[1] / "runs"  # in a wheel
     home = home if home.is_dir() else Path(__file__).parents[3] / "runs"  # in a checkout
-    return {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.rglob("*.toml"))}
+    return {
+        str(path.relative_to(home).with_suffix("")): path for path in sorted(home.rglob("*.toml"))
+    }
 
 
 def run_file(name: Path | str) -> Path:
-    """The run file at a path, else the one of that name that comes with the package: ``demo`` or ``runs/demo.toml``.
+    """The run file at a path, else the one of that name that comes with the package: ``demo`` or
+    ``runs/demo.toml``.
 
     Raises UserError, with the nearest name, where there is neither.
     """
@@ -174,10 +219,16 @@ def _of_type(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
     kind = changes.pop("type", type(data).__name__)
     if kind == type(data).__name__:
         return data
-    need(kind in ("Data", "Examples"), f'data.type is "{kind}"; give Data (running text) or Examples.')
+    need(
+        kind in ("Data", "Examples"),
+        f'data.type is "{kind}"; give Data (running text) or Examples.',
+    )
     if kind == "Data":
         return Data()
-    need("train" in changes, 'data.type "Examples" needs data.train; name a file, or a file for each part.')
+    need(
+        "train" in changes,
+        'data.type "Examples" needs data.train; name a file, or a file for each part.',
+    )
     return Examples(train="-")
 
 
@@ -193,7 +244,11 @@ def _names(kind: type) -> list[str]:
     return [*(f.name for f in dataclasses.fields(kind)), *old_names.old_names(kind)]
 
 
-_MODEL = ("recipe", "from", *dict.fromkeys(name for kind in config.Model.__args__ for name in _names(kind)))
+_MODEL = (
+    "recipe",
+    "from",
+    *dict.fromkeys(name for kind in config.Model.__args__ for name in _names(kind)),
+)
 
 
 def _change_model(model: dict[str, Any], path: str, value: Any) -> None:

@@ -1,4 +1,5 @@
-"""Scalings of rotary frequencies, for texts longer than those a model was trained on. No torch here."""
+"""Scalings of rotary frequencies, for texts longer than those a model was trained on. No torch
+here."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class LinearScaling:
 @renamed(low="low_freq_factor", high="high_freq_factor", length="original_context")
 @frozen
 class Llama3Scaling:
-    """Llama 3.1's frequency-dependent scaling: low frequencies divided by ``factor``, high ones kept."""
+    """Llama 3.1's frequency-dependent scaling: low frequencies divided by ``factor``, high ones
+    kept."""
 
     factor: PositiveFloat = 8.0  # low frequencies are divided by it
     low_freq_factor: PositiveFloat = 1.0  # frequencies with fewer turns in them are low
@@ -28,33 +30,40 @@ class Llama3Scaling:
 
     def __post_init__(self) -> None:
         low, high = self.low_freq_factor, self.high_freq_factor
-        need(low < high, f"Llama3Scaling.low_freq_factor is {low}; give less than high_freq_factor ({high}).")
+        need(
+            low < high,
+            f"Llama3Scaling.low_freq_factor is {low}; give less than high_freq_factor ({high}).",
+        )
 
 
 @renamed(length="original_context", fast="beta_fast", slow="beta_slow", size="attention_factor")
 @frozen
 class YarnScaling:
-    """Frequencies of less than ``beta_slow`` turns in ``original_context`` positions divided by ``factor``.
+    """Frequencies of less than ``beta_slow`` turns in ``original_context`` positions divided by
+    ``factor``.
 
-    Those above ``beta_fast`` turns are kept. ``attention_factor`` multiplies what is turned (None: 0.1 ln(factor) + 1).
-    Peng et al. 2023, YaRN, sections 3.2 to 3.4.
+    Those above ``beta_fast`` turns are kept. ``attention_factor`` multiplies what is turned (None:
+    0.1 ln(factor) + 1). Peng et al. 2023, YaRN, sections 3.2 to 3.4.
     """
 
     factor: PositiveFloat  # how many times longer the texts become
     original_context: PositiveInt  # positions learnt first
     beta_fast: PositiveFloat = 32.0  # frequencies with more turns in them are kept
     beta_slow: PositiveFloat = 1.0  # frequencies with fewer turns are divided by factor
-    attention_factor: PositiveFloat | None = None  # queries and keys are multiplied by it; none: 0.1 ln(factor) + 1
+    # queries and keys are multiplied by it; none: 0.1 ln(factor) + 1
+    attention_factor: PositiveFloat | None = None
 
 
 @renamed(length="original_context", size="attention_factor", far="use_long")
 @frozen
 class LongRopeScaling:
-    """Each frequency divided by a factor of its own: one of ``short``, or with ``use_long`` one of ``long``.
+    """Each frequency divided by a factor of its own: one of ``short``, or with ``use_long`` one of
+    ``long``.
 
-    ``original_context`` positions were learnt first and ``factor`` times as many later; ``attention_factor`` multiplies
-    what is turned (None: sqrt(1 + ln(factor) / ln(original_context))). Published code goes from short to long once a
-    text grows past ``original_context``, which a cached token cannot: a model here is one or the other. Ding et al.
+    ``original_context`` positions were learnt first and ``factor`` times as many later;
+    ``attention_factor`` multiplies what is turned (None: sqrt(1 + ln(factor) /
+    ln(original_context))). Published code goes from short to long once a text grows past
+    ``original_context``, which a cached token cannot: a model here is one or the other. Ding et al.
     2024, LongRoPE (arXiv 2402.13753); Phi-3.
     """
 
@@ -62,13 +71,20 @@ class LongRopeScaling:
     long: tuple[float, ...]  # what each frequency is divided by, for longer texts
     original_context: int  # positions learnt first
     factor: PositiveFloat = 1.0  # how many times more positions were learnt later
-    attention_factor: PositiveFloat | None = None  # queries and keys are multiplied by it; none: from factor
+    # queries and keys are multiplied by it; none: from factor
+    attention_factor: PositiveFloat | None = None
     use_long: bool = False  # take the long factors
 
     def __post_init__(self) -> None:
-        need(self.original_context > 1, f"LongRopeScaling.original_context is {self.original_context}; give 2 or more.")
+        need(
+            self.original_context > 1,
+            f"LongRopeScaling.original_context is {self.original_context}; give 2 or more.",
+        )
         even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
-        need(even, "LongRopeScaling.short and long are as many factors as frequencies each, all above 0.")
+        need(
+            even,
+            "LongRopeScaling.short and long are as many factors as frequencies each, all above 0.",
+        )
 
     @property
     def limit(self) -> int | None:
@@ -80,7 +96,8 @@ class LongRopeScaling:
         factors = len(self.short)
         need(
             factors == frequencies,
-            f"{where}: LongRopeScaling has {factors} factors for {frequencies} frequencies; give each one.",
+            f"{where}: LongRopeScaling has {factors} factors for {frequencies} frequencies; give "
+            "each one.",
         )
 
 

@@ -1,7 +1,8 @@
 """Config <-> plain dictionaries, JSON and TOML; dotted overrides (``decoder.depth=12``).
 
-Works for any frozen dataclass of plain values, tuples, dataclasses and unions: the vocabulary and the run file alike.
-A union's member is told by ``"type"``. ``frozen`` holds what is made in Python to the same rules.
+Works for any frozen dataclass of plain values, tuples, dataclasses and unions: the vocabulary and
+the run file alike. A union's member is told by ``"type"``. ``frozen`` holds what is made in Python
+to the same rules.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ Share: TypeAlias = Annotated[float, Range(lambda x: 0 <= x < 1, "a share from 0 
 
 @typing.dataclass_transform(frozen_default=True)
 def frozen(kind: type[T]) -> type[T]:
-    """Class decorator: a frozen dataclass whose fields are held to their types before its own ``__post_init__``.
+    """Class decorator: a frozen dataclass whose fields are held to their types before its own
+    ``__post_init__``.
 
-    A field takes what a file may say for it, and becomes what the file's reader would make of it; a number is held to
-    the ``Range`` in its type (``PositiveInt``, ``Share``). Raises UserError.
+    A field takes what a file may say for it, and becomes what the file's reader would make of it; a
+    number is held to the ``Range`` in its type (``PositiveInt``, ``Share``). Raises UserError.
     """
     judge = getattr(kind, "__post_init__", None)
 
@@ -56,7 +58,11 @@ def frozen(kind: type[T]) -> type[T]:
         for name, (kinds, words, hint, within) in _fields(kind).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             of = type(value)
-            clear = value in words if of is str else of in kinds and (of not in (int, float) or -SIZE < value < SIZE)
+            clear = (
+                value in words
+                if of is str
+                else of in kinds and (of not in (int, float) or -SIZE < value < SIZE)
+            )
             if not clear:  # what most values are, told at once; the reader knows the rest
                 object.__setattr__(self, name, from_dict(hint, value, f"{kind.__name__}.{name}"))
                 value = getattr(self, name)
@@ -89,34 +95,54 @@ SIZE = 1 << 63  # integers stay below it
 
 @functools.cache
 def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any, Range | None]]:
-    """For each field: types of which every value will do, words that will do, the whole type, and a number's range."""
+    """For each field: types of which every value will do, words that will do, the whole type, and a
+    number's range."""
     found = {}
     full = typing.get_type_hints(kind, include_extras=True)
     for name, hint in _hints(kind).items():
         parts = (full[name], *typing.get_args(full[name]))
-        within = (note for part in parts for note in getattr(part, "__metadata__", ()) if isinstance(note, Range))
-        options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        literals = (set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal)
+        within = (
+            note
+            for part in parts
+            for note in getattr(part, "__metadata__", ())
+            if isinstance(note, Range)
+        )
+        options = (
+            typing.get_args(hint)
+            if typing.get_origin(hint) in (typing.Union, types.UnionType)
+            else (hint,)
+        )
+        literals = (
+            set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal
+        )
         kinds = {o for o in options if isinstance(o, type)}
         found[name] = kinds, set[str]().union(*literals), hint, next(within, None)
     return found
 
 
-_MEMBERS: dict[frozenset[type], dict[str, type]] = {}  # of a slot's types: the further ones, by name
+# of a slot's types: the further ones, by name
+_MEMBERS: dict[frozenset[type], dict[str, type]] = {}
 
 
 @typing.dataclass_transform(frozen_default=True)
 def member(slot: Any) -> Callable[[type[T]], type[T]]:
-    """Class decorator: a frozen dataclass that is one more type of a slot, as ``config.Norm`` or ``config.MaskRule``.
+    """Class decorator: a frozen dataclass that is one more type of a slot, as ``config.Norm`` or
+    ``config.MaskRule``.
 
-    Configs, run files and checkpoints know it from then on, by its name; ``nn.builds`` tells its module. In a file of
-    your own it is there once ``glassformer.use`` (``--use FILE``) has read the file.
+    Configs, run files and checkpoints know it from then on, by its name; ``nn.builds`` tells its
+    module. In a file of your own it is there once ``glassformer.use`` (``--use FILE``) has read the
+    file.
     """
-    types = frozenset(option for option in typing.get_args(slot) or (slot,) if option is not type(None))
+    types = frozenset(
+        option for option in typing.get_args(slot) or (slot,) if option is not type(None)
+    )
 
     def register(kind: type[T]) -> type[T]:
         taken = _own(slot)
-        need(kind.__name__ not in taken, f"The slot has a {kind.__name__} already; give yours another name.")
+        need(
+            kind.__name__ not in taken,
+            f"The slot has a {kind.__name__} already; give yours another name.",
+        )
         made = kind if "__dataclass_fields__" in vars(kind) else frozen(kind)
         _MEMBERS.setdefault(types, {})[kind.__name__] = made
         return made
@@ -136,7 +162,8 @@ def members(slot: Any) -> dict[str, type]:
 
 
 def _own(slot: Any) -> dict[str, type]:
-    """The types that we give a slot: its union's, or those of the package that it names as ``members_of``.
+    """The types that we give a slot: its union's, or those of the package that it names as
+    ``members_of``.
 
     The package is imported by its name, as an entry point is, when its types are first asked for.
     """
@@ -164,7 +191,8 @@ def added(config: Any) -> set[str]:
 
 
 def to_dict(value: Any) -> Any:
-    """A dataclass as nested dictionaries, each with its ``"type"``; everything else as JSON holds it."""
+    """A dataclass as nested dictionaries, each with its ``"type"``; everything else as JSON holds
+    it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         inside = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **inside}
@@ -178,14 +206,21 @@ def to_dict(value: Any) -> Any:
 def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
     """The value of type ``kind`` that ``raw`` describes.
 
-    Raises UserError with the dotted place for an unknown key, a missing one or a value of another type.
+    Raises UserError with the dotted place for an unknown key, a missing one or a value of another
+    type.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType) or _named_package(kind) or frozenset((kind,)) in _MEMBERS:
+    if (
+        origin in (typing.Union, types.UnionType)
+        or _named_package(kind)
+        or frozenset((kind,)) in _MEMBERS
+    ):
         return _from_union(kind, raw, where)
     if origin is typing.Literal:
         if raw not in args:
-            raise UserError(f"{_at(where)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}.")
+            raise UserError(
+                f"{_at(where)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}."
+            )
         return raw
     if origin is tuple:
         items = raw if isinstance(raw, list | tuple) else [raw]
@@ -211,14 +246,21 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         name = type(raw).__name__ if made else raw.get("type", only)
         if not made and isinstance(name, str) and name in TYPES_RENAMED:
             old_name(f"{_at(where)}{name}", TYPES_RENAMED[name])
-            name, raw = TYPES_RENAMED[name], {key: value for key, value in raw.items() if key != "type"}
+            name, raw = (
+                TYPES_RENAMED[name],
+                {key: value for key, value in raw.items() if key != "type"},
+            )
         if made and not type(raw).__module__.startswith("glassformer.") and name not in added(raw):
-            raise UserError(f"{_at(where)}{name} is no type of this slot; write @config.member(SLOT) above its class.")
+            raise UserError(
+                f"{_at(where)}{name} is no type of this slot; write "
+                "@config.member(SLOT) above its class."
+            )
         if made or not isinstance(name, str) or name not in classes:
             said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
             raise UserError(f"{_at(where)}{said}; give one of {choices(name, classes, table=True)}")
         return _from_table(classes[name], raw, where)
-    if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
+    # a type with nothing to set, by name alone
+    if classes and isinstance(raw, str) and raw in classes:
         return _from_table(classes[raw], {}, where)
     written = EXPRESSIONS.get(frozenset(options) - {type(None)}) if isinstance(raw, str) else None
     if written is not None:
@@ -227,11 +269,19 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
                 return value
         except UserError as error:
             raise UserError(f"{_at(where)}{error}") from None
-    plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o) and not _named_package(o)]
+    plain = [
+        o
+        for o in options
+        if o is not type(None) and not dataclasses.is_dataclass(o) and not _named_package(o)
+    ]
     if not plain:
         known = choices(raw, classes)
         if isinstance(raw, str):
-            hint = ' Write a table as {type = "NAME", key = value}, closed.' if raw.startswith("{") else ""
+            hint = (
+                ' Write a table as {type = "NAME", key = value}, closed.'
+                if raw.startswith("{")
+                else ""
+            )
             raise UserError(f"{_at(where)}there is no {_show(raw)}; give one of {known}{hint}")
         raise UserError(f"{_at(where)}{_show(raw)} is not a table with a type; give one of {known}")
     for option in plain:
@@ -254,7 +304,10 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
             old_name(f"{kind.__name__}.{old}", new, HINTS.get(old, ""))
             table[new] = table.pop(old)
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
-        sentence = f'"type" is {_show(raw["type"])}; here it must be {choices(raw["type"], {kind.__name__: kind})}'
+        sentence = (
+            f'"type" is {_show(raw["type"])}; here it must be '
+            f"{choices(raw['type'], {kind.__name__: kind})}"
+        )
         raise UserError(f"{_at(where)}{sentence}")
     for key in table:
         if key not in hints:
@@ -264,10 +317,17 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
             }
             sentence = said.get(kind.__name__, f"{kind.__name__} has no setting")
             raise UserError(f"{_at(where)}{sentence} {_show(key)}.{nearest(str(key), hints)}")
-    needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
+    needed = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is f.default_factory is dataclasses.MISSING
+    ]
     for name in needed:
         need(name in table, f'{_at(where)}{kind.__name__} needs "{name}"; add it.')
-    inside = {key: from_dict(hints[key], value, f"{where}.{key}" if where else key) for key, value in table.items()}
+    inside = {
+        key: from_dict(hints[key], value, f"{where}.{key}" if where else key)
+        for key, value in table.items()
+    }
     return kind(**inside)
 
 
@@ -332,8 +392,9 @@ def _parse(text: str) -> Any:
 def change(config: T, changes: Mapping[str, Any], where: str = "") -> T:
     """A copy of a config with many places changed at once, checked when all are in.
 
-    Keys are dotted paths or the names of nested tables. A table or ``PATH.type`` of another type replaces what
-    stood there; a path through a tuple without a number means every entry. Raises UserError for an unknown path.
+    Keys are dotted paths or the names of nested tables. A table or ``PATH.type`` of another type
+    replaces what stood there; a path through a tuple without a number means every entry. Raises
+    UserError for an unknown path.
     """
     if not changes:
         return config
@@ -345,10 +406,13 @@ def change(config: T, changes: Mapping[str, Any], where: str = "") -> T:
 
 
 def _types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The changes with each ``PATH.type`` before the fields below PATH, which are the new type's."""
+    """The changes with each ``PATH.type`` before the fields below PATH, which are the new
+    type's."""
     order = list(changes)
     for path in [path for path in order if path.endswith(".type")]:
-        below = (at for at, other in enumerate(order) if other.startswith(path.removesuffix("type")))
+        below = (
+            at for at, other in enumerate(order) if other.startswith(path.removesuffix("type"))
+        )
         order.insert(next(below), order.pop(order.index(path)))
     return {path: changes[path] for path in order}
 
@@ -360,8 +424,13 @@ def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
         if not keys or not keys[0].isdigit():
             return [_put(item, keys, value, path) for item in node]
         at = int(keys[0])
-        need(at < len(node), f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.")
-        return [_put(item, keys[1:], value, path) if i == at else item for i, item in enumerate(node)]
+        need(
+            at < len(node),
+            f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.",
+        )
+        return [
+            _put(item, keys[1:], value, path) if i == at else item for i, item in enumerate(node)
+        ]
     if keys:
         if isinstance(node, str) and node.isidentifier():  # a type by name alone: --optimizer Muon
             node = {"type": node}
@@ -375,7 +444,8 @@ def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
         key = old_names(node.get("type")).get(keys[0], keys[0])
         if key != keys[0]:
             old_name(path, key, HINTS.get(keys[0], ""))
-        return {**node, key: _put(node.get(key, {}), keys[1:], value, path)}  # an unknown key is found at the end
+        # an unknown key is found at the end
+        return {**node, key: _put(node.get(key, {}), keys[1:], value, path)}
     if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
         for key, item in value.items():
             node = _put(node, [key], item, f"{path}.{key}") if key != "type" else node

@@ -1,4 +1,5 @@
-"""Every setting of a run: its dotted path, type, default and meaning, read off the dataclasses. No torch here.
+"""Every setting of a run: its dotted path, type, default and meaning, read off the dataclasses. No
+torch here.
 
 What a field means is the comment behind it.
 """
@@ -31,7 +32,8 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """A class that a run file can name, and the slot where it first stands; ``settings`` are its fields."""
+    """A class that a run file can name, and the slot where it first stands; ``settings`` are its
+    fields."""
 
     kind: type
     slot: str
@@ -41,14 +43,23 @@ class Type:
 MODEL = [
     Setting("recipe", "text", "glass/1m", "the shape to begin with: glassformer recipes"),
     Setting(
-        "from", "text", "", "or the trained model to begin with: a folder or a hub name; {seed} in it is train.seed"
+        "from",
+        "text",
+        "",
+        "or the trained model to begin with: a folder or a hub name; {seed} in it is train.seed",
     ),
 ]
 
 
 def every() -> Iterator[Setting]:
-    """The settings of a run file in its order, as the command line writes them; a class at each of its places."""
-    for kind, prefix in ((run.Train, ""), (run.Data, "data."), (run.Examples, "data."), (run.Parallel, "parallel.")):
+    """The settings of a run file in its order, as the command line writes them; a class at each of
+    its places."""
+    for kind, prefix in (
+        (run.Train, ""),
+        (run.Data, "data."),
+        (run.Examples, "data."),
+        (run.Parallel, "parallel."),
+    ):
         yield from _inside(kind, prefix, ())
     yield from MODEL
     for model in typing.get_args(config.Model):
@@ -56,7 +67,8 @@ def every() -> Iterator[Setting]:
 
 
 def types() -> dict[str, Type]:
-    """Each class of a run file once, by its name: [train] and what is inside of it, then [data], then [model].
+    """Each class of a run file once, by its name: [train] and what is inside of it, then [data],
+    then [model].
 
     Where two have one name, the slot comes before it: "mask Prefix", "objective Prefix".
     """
@@ -69,12 +81,17 @@ def types() -> dict[str, Type]:
     )
     for prefix, kinds in sections:
         waiting = [(kind, prefix, "") for kind in kinds]
-        for kind, path, slot in waiting:  # grows: what a class holds comes after the classes beside it
+        # grows: what a class holds comes after the classes beside it
+        for kind, path, slot in waiting:
             if kind not in found:
                 found[kind] = Type(kind, slot, list(_own(kind, path)))
                 hints = typing.get_type_hints(kind)
                 names = [field.name for field in dataclasses.fields(kind)]
-                waiting += [(inner, f"{path}{name}.", name) for name in names for inner in _classes(hints[name])]
+                waiting += [
+                    (inner, f"{path}{name}.", name)
+                    for name in names
+                    for inner in _classes(hints[name])
+                ]
         if kinds == (run.Data, run.Examples):
             found[run.Run] = Type(run.Run, "", MODEL)
     count = collections.Counter(kind.__name__ for kind in found)
@@ -124,20 +141,31 @@ def _inside(kind: type, prefix: str, above: tuple[type, ...]) -> Iterator[Settin
 
 @functools.cache
 def meaning(kind: type) -> dict[str, str]:
-    """What each field of a dataclass means: the comment behind it, or behind the one that it was inherited from."""
-    found: dict[str, str] = {}
-    for one in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+    """The meaning of each field of a dataclass: the comment behind or
+    above it, or that of the field it inherits."""
+    meanings: dict[str, str] = {}
+    for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
         try:
-            found |= re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(one), re.MULTILINE)
+            lines = inspect.getsource(base).splitlines()
         except OSError:  # a class of a notebook's or of a prompt
             continue
-    return found
+        above: list[str] = []
+        for line in lines:
+            if comment := re.match(r"    # (.+)$", line):
+                above.append(comment[1])
+                continue
+            if field := re.match(r"    (\w+): .*?(?:  # (.+))?$", line):
+                meanings[field[1]] = field[2] or " ".join(above)
+            above = []
+    return {name: meaning for name, meaning in meanings.items() if meaning}
 
 
 def _classes(hint: Any) -> list[type]:
     """The dataclasses that a field may hold, one or several of them; a user's own too."""
     inside = [] if dataclasses.is_dataclass(hint) else typing.get_args(hint)
-    deeper = [found for part in inside if typing.get_origin(part) is tuple for found in _classes(part)]
+    deeper = [
+        found for part in inside if typing.get_origin(part) is tuple for found in _classes(part)
+    ]
     return [*serial.members(hint).values(), *deeper]
 
 
@@ -153,12 +181,20 @@ def _name(hint: Any) -> str:
         return " | ".join(map(_name, typing.get_args(hint)))
     if "members_of" in getattr(hint, "__dict__", {}):
         return " | ".join(serial.members(hint))
-    plain = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "none"}
+    plain = {
+        int: "integer",
+        float: "number",
+        bool: "true or false",
+        str: "text",
+        type(None): "none",
+    }
     return str(plain.get(hint, getattr(hint, "__name__", hint)))
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    value = (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
     if value is dataclasses.MISSING:
         return ""
     if dataclasses.is_dataclass(value):

@@ -3,8 +3,8 @@
     def shapes(self, dim):        name and shape of each parameter; a position scheme: (width, heads, causal)
         return join(up=linear(dim, self.hidden), down=linear(self.hidden, dim))
 
-The modules in ``nn`` are the law; a test holds each config to them. Where a type has no ``shapes`` of its own (a part
-of a user's own needs none), its module is built without memory and asked.
+The modules in ``nn`` are the law; a test holds each config to them. Where a type has no ``shapes``
+of its own (a part of a user's own needs none), its module is built without memory and asked.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ Shapes: TypeAlias = dict[str, Shape]
 
 
 class Unmultiplied(tuple[int, ...]):
-    """The shape of a parameter of two or more dimensions that costs no FLOPs: an embedding table, an expert's bias."""
+    """The shape of a parameter of two or more dimensions that costs no FLOPs: an embedding table,
+    an expert's bias."""
 
 
-_DESCRIBE: list[Callable[..., Shapes]] = []  # what nn does for a type without ``shapes``; a list: registered later
+# what nn does for a type without ``shapes``; a list: registered later
+_DESCRIBE: list[Callable[..., Shapes]] = []
 
 
 def of(cfg: Any, *args: Any) -> Shapes:
-    """The parameters of one part, nothing for None; ``args`` are what only its place in the model can know."""
+    """The parameters of one part, nothing for None; ``args`` are what only its place in the model
+    can know."""
     if cfg is None:
         return {}
     told: Shapes = cfg.shapes(*args) if "shapes" in vars(type(cfg)) else _DESCRIBE[0](cfg, *args)

@@ -1,4 +1,5 @@
-"""Data: corpora, examples with answers, and shards of tokens; nothing heavy loads before its first use."""
+"""Data: corpora, examples with answers, and shards of tokens; nothing heavy loads before its first
+use."""
 
 from __future__ import annotations
 

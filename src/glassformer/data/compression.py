@@ -1,4 +1,5 @@
-"""Files that are packed: .gz, and .zst where the package `zstandard` is installed (extra ``streams``)."""
+"""Files that are packed: .gz, and .zst where the package `zstandard` is installed (extra
+``streams``)."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ def unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
 
 
 class _Zstandard:
-    """The bytes of all frames; EOFError where the last one is cut, which the package's own reader passes over."""
+    """The bytes of all frames; EOFError where the last one is cut, which the package's own reader
+    passes over."""
 
     def __init__(self, raw: BinaryIO, package: Any) -> None:
         self.raw, self.package = raw, package
         self.frame: Any = None  # that is being read
-        self.ready = bytearray()  # unpacked and not yet read; taking its front copies nothing of the others
+        # unpacked and not yet read; taking its front copies nothing of the others
+        self.ready = bytearray()
 
     def read(self, size: int = -1) -> bytes:
         while (size < 0 or len(self.ready) < size) and (block := self.raw.read(SLICE)):
@@ -52,7 +55,9 @@ class _Zstandard:
 
 def damage(path: Path) -> tuple[type[Exception], ...]:
     """What reading a file may raise where it is damaged."""
-    packed: tuple[type[Exception], ...] = (_zstandard(path).ZstdError,) if path.suffix == ".zst" else ()
+    packed: tuple[type[Exception], ...] = (
+        (_zstandard(path).ZstdError,) if path.suffix == ".zst" else ()
+    )
     return (OSError, EOFError, zlib.error, *packed)
 
 
@@ -60,5 +65,7 @@ def _zstandard(path: Path) -> Any:
     try:
         import zstandard
     except ImportError:
-        raise UserError(f"{path} is read by zstandard, which is missing: pip install zstandard.") from None
+        raise UserError(
+            f"{path} is read by zstandard, which is missing: pip install zstandard."
+        ) from None
     return zstandard

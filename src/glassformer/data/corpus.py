@@ -2,8 +2,9 @@
 
     file, folder, .jsonl, .gz, .zst, .parquet  ->  Part (one file, how its documents are told apart)  ->  Piece, Piece
 
-A long document is cut where a line ends and the next begins with a letter or digit: there every published tokenizer
-gives the same ids as for the whole text, if it puts nothing in front of the rest (``Tokenizer.encode_continuation``).
+A long document is cut where a line ends and the next begins with a letter or digit: there every
+published tokenizer gives the same ids as for the whole text, if it puts nothing in front of the
+rest (``Tokenizer.encode_continuation``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _HEAD = 8192  # bytes that tell whether a file of a folder is text
 
 
 class Piece(NamedTuple):
-    """Some text of one document; ``last`` when the document ends here, ``read`` bytes of the corpus's files so far."""
+    """Some text of one document; ``last`` when the document ends here, ``read`` bytes of the
+    corpus's files so far."""
 
     text: str
     last: bool
@@ -36,7 +38,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a corpus: a single document, documents between ``separator``s, or a ``field`` of each line or row."""
+    """One file of a corpus: a single document, documents between ``separator``s, or a ``field`` of
+    each line or row."""
 
     path: Path
     separator: str | None = None
@@ -60,9 +63,12 @@ class Part:
         return [self.path.suffix] if self.path.suffix in (".zst", *tables.SUFFIXES) else []
 
     def pieces(self) -> Iterator[Piece]:
-        """The documents in order, long ones in several pieces; UserError where the file is not readable text."""
+        """The documents in order, long ones in several pieces; UserError where the file is not
+        readable text."""
         if self.field is not None and self.path.suffix in tables.SUFFIXES:
-            yield from (Piece(text, True, read) for text, read in tables.columns(self.path, self.field))
+            yield from (
+                Piece(text, True, read) for text, read in tables.columns(self.path, self.field)
+            )
             return
         documents = 0
         try:
@@ -72,10 +78,15 @@ class Part:
                 if self.field is not None:
                     ended = (
                         (text, True)
-                        for text in text_streams.jsonl(text_streams.split(blocks, "\n"), self.path, self.field)
+                        for text in text_streams.jsonl(
+                            text_streams.split(blocks, "\n"), self.path, self.field
+                        )
                     )
                 elif self.separator is not None:
-                    ended = ((text.strip("\r\n"), True) for text in text_streams.split(blocks, self.separator))
+                    ended = (
+                        (text.strip("\r\n"), True)
+                        for text in text_streams.split(blocks, self.separator)
+                    )
                 else:
                     ended = text_streams.cut(blocks)
                 for text, last in ended:
@@ -83,7 +94,9 @@ class Part:
                     if text:
                         yield Piece(text, last, raw.tell())
         except damage(self.path) as error:
-            raise unreadable(self.path, error, f", after {documents} documents" if documents else "") from None
+            raise unreadable(
+                self.path, error, f", after {documents} documents" if documents else ""
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,8 @@ class Source:
         return sum(part.size for part in self.parts)
 
     def digest(self) -> str:
-        """A hash of the documents' content, whatever the files are called and whenever they were written."""
+        """A hash of the documents' content, whatever the files are called and whenever they were
+        written."""
         return hashlib.sha256("\n".join(part.digest() for part in self.parts).encode()).hexdigest()
 
     def pieces(self) -> Iterator[Piece]:
@@ -132,7 +146,8 @@ class Source:
         return (piece.text for piece in self.pieces())
 
     def documents(self) -> Iterator[str]:
-        """The documents in order, each whole (a single huge file is one document: read ``texts`` instead)."""
+        """The documents in order, each whole (a single huge file is one document: read ``texts``
+        instead)."""
         held: list[str] = []
         for text, last, _ in self.pieces():
             held.append(text)
@@ -146,21 +161,26 @@ class Source:
         for text, last, _ in self.pieces():
             documents += last
             size += len(text.encode())
-        return Summary(self.name, self.path, len(self.parts), documents, size, self.origin, self.licence)
+        return Summary(
+            self.name, self.path, len(self.parts), documents, size, self.origin, self.licence
+        )
 
 
 def open_path(path: Path, field: str = "text", separator: str | None = None) -> Source:
     """The corpus at a path: a file, or every text file below a folder in sorted order.
 
-    In files that are not JSONL a document ends at each ``separator``; without one the file is a single document.
-    Raises UserError when nothing is there, the file is empty or binary, or the folder has no text.
+    In files that are not JSONL a document ends at each ``separator``; without one the file is a
+    single document. Raises UserError when nothing is there, the file is empty or binary, or the
+    folder has no text.
     """
     there = files.standing(path)
     if there == "folder":
         return _open_folder(path, field, separator)
     need(there != "other", f"{path} is a device or a pipe; put its text into a file and give that.")
     if there is None:
-        raise UserError(f"{path} does not exist; give a file, a folder or a named corpus.{meant(path)}")
+        raise UserError(
+            f"{path} does not exist; give a file, a folder or a named corpus.{meant(path)}"
+        )
     need(path.stat().st_size > 0, f"{path} is empty; give a file with some text.")
     part = _part(path, field, separator)
     return Source(path.name, path, (part,), () if part.field or separator else _unasked(path))
@@ -168,15 +188,19 @@ def open_path(path: Path, field: str = "text", separator: str | None = None) -> 
 
 def meant(path: Path) -> str:
     """A closing hint for a path where nothing is: the name in its folder that is most like it."""
-    return nearest(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
+    return nearest(
+        path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    )
 
 
 def _unasked(path: Path) -> tuple[str, ...]:
-    """A note on a file that seems to part its documents by a mark, which nobody asked to be read as one."""
+    """A note on a file that seems to part its documents by a mark, which nobody asked to be read as
+    one."""
     with contextlib.suppress(OSError), path.open("rb") as raw:
         if MARK.encode() in raw.read(PIECE):
             return (
-                f'{path.name} is read as one document; give --separator "{MARK}" (train: --data.separator) to part it.',
+                f'{path.name} is read as one document; give --separator "{MARK}" (train: '
+                "--data.separator) to part it.",
             )
     return ()
 
@@ -185,15 +209,27 @@ def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
     saved = tables.saved_dataset(folder)
     if saved is not None:
         return Source(
-            folder.resolve().name, folder, tuple(Part(path, field=field) for path in saved[0]), tuple(saved[1])
+            folder.resolve().name,
+            folder,
+            tuple(Part(path, field=field) for path in saved[0]),
+            tuple(saved[1]),
         )
     parts, notes = list[Part](), list[str]()
     there = sorted(p for p in folder.rglob("*") if p.is_file())
-    rows = [path for path in there if path.suffix in tables.SUFFIXES and not path.name.startswith(".")]
+    rows = [
+        path for path in there if path.suffix in tables.SUFFIXES and not path.name.startswith(".")
+    ]
     if rows:  # a data set as it lies on the hub: what else is there describes it
         chosen, notes = tables.training_split(folder, rows)
-        notes += [f"{path.relative_to(folder)} left out: no table" for path in there if path not in rows]
-        return Source(folder.resolve().name, folder, tuple(Part(path, field=field) for path in chosen), tuple(notes))
+        notes += [
+            f"{path.relative_to(folder)} left out: no table" for path in there if path not in rows
+        ]
+        return Source(
+            folder.resolve().name,
+            folder,
+            tuple(Part(path, field=field) for path in chosen),
+            tuple(notes),
+        )
     for path in there:
         inside = path.relative_to(folder)
         if any(name.startswith(".") for name in inside.parts):
@@ -228,7 +264,8 @@ def _looks_like_text(path: Path) -> bool:
 
 @contextlib.contextmanager
 def in_turn(place: Path) -> Iterator[None]:
-    """Processes that make the same cache entry take turns; the operating system ends a dead one's turn."""
+    """Processes that make the same cache entry take turns; the operating system ends a dead one's
+    turn."""
     files.make_folder(place.parent)
     try:
         file = place.with_name(f".{place.name}.lock").open("a+")

@@ -10,7 +10,8 @@ Array = np.ndarray[Any, Any]
 
 
 def pearson(x: Any, y: Any) -> float:
-    """The linear correlation of two lists of numbers, -1 to 1; 0 where one of them never changes."""
+    """The linear correlation of two lists of numbers, -1 to 1; 0 where one of them never
+    changes."""
     x, y = (v - v.mean() for v in (_array(x), _array(y)))
     spread = float(np.sqrt((x**2).sum() * (y**2).sum()))
     return float(x @ y) / spread if spread else 0.0
@@ -32,4 +33,5 @@ def correlations(x: Any, y: Any) -> dict[str, float]:
 
 
 def _array(x: Any) -> Array:
-    return np.asarray(x.tolist() if hasattr(x, "tolist") else x, np.float64)  # a tensor of any device and dtype
+    # a tensor of any device and dtype
+    return np.asarray(x.tolist() if hasattr(x, "tolist") else x, np.float64)

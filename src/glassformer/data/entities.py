@@ -1,4 +1,5 @@
-"""Entities in words labelled B-KIND, I-KIND and O: where they are, and how many were found (Tjong Kim Sang 2002)."""
+"""Entities in words labelled B-KIND, I-KIND and O: where they are, and how many were found (Tjong
+Kim Sang 2002)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def are_bio(labels: Iterable[str]) -> bool:
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
-    """The entities of one sentence, as conlleval reads them: one also begins at an I that goes on with no other."""
+    """The entities of one sentence, as conlleval reads them: one also begins at an I that goes on
+    with no other."""
     found: list[Entity] = []
     begin, kind = 0, None
     for at, label in enumerate([*labels, "O"]):
@@ -29,7 +31,8 @@ def entities(labels: Sequence[str]) -> list[Entity]:
 
 
 def agreement(told: Iterable[Sequence[str]], right: Iterable[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 of all sentences' entities, 0 to 1: only the same words and kind are right."""
+    """Precision, recall and F1 of all sentences' entities, 0 to 1: only the same words and kind are
+    right."""
     both = said = there = 0
     for one, other in zip(told, right, strict=True):
         found, wanted = set(entities(one)), set(entities(other))

@@ -26,10 +26,12 @@ Cut: TypeAlias = Literal["no", "end", "start"]
 
 @dataclass(frozen=True)
 class Example:
-    """One example: ``first`` is its source or text, ``second`` its target or other text, ``line`` where it stands.
+    """One example: ``first`` is its source or text, ``second`` its target or other text, ``line``
+    where it stands.
 
-    ``label`` is the label's number in the set, or the number itself in a regression; ``references`` are all targets.
-    A sentence that is tagged has ``words`` and as many ``tags``, their labels' numbers.
+    ``label`` is the label's number in the set, or the number itself in a regression; ``references``
+    are all targets. A sentence that is tagged has ``words`` and as many ``tags``, their labels'
+    numbers.
     """
 
     first: str
@@ -43,7 +45,8 @@ class Example:
 
 @dataclass(frozen=True)
 class Table:
-    """Examples in the order of their file, the set of ``labels`` in the order of their numbers, and ``notes``."""
+    """Examples in the order of their file, the set of ``labels`` in the order of their numbers, and
+    ``notes``."""
 
     name: str
     examples: tuple[Example, ...]
@@ -69,19 +72,26 @@ class Table:
         """The SHA-256 of what is learned from these examples, whatever the file is called."""
         digest = hashlib.sha256(json.dumps(self.labels).encode())
         for one in self.examples:
-            digest.update(json.dumps([one.words or one.first, one.second, one.tags or one.label]).encode())
+            digest.update(
+                json.dumps([one.words or one.first, one.second, one.tags or one.label]).encode()
+            )
         return digest.hexdigest()
 
     def split(self, share: float) -> tuple[Table, Table]:
-        """Those to train on and a ``share`` to hold out, drawn the same way each time; both keep their order."""
+        """Those to train on and a ``share`` to hold out, drawn the same way each time; both keep
+        their order."""
         out = max(1, round(share * len(self)))
         if out >= len(self):
             raise UserError(
-                f"{self.name} holds {len(self)} examples, too few to hold {share:g} of them out; give more."
+                f"{self.name} holds {len(self)} examples, too few to hold {share:g} of them out; "
+                "give more."
             )
         held = np.zeros(len(self), bool)
         held[np.random.default_rng(0).permutation(len(self))[:out]] = True
-        train, valid = (tuple(e for e, h in zip(self, held, strict=True) if h == which) for which in (False, True))
+        train, valid = (
+            tuple(e for e, h in zip(self, held, strict=True) if h == which)
+            for which in (False, True)
+        )
         return replace(self, examples=train), replace(self, examples=valid, notes=())
 
 
@@ -89,7 +99,8 @@ class Table:
 
 
 def training_and_validation(data: run.Examples, objective: Objective) -> tuple[Table, Table]:
-    """The tables that a run's [data] names, with the same set of labels. Raises UserError as ``read`` does."""
+    """The tables that a run's [data] names, with the same set of labels. Raises UserError as
+    ``read`` does."""
     how = {"columns": data.columns, "before": data.prefix}
     train = read(data.train, objective, labels=data.labels, **how)  # type: ignore[arg-type]
     if isinstance(data.valid, float):
@@ -105,11 +116,13 @@ def read(
     labels: Sequence[str] | None = None,
     before: str = "",
 ) -> Table:
-    """The examples in a file, or in ``{part: file}`` line by line, as the objective's ``example`` makes them.
+    """The examples in a file, or in ``{part: file}`` line by line, as the objective's ``example``
+    makes them.
 
-    ``columns`` says what the parts are called, or which column from 0 they are; without it they have their own names,
-    or are the columns in their order. ``labels`` is the set (None: what is found, sorted). An example with an empty
-    text is left out, with a note. Raises UserError for what is missing or does not fit, with the line.
+    ``columns`` says what the parts are called, or which column from 0 they are; without it they
+    have their own names, or are the columns in their order. ``labels`` is the set (None: what is
+    found, sorted). An example with an empty text is left out, with a note. Raises UserError for
+    what is missing or does not fit, with the line.
     """
     running = f"{type(objective).__name__} learns from running text, not from examples"
     need(bool(objective.parts), f'{running}; give a corpus ([data] type = "Data").')
@@ -129,9 +142,11 @@ def read(
 
 @dataclass(frozen=True)
 class Row:
-    """One record of a file, from which an objective makes its example: parts as texts, words or labels.
+    """One record of a file, from which an objective makes its example: parts as texts, words or
+    labels.
 
-    ``before`` stands before each source or text. All raise UserError with the line for what is not what they read.
+    ``before`` stands before each source or text. All raise UserError with the line for what is not
+    what they read.
     """
 
     name: str
@@ -160,13 +175,19 @@ class Row:
     def texts(self, part: str) -> tuple[str, ...]:
         """A text, or each of a list."""
         value = self.record[part]
-        return tuple(map(self._text, value)) if isinstance(value, list) and value else (self._text(value),)
+        return (
+            tuple(map(self._text, value))
+            if isinstance(value, list) and value
+            else (self._text(value),)
+        )
 
     def list(self, part: str) -> list[Any]:
         """A list."""
         value = self.record[part]
         if not isinstance(value, list):
-            raise UserError(f"{self.where} holds {json.dumps(value)[:SHORT]} for its {part}; give a list.")
+            raise UserError(
+                f"{self.where} holds {json.dumps(value)[:SHORT]} for its {part}; give a list."
+            )
         return value
 
     def words(self, part: str) -> tuple[str, ...]:
@@ -188,13 +209,18 @@ class Row:
         with contextlib.suppress(ValueError):
             if math.isfinite(number := float(word)):
                 return number
-        raise UserError(f'{self.where} has the label "{word[:SHORT]}", which is not a number; fix it.')
+        raise UserError(
+            f'{self.where} has the label "{word[:SHORT]}", which is not a number; fix it.'
+        )
 
     def _text(self, value: Any) -> str:
         if isinstance(value, list) and all(isinstance(sentence, str) for sentence in value):
             value = " ".join(value)
         if not isinstance(value, str):
-            raise UserError(f"{self.where} holds {json.dumps(value)[:SHORT]} where a text belongs; fix that line.")
+            raise UserError(
+                f"{self.where} holds {json.dumps(value)[:SHORT]} where a text "
+                "belongs; fix that line."
+            )
         return value
 
 
@@ -203,7 +229,9 @@ class _Labels:
 
     def __init__(self, name: str, given: Sequence[str] | None) -> None:
         self.name = name
-        self.known = None if given is None else {label: number for number, label in enumerate(given)}
+        self.known = (
+            None if given is None else {label: number for number, label in enumerate(given)}
+        )
         self.found: dict[str, int] = {}  # label -> its number in the order of appearance
 
     def word(self, line: int, value: Any) -> str:
@@ -214,18 +242,23 @@ class _Labels:
         return word.strip()
 
     def number(self, line: int, value: Any) -> int:
-        """The number of a label; of a set that is not known yet, its number in the order of appearance."""
+        """The number of a label; of a set that is not known yet, its number in the order of
+        appearance."""
         word = self.word(line, value)
         number = self.found.setdefault(word, len(self.found))
         if self.known is None:
             return number
         if word not in self.known:
-            sentence = f'{self.name} line {line} has the label "{word[:SHORT]}", which is not one of the set.'
+            sentence = (
+                f'{self.name} line {line} has the label "{word[:SHORT]}", which is not '
+                "one of the set."
+            )
             raise UserError(sentence + nearest(word, self.known))
         return self.known[word]
 
     def numbered(self, table: Table) -> Table:
-        """The table with the set of its labels, found ones in sorted order: as numbers where they all are."""
+        """The table with the set of its labels, found ones in sorted order: as numbers where they
+        all are."""
         if not self.found:
             return table
         if self.known is not None:
@@ -248,15 +281,22 @@ def _whole(word: str) -> bool:
 # ------------------------------------------------------------------------------- words and labels
 
 
-def words_apart(tokenizer: Tokenizer, sentences: Iterable[Sequence[str]]) -> Iterator[list[list[int]]]:
-    """The ids of each word of each sentence, encoded one by one, behind the space that a text has before it."""
+def words_apart(
+    tokenizer: Tokenizer, sentences: Iterable[Sequence[str]]
+) -> Iterator[list[list[int]]]:
+    """The ids of each word of each sentence, encoded one by one, behind the space that a text has
+    before it."""
     sentences = [
-        [w if tokenizer.adds_prefix or not at else f" {w}" for at, w in enumerate(words)] for words in sentences
+        [w if tokenizer.adds_prefix or not at else f" {w}" for at, w in enumerate(words)]
+        for words in sentences
     ]
     apart = list(dict.fromkeys(word for words in sentences for word in words))
     known = dict(zip(apart, tokenizer.encode_batch(apart), strict=True))
     for words in sentences:
         missing = next((word for word in words if not known[word]), None)
         if missing is not None:
-            raise UserError(f"The tokenizer makes no token of the word {json.dumps(missing.strip())[:SHORT]}; fix it.")
+            raise UserError(
+                "The tokenizer makes no token of the word "
+                f"{json.dumps(missing.strip())[:SHORT]}; fix it."
+            )
         yield [known[word] for word in words]

@@ -1,4 +1,5 @@
-"""The corpus python-docs: this Python's own reference text, gathered without importing any of it or using a network."""
+"""The corpus python-docs: this Python's own reference text, gathered without importing any of it or
+using a network."""
 
 from __future__ import annotations
 
@@ -21,25 +22,37 @@ _LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 
 
 def documents() -> Path:
-    """The corpus as a JSONL file in the cache, made when it is missing or damaged (a few seconds)."""
+    """The corpus as a JSONL file in the cache, made when it is missing or damaged (a few
+    seconds)."""
     home = Path(sysconfig.get_path("stdlib"))
-    version = f"{platform.python_implementation()}-{platform.python_version()}-{hash_of(str(home))[:8]}"
+    version = (
+        f"{platform.python_implementation()}-{platform.python_version()}-{hash_of(str(home))[:8]}"
+    )
     folder = files.cache_home() / "corpora" / "python-docs" / version
     path, seal = folder / "documents.jsonl", folder / "sha256"
     with in_turn(folder):
         if path.is_file() and seal.is_file() and seal.read_text().strip() == files.sha256(path):
             return path
         collecting = gc.isenabled()
-        gc.disable()  # syntax trees hold no cycles; searching them for some would take as long as parsing
+        # syntax trees hold no cycles; searching them for some would take as long as parsing
+        gc.disable()
         try:
-            found = {hash_of(text): json.dumps({"name": name, "text": text}) for name, text in reference_text(home)}
+            found = {
+                hash_of(text): json.dumps({"name": name, "text": text})
+                for name, text in reference_text(home)
+            }
         finally:
             if collecting:
                 gc.enable()
-        need(bool(found), f"{sys.executable} has no standard library sources in {home}; give a file of your own.")
+        need(
+            bool(found),
+            f"{sys.executable} has no standard library sources in {home}; give a file of your own.",
+        )
         with files.write_folder(folder) as beside:
             # by hash: an order that is the same everywhere and makes the last tenth like the rest
-            (beside / path.name).write_text("\n".join(found[key] for key in sorted(found)) + "\n", encoding="utf-8")
+            (beside / path.name).write_text(
+                "\n".join(found[key] for key in sorted(found)) + "\n", encoding="utf-8"
+            )
             (beside / seal.name).write_text(files.sha256(beside / path.name) + "\n")
     return path
 
@@ -50,7 +63,8 @@ def hash_of(text: str) -> str:
 
 
 def reference_text(home: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of each language topic and each documented thing below ``home``, read without importing any."""
+    """(name, text) of each language topic and each documented thing below ``home``, read without
+    importing any."""
     for path in sorted(home.rglob("*.py")):
         inside = path.relative_to(home)
         if _LEFT_OUT & set(inside.parts):
@@ -62,7 +76,9 @@ def reference_text(home: Path) -> Iterator[tuple[str, str]]:
         if inside.parts == ("pydoc_data", "topics.py"):
             yield from _topics(tree)
         else:
-            yield from _docstrings(tree, ".".join(inside.with_suffix("").parts).removesuffix(".__init__"))
+            yield from _docstrings(
+                tree, ".".join(inside.with_suffix("").parts).removesuffix(".__init__")
+            )
 
 
 def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -73,7 +89,8 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(node: ast.AST, name: str, kind: str = "module") -> Iterator[tuple[str, str]]:
-    """The docstrings of a module or class and of all it defines, each below a line with its full name."""
+    """The docstrings of a module or class and of all it defines, each below a line with its full
+    name."""
     if isinstance(node, ast.Module | ast.ClassDef) and (words := ast.get_docstring(node)):
         yield name, f"{kind} {name}\n\n{words}\n"
     for inner in ast.iter_child_nodes(node):
@@ -83,5 +100,7 @@ def _docstrings(node: ast.AST, name: str, kind: str = "module") -> Iterator[tupl
             if words := ast.get_docstring(inner):
                 full = f"{name}.{inner.name}"
                 yield full, f"def {full}({ast.unparse(inner.args)})\n\n{words}\n"
-        elif isinstance(inner, ast.If | ast.Try | ast.With):  # definitions that depend on the machine
+        elif isinstance(
+            inner, ast.If | ast.Try | ast.With
+        ):  # definitions that depend on the machine
             yield from _docstrings(inner, name)

@@ -34,7 +34,8 @@ SHORT = 60  # characters of a name or label that a message quotes
 
 @dataclass(frozen=True)
 class Parts:
-    """What an example consists of, in order; some are ``optional``. ``columns`` names them or counts from 0."""
+    """What an example consists of, in order; some are ``optional``. ``columns`` names them or
+    counts from 0."""
 
     names: tuple[str, ...]
     optional: tuple[str, ...]
@@ -49,7 +50,9 @@ class Parts:
         return str(self.columns.get(part, part))
 
 
-def records(where: str | Mapping[str, str], objective: Objective, columns: Mapping[str, str]) -> tuple[str, Records]:
+def records(
+    where: str | Mapping[str, str], objective: Objective, columns: Mapping[str, str]
+) -> tuple[str, Records]:
     """What a file, or a file for each part, is called, and the parts that an objective reads in it.
 
     Raises UserError with the line for what is not there.
@@ -82,8 +85,10 @@ def _file(path: Path, parts: Parts) -> Records:
     need(bool(content.strip()), f"{path} is empty; give a file of examples.")
     needed = parts.among(parts.columns)
     raise UserError(
-        f"{path} has no columns to find {' and '.join(needed)} in; give a .tsv, .csv or .jsonl file, or a file for "
-        f"each part, in a run file such as train = {{ {', '.join(f'{part} = FILE' for part in needed)} }}."
+        f"{path} has no columns to find {' and '.join(needed)} in; give a .tsv, .csv or .jsonl "
+        "file, or a file for "
+        f"each part, in a run file such as train = {{ "
+        f"{', '.join(f'{part} = FILE' for part in needed)} }}."
     )
 
 
@@ -102,7 +107,10 @@ def _content(path: Path) -> str:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        sentence = f"{path} line {line} is not UTF-8 text; convert the file, for example with `iconv -t utf-8`."
+        sentence = (
+            f"{path} line {line} is not UTF-8 text; convert the file, for example with "
+            "`iconv -t utf-8`."
+        )
         raise UserError(sentence) from None
 
 
@@ -116,13 +124,24 @@ def _lines(content: str) -> Iterator[tuple[int, str]]:
 def _parallel(where: Mapping[str, str], parts: tuple[str, ...]) -> tuple[str, Records]:
     if set(where) != set(parts):
         needed, given = " and ".join(parts), " and ".join(where)
-        raise UserError(f"A file for each part is needed, {needed}, and there is one for {given}; change data.train.")
+        raise UserError(
+            f"A file for each part is needed, {needed}, and there is one for "
+            f"{given}; change data.train."
+        )
     sides = [_content(locate(where[part])).removesuffix("\n").split("\n") for part in parts]
     if len({len(lines) for lines in sides}) > 1:
-        counts = ", ".join(f"{where[part]} has {len(lines)} lines" for part, lines in zip(parts, sides, strict=True))
-        raise UserError(f"{counts}; parallel files need the same number, so fix or replace one of them.")
+        counts = ", ".join(
+            f"{where[part]} has {len(lines)} lines"
+            for part, lines in zip(parts, sides, strict=True)
+        )
+        raise UserError(
+            f"{counts}; parallel files need the same number, so fix or replace one of them."
+        )
     rows = enumerate(zip(*sides, strict=True), 1)
-    found = ((n, {p: text.removesuffix("\r") for p, text in zip(parts, row, strict=True)}) for n, row in rows)
+    found = (
+        (n, {p: text.removesuffix("\r") for p, text in zip(parts, row, strict=True)})
+        for n, row in rows
+    )
     return " + ".join(where[part] for part in parts), found
 
 
@@ -130,28 +149,39 @@ def _scan(path: Path, content: str) -> Records:
     for number, line in _lines(content):
         source, found, target = line.partition(SCAN[1])
         if not found or not source.startswith(SCAN[0]):
-            raise UserError(f'{path} line {number} is not of the form "IN: ... OUT: ..."; fix or remove that line.')
+            raise UserError(
+                f'{path} line {number} is not of the form "IN: ... OUT: ..."; fix or '
+                "remove that line."
+            )
         yield number, {"source": source.removeprefix(SCAN[0]), "target": target}
 
 
 def _columns(content: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in _lines(content):
-        yield number, line.split("\t") if "\t" in line else [word for word in line.split(" ") if word]
+        yield (
+            number,
+            line.split("\t") if "\t" in line else [word for word in line.split(" ") if word],
+        )
 
 
 def _sentences(words: Records) -> Records:
-    """The words of each sentence and their labels: lines that follow each other without an empty one."""
+    """The words of each sentence and their labels: lines that follow each other without an empty
+    one."""
     for _, group in itertools.groupby(enumerate(words), lambda word: word[1][0] - word[0]):
         lines = [(number, word) for _, (number, word) in group if word["tokens"] != DOCUMENT]
         if lines:
-            yield lines[0][0], {part: [word[part] for _, word in lines] for part in ("tokens", "labels")}
+            yield (
+                lines[0][0],
+                {part: [word[part] for _, word in lines] for part in ("tokens", "labels")},
+            )
 
 
 def _jsonl(path: Path, content: str, parts: Parts) -> Records:
     wanted: tuple[str, ...] = ()
     for number, line in _lines(content):
         record = json_line(line, f"{path} line {number}", "one {...} per line")
-        wanted = wanted or parts.among((*parts.columns, *record))  # the first line tells what all have
+        # the first line tells what all have
+        wanted = wanted or parts.among((*parts.columns, *record))
         for part in wanted:
             if parts.column(part) not in record:
                 raise _missing(path, part, parts, list(record), f"line {number}")
@@ -165,7 +195,9 @@ def _csv(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
             if row:
                 yield reader.line_num, row
     except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num} is not valid CSV ({error}); fix that line.") from None
+        raise UserError(
+            f"{path} line {reader.line_num} is not valid CSV ({error}); fix that line."
+        ) from None
 
 
 def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts) -> Records:
@@ -191,7 +223,10 @@ def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts) -> R
             places[part] = at  # without names and without a header they are in their order
     for number, row in rows if headed else itertools.chain([(start, head)], rows):
         if len(row) <= max(places.values()):
-            needed = f"{path} line {number} has {len(row)} columns and number {max(places.values())} (from 0) is needed"
+            needed = (
+                f"{path} line {number} has {len(row)} columns and number "
+                f"{max(places.values())} (from 0) is needed"
+            )
             raise UserError(f"{needed}; fix or remove that line.")
         yield number, {part: row[place] for part, place in places.items()}
 
@@ -199,7 +234,9 @@ def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts) -> R
 def _missing(path: Path, part: str, parts: Parts, names: Sequence[str], where: str) -> UserError:
     shown = ", ".join(f'"{name[:SHORT]}"' for name in names) or "nothing"
     return UserError(
-        f'{path} has no column "{parts.column(part)}" for the {part} ({where} holds {shown}); name it, or give '
-        f"its number from 0 where there is no header: data.columns.{part} = NAME in a run file, for train "
+        f'{path} has no column "{parts.column(part)}" for the {part} ({where} holds {shown}); '
+        "name it, or give "
+        f"its number from 0 where there is no header: data.columns.{part} = NAME in a run file, "
+        "for train "
         f"--data.columns.{part} NAME, for other commands --columns {part}=NAME."
     )

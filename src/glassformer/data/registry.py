@@ -1,6 +1,8 @@
-"""Published texts and examples by name (``published.toml``): found on the disk or downloaded once, checked by hash.
+"""Published texts and examples by name (``published.toml``): found on the disk or downloaded once,
+checked by hash.
 
-``GLASSFORMER_DATA`` names a folder that already holds the downloads (tinyshakespeare/input.txt and so on).
+``GLASSFORMER_DATA`` names a folder that already holds the downloads (tinyshakespeare/input.txt and
+so on).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from .corpus import Part, Source, open_path
 
 @dataclass(frozen=True)
 class Download:
-    """A published file: where it lies under ``GLASSFORMER_DATA``, where it is fetched from, its SHA-256."""
+    """A published file: where it lies under ``GLASSFORMER_DATA``, where it is fetched from, its
+    SHA-256."""
 
     place: str
     url: str | None
@@ -29,7 +32,8 @@ class Download:
 
 @dataclass(frozen=True)
 class Published:
-    """A corpus, or a set of ``examples``, and its files; ``instead`` are others that a data folder may hold.
+    """A corpus, or a set of ``examples``, and its files; ``instead`` are others that a data folder
+    may hold.
 
     ``mixed`` puts documents in the order of their hashes, so that the last tenth is like the rest.
     """
@@ -52,7 +56,9 @@ def _published() -> dict[str, Published]:
     for name, raw in table.items():
         folder, url = raw.pop("folder", name), raw.pop("url", "")
         listed = raw.pop("files", {}).items()
-        fetched = tuple(Download(f"{folder}/{file}", url + path, sha256) for file, (path, sha256) in listed)
+        fetched = tuple(
+            Download(f"{folder}/{file}", url + path, sha256) for file, (path, sha256) in listed
+        )
         others = raw.pop("instead", {}).items()
         instead = tuple(Download(f"{folder}/{file}", None, sha256) for file, sha256 in others)
         found[name] = Published(name, files=fetched, instead=instead, **raw)
@@ -78,18 +84,25 @@ def example_files() -> list[str]:
 
 
 def find(name_or_path: str | Path, field: str = "text", separator: str | None = None) -> Source:
-    """The corpus of that name, or the one at that path: a file, a folder, JSONL (whose text is in ``field``).
+    """The corpus of that name, or the one at that path: a file, a folder, JSONL (whose text is in
+    ``field``).
 
-    A plain file is one document, or several between ``separator``s. A path with a folder in it, such as
-    wikitext-2-raw/wiki.test.raw, is looked for here first and then under ``GLASSFORMER_DATA``.
-    A named corpus goes before a file of the same name (write ./names for the file). Raises UserError when
-    there is neither, and when a download fails or is not the expected file.
+    A plain file is one document, or several between ``separator``s. A path with a folder in it,
+    such as wikitext-2-raw/wiki.test.raw, is looked for here first and then under
+    ``GLASSFORMER_DATA``. A named corpus goes before a file of the same name (write ./names for the
+    file). Raises UserError when there is neither, and when a download fails or is not the expected
+    file.
     """
     corpus = PUBLISHED.get(str(name_or_path))
     if corpus is None or corpus.examples:
         path, home = Path(name_or_path).expanduser(), files.data_home()
         there = files.standing(path) is not None
-        if not there and path.parent != Path() and home is not None and files.standing(home / path) is not None:
+        if (
+            not there
+            and path.parent != Path()
+            and home is not None
+            and files.standing(home / path) is not None
+        ):
             path, there = home / path, True
         if not there and path.parent == Path():
             names = [corpus.name for corpus in corpora()]
@@ -100,13 +113,16 @@ def find(name_or_path: str | Path, field: str = "text", separator: str | None = 
     if not corpus.files:
         parts: tuple[Part, ...] = (Part(python_docs.documents(), field="text"),)
     else:
-        paths = [_mixed(corpus, path) if corpus.mixed else path for path in _placed(corpus, corpus.files)]
+        paths = [
+            _mixed(corpus, path) if corpus.mixed else path for path in _placed(corpus, corpus.files)
+        ]
         parts = tuple(Part(path, corpus.separator) for path in paths)
     return Source(corpus.name, parts[0].path, parts, (), corpus.origin, corpus.licence)
 
 
 def locate(where: str) -> Path:
-    """The file at a path, or the published file of examples of that name: from GLASSFORMER_DATA, cache or network.
+    """The file at a path, or the published file of examples of that name: from GLASSFORMER_DATA,
+    cache or network.
 
     Raises UserError where there is neither, and for a published file whose content is another.
     """
@@ -124,19 +140,26 @@ def locate(where: str) -> Path:
 
 
 def _placed(one: Published, wanted: tuple[Download, ...]) -> list[Path]:
-    """The files, checked by hash: from the user's data folder first, then the cache, then the network."""
+    """The files, checked by hash: from the user's data folder first, then the cache, then the
+    network."""
     cached = files.cache_home() / ("examples" if one.examples else "corpora")
     for home in filter(None, (files.data_home(), cached)):
         for group in filter(None, (one.instead, wanted)):
             paths = [home / file.place for file in group]
             if not all(path.is_file() for path in paths):
                 continue
-            wrong = [p for p, file in zip(paths, group, strict=True) if files.sha256(p) != file.sha256]
+            wrong = [
+                p for p, file in zip(paths, group, strict=True) if files.sha256(p) != file.sha256
+            ]
             if not wrong:
                 return paths
             if home != cached:
-                sentence = f"{wrong[0]} is not the published file of {one.name} (its SHA-256 differs); "
-                raise UserError(sentence + "restore it, or give its path from here to use it as it is.")
+                sentence = (
+                    f"{wrong[0]} is not the published file of {one.name} (its SHA-256 differs); "
+                )
+                raise UserError(
+                    sentence + "restore it, or give its path from here to use it as it is."
+                )
     for file in wanted:
         files.write(cached / file.place, _download(one, file))
     return [cached / file.place for file in wanted]
@@ -152,17 +175,23 @@ def _download(one: Published, file: Download) -> bytes:
         reason = getattr(error, "reason", None) or error
         other = "" if one.examples else ", or use python-docs, which needs no network"
         raise UserError(
-            f"{name} cannot be downloaded ({reason}); set GLASSFORMER_DATA to a folder with {file.place} in it{other}."
+            f"{name} cannot be downloaded ({reason}); set GLASSFORMER_DATA to a folder with "
+            f"{file.place} in it{other}."
         ) from None
     if hashlib.sha256(content).hexdigest() != file.sha256:
-        raise UserError(f"The download of {name} is not the expected file ({file.url}); try again later.")
+        raise UserError(
+            f"The download of {name} is not the expected file ({file.url}); try again later."
+        )
     return content
 
 
 def _mixed(corpus: Published, path: Path) -> Path:
     """A small file of documents, each on its line, put in the order of their hashes."""
     mixed = files.cache_home() / "corpora" / corpus.name / f"mixed-{path.name}"
-    lines = sorted(path.read_text(encoding="utf-8").split(), key=lambda line: hashlib.sha256(line.encode()).digest())
+    lines = sorted(
+        path.read_text(encoding="utf-8").split(),
+        key=lambda line: hashlib.sha256(line.encode()).digest(),
+    )
     text = "\n".join(lines) + "\n"
     if not mixed.is_file() or mixed.read_text(encoding="utf-8") != text:
         files.write(mixed, text)

@@ -47,16 +47,23 @@ class _Whole:
 
         A token that ends inside a character counts the whole character.
         """
-        piece = bisect.bisect_right(self.marks[:, 0], token) - 1  # searchsorted would copy the column
+        # searchsorted would copy the column
+        piece = bisect.bisect_right(self.marks[:, 0], token) - 1
         inside, before = token - int(self.marks[piece, 0]), int(self.marks[piece, 1])
         if inside == 0:
             return before
         first = int(self.marks[piece, 0])
         opens = self.starts[np.searchsorted(self.starts, first)] == first
         inside -= int(opens and document_start(self.tokenizer) is not None)
-        *earlier, (text, _, _) = itertools.islice(self.source.pieces(), max(piece - 1, 0), piece + 1)
+        *earlier, (text, _, _) = itertools.islice(
+            self.source.pieces(), max(piece - 1, 0), piece + 1
+        )
         continues = self.tokenizer.adds_prefix and bool(earlier) and not earlier[0].last
-        spans = self.tokenizer.encode_continuation(text)[1] if continues else self.tokenizer.offsets(text)
+        spans = (
+            self.tokenizer.encode_continuation(text)[1]
+            if continues
+            else self.tokenizer.offsets(text)
+        )
         ends = spans[:inside]
         return before + (len(text[: ends[-1][1]].encode()) if ends else 0)
 
@@ -65,10 +72,11 @@ class _Whole:
 class Shards:
     """Token ids of a corpus, or of a stretch of it.
 
-    ``tokens`` (length) is a memory map; so is ``borders`` (documents - 1): where in the whole corpus each document
-    but the first begins. ``starts`` (documents + 1) is a copy: every document's start in ``tokens``, and the end.
-    ``shared_border`` is true when the token that closes a document also opens the next (GPT-2's
-    ``<|endoftext|>``), false when documents have an opening token of their own or no closing one.
+    ``tokens`` (length) is a memory map; so is ``borders`` (documents - 1): where in the whole
+    corpus each document but the first begins. ``starts`` (documents + 1) is a copy: every
+    document's start in ``tokens``, and the end. ``shared_border`` is true when the token that
+    closes a document also opens the next (GPT-2's ``<|endoftext|>``), false when documents have an
+    opening token of their own or no closing one.
     """
 
     tokens: Array
@@ -116,35 +124,57 @@ class Shards:
     def split(self, valid: float = 0.1) -> tuple[Shards, Shards]:
         """(train, valid): the last ``valid`` share of the tokens, as nanoGPT splits.
 
-        Parts at the document border next to that place, or inside a document when no border is near.
-        Raises UserError when one side would be empty.
+        Parts at the document border next to that place, or inside a document when no border is
+        near. Raises UserError when one side would be empty.
         """
-        need(0 < valid < 1, f"The validation share is {valid}; give one between 0 and 1, such as 0.1.")
-        cut = int(len(self) * (1 - valid) + 1e-6)  # 0.9 of a length is not to lose a token to rounding
+        need(
+            0 < valid < 1,
+            f"The validation share is {valid}; give one between 0 and 1, such as 0.1.",
+        )
+        # 0.9 of a length is not to lose a token to rounding
+        cut = int(len(self) * (1 - valid) + 1e-6)
         cut = self._border(cut, 0.5 * min(valid, 1 - valid) * len(self))
-        need(0 < cut < len(self), f"{self.name} is too short to set {valid:.0%} of it aside; give more text.")
+        need(
+            0 < cut < len(self),
+            f"{self.name} is too short to set {valid:.0%} of it aside; give more text.",
+        )
         return self._stretch(0, cut), self._stretch(cut, len(self))
 
     def spread(self, valid: float, parts: int) -> list[tuple[Shards, Shards]]:
-        """``split`` of each of ``parts`` stretches of about the same length: what is held out is like all of the text.
+        """``split`` of each of ``parts`` stretches of about the same length: what is held out is
+        like all of the text.
 
         A stretch begins at the document border next to its place, where one is near.
         """
         size = len(self) // parts
-        cuts = [0, *(self._border(size * number, size // 4) for number in range(1, parts)), len(self)]
+        cuts = [
+            0,
+            *(self._border(size * number, size // 4) for number in range(1, parts)),
+            len(self),
+        ]
         return [self._stretch(a, b).split(valid) for a, b in itertools.pairwise(cuts)]
 
     def _border(self, place: int, near: float) -> int:
-        """The document border next to ``place``, if it is at most ``near`` tokens away; else the place itself."""
+        """The document border next to ``place``, if it is at most ``near`` tokens away; else the
+        place itself."""
         at = int(np.searchsorted(self.borders, self.first + place))
-        close = [0, *(int(border) - self.first for border in self.borders[max(at - 1, 0) : at + 1]), len(self)]
+        close = [
+            0,
+            *(int(border) - self.first for border in self.borders[max(at - 1, 0) : at + 1]),
+            len(self),
+        ]
         border = min(close, key=lambda start: abs(start - place))
         return border if abs(border - place) <= near else place
 
     def check(self) -> None:
-        """UserError where a file behind this was cut: to read it there would end the process (SIGBUS)."""
+        """UserError where a file behind this was cut: to read it there would end the process
+        (SIGBUS)."""
         whole = all(mapped.size() >= len(mapped) for mapped in self.whole.maps)
-        need(whole, f"The tokenised copy of {self.name} was cut while in use; start again, it is made anew.")
+        need(
+            whole,
+            f"The tokenised copy of {self.name} was cut while in use; start again, it is "
+            "made anew.",
+        )
 
     def _stretch(self, begin: int, end: int) -> Shards:
         return Shards(self.tokens[begin:end], self.first + begin, self.whole)
@@ -159,13 +189,18 @@ def tokenise(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Shards:
-    """The corpus as shards, from the cache when this content was tokenised with this tokenizer before.
+    """The corpus as shards, from the cache when this content was tokenised with this tokenizer
+    before.
 
-    ``cache`` is a folder (by default below ``files.cache_home()``), ``workers`` a number of threads, ``processes`` of
-    processes instead (0: threads; None: ``$GLASSFORMER_PROCESSES``, or 0). Stopped, and asked for again, it goes on.
-    Raises UserError for an empty corpus, a full disk and whatever ``source`` finds wrong with its files.
+    ``cache`` is a folder (by default below ``files.cache_home()``), ``workers`` a number of
+    threads, ``processes`` of processes instead (0: threads; None: ``$GLASSFORMER_PROCESSES``, or
+    0). Stopped, and asked for again, it goes on. Raises UserError for an empty corpus, a full disk
+    and whatever ``source`` finds wrong with its files.
     """
-    content = f"{tokenising.FORMAT} {source.digest()} {tokenizer.fingerprint} {tokenizer.bos} {tokenizer.eos}"
+    content = (
+        f"{tokenising.FORMAT} {source.digest()} {tokenizer.fingerprint} {tokenizer.bos} "
+        f"{tokenizer.eos}"
+    )
     key = hashlib.sha256(content.encode()).hexdigest()[:32]
     folder = (cache or files.cache_home() / "shards") / key
     with in_turn(folder):
@@ -176,8 +211,11 @@ def tokenise(
         return shards_under(key, source, tokenizer, cache)
 
 
-def shards_under(key: str, source: Source, tokenizer: Tokenizer, cache: Path | None = None) -> Shards:
-    """The shards that ``tokenise`` has just left in the cache under this key, without looking through them again."""
+def shards_under(
+    key: str, source: Source, tokenizer: Tokenizer, cache: Path | None = None
+) -> Shards:
+    """The shards that ``tokenise`` has just left in the cache under this key, without looking
+    through them again."""
     folder = (cache or files.cache_home() / "shards") / key
     kept = json.loads((folder / "shards.json").read_text())
     tokens, starts, marks = (

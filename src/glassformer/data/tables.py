@@ -1,4 +1,5 @@
-"""Text in the column of a table: Parquet files, and the Arrow files that Hugging Face's `datasets` saves.
+"""Text in the column of a table: Parquet files, and the Arrow files that Hugging Face's `datasets`
+saves.
 
     x.parquet                                         read by row groups
     FOLDER/dataset_info.json state.json data-*.arrow  what Dataset.save_to_disk writes
@@ -22,7 +23,8 @@ ROWS = 256  # read at a time
 
 
 def columns(path: Path, field: str) -> Iterator[tuple[str, int]]:
-    """Each row's text in the column ``field``, and the bytes of the file read so far; empty cells are left out.
+    """Each row's text in the column ``field``, and the bytes of the file read so far; empty cells
+    are left out.
 
     Raises UserError, with the row, for a damaged file, a missing column and one that holds no text.
     """
@@ -35,7 +37,9 @@ def columns(path: Path, field: str) -> Iterator[tuple[str, int]]:
                     yield text, read
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise UserError(f"{path} cannot be read (after row {row}: {reason}); restore the file.") from None
+        raise UserError(
+            f"{path} cannot be read (after row {row}: {reason}); restore the file."
+        ) from None
 
 
 def _parquet(path: Path, field: str) -> Iterator[tuple[Any, int]]:
@@ -45,7 +49,8 @@ def _parquet(path: Path, field: str) -> Iterator[tuple[Any, int]]:
     with parquet.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
         need(field in file.schema_arrow.names, _lacks(path, field, file.schema_arrow.names))
         done, rows = 0, max(1, file.metadata.num_rows)
-        for group in range(file.num_row_groups):  # one by one: an iterator over all of them keeps what it has read
+        # one by one: an iterator over all of them keeps what it has read
+        for group in range(file.num_row_groups):
             for batch in file.iter_batches(ROWS, [group], [field], use_threads=False):
                 done += batch.num_rows
                 yield batch, size * done // rows
@@ -65,7 +70,10 @@ def _cells(batch: Any, path: Path, field: str, arrow: Any) -> list[str | None]:
     column = batch.column(field)
     kind = column.type.value_type if arrow.types.is_dictionary(column.type) else column.type
     texts = (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_string_view)
-    need(any(is_text(kind) for is_text in texts), f'{path}: the column "{field}" holds {kind} and no text; {_SAY}')
+    need(
+        any(is_text(kind) for is_text in texts),
+        f'{path}: the column "{field}" holds {kind} and no text; {_SAY}',
+    )
     cells: list[str | None] = column.to_pylist()
     return cells
 
@@ -82,7 +90,9 @@ def _pyarrow(path: Path) -> Any:
         import pyarrow
         import pyarrow.types
     except ImportError:
-        raise UserError(f"{path} is read by pyarrow, which is missing: pip install pyarrow.") from None
+        raise UserError(
+            f"{path} is read by pyarrow, which is missing: pip install pyarrow."
+        ) from None
     return pyarrow
 
 
@@ -90,7 +100,8 @@ def _pyarrow(path: Path) -> Any:
 
 
 def saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
-    """The files of a folder that `datasets` saved, in order, and notes; None where it is no such folder.
+    """The files of a folder that `datasets` saved, in order, and notes; None where it is no such
+    folder.
 
     Of several splits "train" is taken. Raises UserError where a file that belongs to it is missing.
     """
@@ -98,18 +109,26 @@ def saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
         splits = files.read_json(folder / "dataset_dict.json").get("splits") or []
         need(
             "train" in splits,
-            f"{folder} has the splits {', '.join(map(str, splits)) or 'none'} and no train; name one, {folder}/SPLIT.",
+            f"{folder} has the splits {', '.join(map(str, splits)) or 'none'} and no train; name "
+            f"one, {folder}/SPLIT.",
         )
         found = saved_dataset(folder / "train")
-        need(found is not None, f"{folder}/train holds no saved dataset (no state.json); restore it.")
+        need(
+            found is not None, f"{folder}/train holds no saved dataset (no state.json); restore it."
+        )
         assert found is not None
         others = ", ".join(str(split) for split in splits if split != "train")
-        return found[0], [f"{folder.name}: the split train is read{f', not {others}' if others else ''}.", *found[1]]
+        return found[0], [
+            f"{folder.name}: the split train is read{f', not {others}' if others else ''}.",
+            *found[1],
+        ]
     if not (folder / "state.json").is_file():
         return None
     listed = files.read_json(folder / "state.json").get("_data_files")
     names: list[Any] = (
-        [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        [one.get("filename") for one in listed if isinstance(one, dict)]
+        if isinstance(listed, list)
+        else []
     )
     need(
         bool(names) and all(isinstance(name, str) for name in names),
@@ -118,16 +137,21 @@ def saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
     paths = [files.inside(folder, str(name)) for name in names]
     for name, path in zip(names, paths, strict=True):
         need(
-            path is not None and path.is_file(), f"{folder} lacks {name}, which its state.json lists; restore the file."
+            path is not None and path.is_file(),
+            f"{folder} lacks {name}, which its state.json lists; restore the file.",
         )
     return [path for path in paths if path is not None], []
 
 
 def training_split(folder: Path, tables: list[Path]) -> tuple[list[Path], list[str]]:
-    """Of the tables in a folder those to train on, and notes: where names tell of splits, those of "train"."""
+    """Of the tables in a folder those to train on, and notes: where names tell of splits, those of
+    "train"."""
     training = [path for path in tables if _SPLIT.search(str(path.relative_to(folder)))]
     others = [path for path in tables if path not in training] if training else []
-    return training or tables, [f"{path.relative_to(folder)} left out: not of the split train" for path in others]
+    return training or tables, [
+        f"{path.relative_to(folder)} left out: not of the split train" for path in others
+    ]
 
 
-_SPLIT = re.compile(r"(^|[/_-])train([/._-]|$)")  # data/train-00000-of-00002.parquet, train/0000.parquet
+# data/train-00000-of-00002.parquet, train/0000.parquet
+_SPLIT = re.compile(r"(^|[/_-])train([/._-]|$)")

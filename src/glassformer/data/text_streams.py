@@ -1,4 +1,5 @@
-"""A file's bytes as text: blocks decoded, split at separators, cut into pieces, or the field of each line."""
+"""A file's bytes as text: blocks decoded, split at separators, cut into pieces, or the field of
+each line."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _WORD_BORDER = re.compile(r"\S(?= \w)")
 
 
 def decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
-    """The file's text in blocks; UserError with the byte offset where it is not UTF-8 or is binary."""
+    """The file's text in blocks; UserError with the byte offset where it is not UTF-8 or is
+    binary."""
     at, rest = 0, b""
     while block := stream.read(PIECE):
         raw, rest = rest + block, b""
@@ -37,7 +39,9 @@ def decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
 
 def binary(path: Path, offset: int) -> UserError:
     """What is said of a file with a zero byte."""
-    return UserError(f"{path} is a binary file (a zero byte at byte {offset}); give a text file in UTF-8.")
+    return UserError(
+        f"{path} is a binary file (a zero byte at byte {offset}); give a text file in UTF-8."
+    )
 
 
 def unreadable(path: Path, error: Exception, where: str = "") -> UserError:
@@ -47,7 +51,9 @@ def unreadable(path: Path, error: Exception, where: str = "") -> UserError:
 
 
 def _not_utf8(path: Path, offset: int) -> UserError:
-    return UserError(f"{path} is not UTF-8 text (byte {offset}); convert it, for example with `iconv -t utf-8`.")
+    return UserError(
+        f"{path} is not UTF-8 text (byte {offset}); convert it, for example with `iconv -t utf-8`."
+    )
 
 
 def split(blocks: Iterator[str], separator: str) -> Iterator[str]:
@@ -60,7 +66,8 @@ def split(blocks: Iterator[str], separator: str) -> Iterator[str]:
 
 
 def cut(blocks: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """One document in pieces of about ``PIECE`` characters, cut at line borders where there are any."""
+    """One document in pieces of about ``PIECE`` characters, cut at line borders where there are
+    any."""
     rest = ""
     for block in blocks:
         rest += block
@@ -73,23 +80,33 @@ def cut(blocks: Iterator[str]) -> Iterator[tuple[str, bool]]:
 
 
 def jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
-    """The named field of each line; UserError with the line's number where it is missing or no text."""
+    """The named field of each line; UserError with the line's number where it is missing or no
+    text."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         record = json_line(line, f"{path} line {number}", "one {...} with a text field per line")
         text = record.get(field)
         if not isinstance(text, str):
-            fields = ", ".join(sorted(key for key, value in record.items() if isinstance(value, str))) or "none"
+            fields = (
+                ", ".join(sorted(key for key, value in record.items() if isinstance(value, str)))
+                or "none"
+            )
             raise UserError(
-                f'{path} line {number} has no text field "{field}" (there: {fields}); say which by --field, in a '
+                f'{path} line {number} has no text field "{field}" (there: {fields}); say which '
+                "by --field, in a "
                 f"training by --data.field."
             )
-        yield text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        yield (
+            text
+            if text.isascii()
+            else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        )
 
 
 def json_line(line: str, where: str, shape: str) -> dict[str, Any]:
-    """The JSON object of a line; UserError that says ``where`` it is and what ``shape`` lines have."""
+    """The JSON object of a line; UserError that says ``where`` it is and what ``shape`` lines
+    have."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError also of a number of 5,000 digits

@@ -1,8 +1,9 @@
-"""A corpus written as tokens: read once, in order, tokenised in threads or processes; stopped, it is gone on with.
+"""A corpus written as tokens: read once, in order, tokenised in threads or processes; stopped, it
+is gone on with.
 
-Every ``JOURNAL_EVERY`` seconds what is written is pushed to the disk, and a journal beside it says how far that is.
-Whoever asks for the same corpus again cuts the files back to there, passes over the text that was read, and goes on:
-the files are, byte for byte, what they would have been.
+Every ``JOURNAL_EVERY`` seconds what is written is pushed to the disk, and a journal beside it says
+how far that is. Whoever asks for the same corpus again cuts the files back to there, passes over
+the text that was read, and goes on: the files are, byte for byte, what they would have been.
 """
 
 from __future__ import annotations
@@ -67,31 +68,44 @@ def make(
     processes: int | None,
     progress: Progress | None,
 ) -> None:
-    """Fill ``folder``, which appears when it is whole, or go on with what was begun; the caller holds its lock.
+    """Fill ``folder``, which appears when it is whole, or go on with what was begun; the caller
+    holds its lock.
 
-    Raises UserError for an empty corpus, a full disk and whatever ``source`` finds wrong with its files.
+    Raises UserError for an empty corpus, a full disk and whatever ``source`` finds wrong with its
+    files.
     """
     work = folder.with_name(f".{folder.name}.work")
     if processes is None:
         asked = os.environ.get("GLASSFORMER_PROCESSES", "0")
-        need(asked.isdecimal(), f"GLASSFORMER_PROCESSES is {asked}; give a number of processes, or 0 for threads.")
+        need(
+            asked.isdecimal(),
+            f"GLASSFORMER_PROCESSES is {asked}; give a number of processes, or 0 for threads.",
+        )
         processes = int(asked)
     threads = processes or workers or cores()
     with contextlib.ExitStack() as opened, files.explaining(folder):
         work.mkdir(parents=True, exist_ok=True)
         try:
             if processes:
-                encode = opened.enter_context(encoder_by_processes(tokenizer, source.size, processes))
+                encode = opened.enter_context(
+                    encoder_by_processes(tokenizer, source.size, processes)
+                )
             else:
                 encode = encoder_of(tokenizer, source.size)
             with pool(threads) as threaded:
-                _write(work, source, tokenizer, _in_order(threaded.submit, encode, threads), progress)
+                _write(
+                    work, source, tokenizer, _in_order(threaded.submit, encode, threads), progress
+                )
         except BaseException as error:
-            broken = isinstance(error, UserError) and not isinstance(error, WorkerLost)  # mended, it is another corpus
+            # mended, it is another corpus
+            broken = isinstance(error, UserError) and not isinstance(error, WorkerLost)
             if broken or not (work / JOURNAL).exists():
                 shutil.rmtree(work, ignore_errors=True)
             else:
-                note(f"Tokenising {source.name} stopped; asked for again, it goes on from where it was.")
+                note(
+                    f"Tokenising {source.name} stopped; asked for again, it goes on from where "
+                    "it was."
+                )
             raise
         for left in {*work.iterdir()} - {work / name for name in (*MAPPED, "shards.json")}:
             left.unlink()  # the journal, and what a kill in the middle of one left
@@ -158,13 +172,20 @@ def _write(
         starts.write(np.array([at.tokens], "int64").tobytes())
         marks.write(np.array([at.tokens, at.bytes], "int64").tobytes())
     need(at.bytes > 0 and at.tokens > 0, f"{source.path} holds no text; give a corpus with some.")
-    record = {"format": FORMAT, "dtype": dtype, "corpus": source.name, "tokens": at.tokens, "bytes": at.bytes}
+    record = {
+        "format": FORMAT,
+        "dtype": dtype,
+        "corpus": source.name,
+        "tokens": at.tokens,
+        "bytes": at.bytes,
+    }
     hashes = {name: files.sha256(folder / name) for name in MAPPED}
     (folder / "shards.json").write_text(json.dumps({**record, "sha256": hashes}, indent=1) + "\n")
 
 
 def _resumed(folder: Path, outputs: Sequence[BinaryIO], width: int) -> _Place:
-    """Where the journal says that the work stands, the files cut back to there; the beginning where there is none."""
+    """Where the journal says that the work stands, the files cut back to there; the beginning where
+    there is none."""
     at = _Place()
     with contextlib.suppress(OSError, ValueError, TypeError):
         kept = _Place(**json.loads((folder / JOURNAL).read_text()))
@@ -181,7 +202,8 @@ class _Clock:
     def __init__(self, source: Source, at: _Place) -> None:
         self.source, self.size = source, source.size
         self.begun = self.last = time.monotonic()
-        self.first: tuple[float, int] | None = None  # when the first batch was done, and how much was read by then
+        # when the first batch was done, and how much was read by then
+        self.first: tuple[float, int] | None = None
         self.said = False
 
     def passed(self, read: int, written: int) -> None:
@@ -192,7 +214,10 @@ class _Clock:
             self.said = True
             left = (self.size - read) / some * seconds
             speed = f"{self.size / 1e9:.1f} GB of files, {some / seconds / 1e6:.1f} MB/s"
-            cost = f"about {left / 60:.0f} minutes more, {written / read * self.size / 1e9:.1f} GB of tokens"
+            cost = (
+                f"about {left / 60:.0f} minutes more, {written / read * self.size / 1e9:.1f} "
+                "GB of tokens"
+            )
             if left > 60:
                 note(f"Tokenising {self.source.name}: {speed}, {cost}.")
 
@@ -203,15 +228,20 @@ class _Clock:
 
 
 def _from(source: Source, part: int, skipped: int) -> Iterator[tuple[tuple[int, int], Piece]]:
-    """The pieces of a corpus after some of a part, each with (its part, how many of it were read then)."""
+    """The pieces of a corpus after some of a part, each with (its part, how many of it were read
+    then)."""
     before = sum(one.size for one in source.parts[:part])
     for number, one in enumerate(source.parts[part:], part):
-        for count, (text, last, read) in enumerate(itertools.islice(one.pieces(), skipped, None), skipped + 1):
+        for count, (text, last, read) in enumerate(
+            itertools.islice(one.pieces(), skipped, None), skipped + 1
+        ):
             yield (number, count), Piece(text, last, before + read)
         before, skipped = before + one.size, 0
 
 
-def _in_order(submit: Callable[..., Future[Any]], encode: Encode, workers: int) -> Callable[..., Encoded]:
+def _in_order(
+    submit: Callable[..., Future[Any]], encode: Encode, workers: int
+) -> Callable[..., Encoded]:
     """Batches with their ids, in order; a few batches are held at a time, not more."""
 
     def encoded(batches: Iterator[_Batch], opening: bool) -> Encoded:

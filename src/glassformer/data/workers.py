@@ -1,7 +1,9 @@
-"""Processes that tokenise: texts go in and ids come out over their standard streams, as JSON and plain numbers.
+"""Processes that tokenise: texts go in and ids come out over their standard streams, as JSON and
+plain numbers.
 
-A worker that loses its parent reads the end of its input and ends too. On two busy cores no gain over threads was seen
-(``benchmarks/streams.py``): what a worker gets and gives costs the parent 0.7 s for 26 MB.
+A worker that loses its parent reads the end of its input and ends too. On two busy cores no gain
+over threads was seen (``benchmarks/streams.py``): what a worker gets and gives costs the parent 0.7
+s for 26 MB.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ class _Worker:
         if told is None:
             ended = self.process.wait()
             raise WorkerLost(
-                f"A process that tokenised was ended ({ended}), perhaps for its memory; start again with fewer."
+                f"A process that tokenised was ended ({ended}), perhaps for its memory; start "
+                "again with fewer."
             )
         answer, numbers = told
         if "error" in answer:
@@ -128,7 +131,9 @@ def serve() -> None:
     encode = encoder_of(Tokenizer.from_json(first[0]["tokenizer"]), first[0]["characters"])
     while (asked := _receive(source)) is not None:
         try:
-            found = [np.asarray(ids, np.uint32) for ids in encode(asked[0]["texts"], asked[0]["opens"])]
+            found = [
+                np.asarray(ids, np.uint32) for ids in encode(asked[0]["texts"], asked[0]["opens"])
+            ]
         except UserError as error:
             _send(answers, {"error": str(error)})
             continue
@@ -145,4 +150,8 @@ def _receive(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
     sizes = stream.read(16)
     size, rest = int.from_bytes(sizes[:8]), int.from_bytes(sizes[8:])
     body = stream.read(size + rest) if len(sizes) == 16 else b""
-    return (json.loads(body[:size]), body[size:]) if len(sizes) == 16 and len(body) == size + rest else None
+    return (
+        (json.loads(body[:size]), body[size:])
+        if len(sizes) == 16 and len(body) == size + rest
+        else None
+    )

@@ -1,4 +1,5 @@
-"""An engine: many requests at once on one model, each answered with the very tokens that it would get alone."""
+"""An engine: many requests at once on one model, each answered with the very tokens that it would
+get alone."""
 
 from .engine import Engine
 from .job import Stats

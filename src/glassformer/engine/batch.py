@@ -1,4 +1,5 @@
-"""Many prompts into a file of JSON lines, in their order; one that was stopped goes on where it was.
+"""Many prompts into a file of JSON lines, in their order; one that was stopped goes on where it
+was.
 
 answers.jsonl.part      what the job is, then a checksum and a line for each continuation that is whole
 answers.jsonl           the lines alone, once all are there
@@ -29,16 +30,21 @@ def answer_into(
     line: Callable[[int, Any], dict[str, Any]],
     progress: Callable[[int], None] = lambda done: None,
 ) -> int:
-    """Write ``line(number, completion)`` for each continuation of each request to ``out``; how many were there before.
+    """Write ``line(number, completion)`` for each continuation of each request to ``out``; how many
+    were there before.
 
-    ``job`` (JSON) says what decides the answers: a part of another job is not gone on with. ``progress`` counts
-    requests. Raises UserError where ``out`` is there already, or cannot be written, or another process writes it.
+    ``job`` (JSON) says what decides the answers: a part of another job is not gone on with.
+    ``progress`` counts requests. Raises UserError where ``out`` is there already, or cannot be
+    written, or another process writes it.
     """
     need(not out.exists(), f"{out} is there already; name another file, or remove it.")
     make_folder(out.parent)
     part = out.with_name(f"{out.name}.part")
     with explaining(part), part.open("a+b") as file:
-        need(hold(file, part), f"Another process is writing {part}; wait for it to end, or name another file.")
+        need(
+            hold(file, part),
+            f"Another process is writing {part}; wait for it to end, or name another file.",
+        )
         if out.exists():  # another process has just ended
             part.unlink()
             raise UserError(f"{out} is there already; name another file, or remove it.")
@@ -64,12 +70,14 @@ def _job_line(job: dict[str, Any]) -> bytes:
 
 
 def _check(content: bytes, number: int) -> bytes:
-    """What stands before line ``number``: a checksum of both, so that no line is changed, lost or elsewhere unseen."""
+    """What stands before line ``number``: a checksum of both, so that no line is changed, lost or
+    elsewhere unseen."""
     return b"%08x " % zlib.crc32(content, number)
 
 
 def _answered(file: BinaryIO, part: Path, job: dict[str, Any]) -> int:
-    """How many requests of this job are answered in ``part``; what is torn or of a request half done is cut off.
+    """How many requests of this job are answered in ``part``; what is torn or of a request half
+    done is cut off.
 
     Raises UserError for a part of another job and for a line that is not what was written.
     """
@@ -79,11 +87,15 @@ def _answered(file: BinaryIO, part: Path, job: dict[str, Any]) -> int:
         file.truncate(0)
         return 0
     if first != _job_line(job):
-        raise UserError(f"{part} is of another job{_difference(first, job)}; remove it, or name another file.")
+        raise UserError(
+            f"{part} is of another job{_difference(first, job)}; remove it, or name another file."
+        )
     ends = [file.tell()]
     while (written := file.readline()).endswith(b"\n"):
         sound = written[:CHECK] == _check(written[CHECK:-1], len(ends))
-        need(sound, f"{part} is damaged in line {len(ends) + 1}; remove it, and the job begins anew.")
+        need(
+            sound, f"{part} is damaged in line {len(ends) + 1}; remove it, and the job begins anew."
+        )
         ends.append(file.tell())
     whole: int = (len(ends) - 1) // job["samples"]
     file.truncate(ends[whole * job["samples"]])
@@ -102,7 +114,8 @@ def _difference(first: bytes, job: dict[str, Any]) -> str:
 
 
 def _answers(engine: Engine, requests: Sequence[Request], first: int) -> Iterator[tuple[int, Any]]:
-    """Results in the order of the requests, from the ``first`` on; as many are asked at once as may wait."""
+    """Results in the order of the requests, from the ``first`` on; as many are asked at once as may
+    wait."""
     handles, waiting = deque[tuple[int, Handle]](), 0
     for number in range(first, len(requests)):
         waiting += requests[number].n

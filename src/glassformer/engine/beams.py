@@ -1,9 +1,12 @@
-"""A search with beams beside everybody else: a text for each beam, in the pages of the one that it grew from.
+"""A search with beams beside everybody else: a text for each beam, in the pages of the one that it
+grew from.
 
-    the prompt's text --read--> logits --grow--> as many texts as beams --read--> logits of all --grow--> ... --> found
+    the prompt's text --read--> logits --grow--> as many texts as beams --read--> logits of all
+    --grow--> ... --> found
 
-The texts of a search are read whenever the engine comes to them; one that was read rests until all were, and then each
-goes on as the best of them (``Scheduler.branch``). So a search says what ``generation.beam`` says of its prompt.
+The texts of a search are read whenever the engine comes to them; one that was read rests until all
+were, and then each goes on as the best of them (``Scheduler.branch``). So a search says what
+``generation.beam`` says of its prompt.
 
 K beams, V vocabulary.
 """
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
 
 
 class Search:
-    """One request's beams: ``texts`` are read by the engine, ``logits`` (V,) are of those that were, by place."""
+    """One request's beams: ``texts`` are read by the engine, ``logits`` (V,) are of those that
+    were, by place."""
 
-    def __init__(self, handle: Handle, rows: list[Continuation], tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, handle: Handle, rows: list[Continuation], tokenizer: Tokenizer | None
+    ) -> None:
         request = handle.request
         assert isinstance(request, Request) and request.beams is not None
         self.request, self.rows, self.tokenizer, self.steps = request, rows, tokenizer, 0
@@ -37,7 +43,13 @@ class Search:
         self.state = BeamState(beams, rows[0].ends, request.length_penalty)
         source = None if request.source is None else tuple(request.source)
         self.texts = [
-            Text(list(request.tokens), request.client, source, source=source, owner=Place(self, handle, index))
+            Text(
+                list(request.tokens),
+                request.client,
+                source,
+                source=source,
+                owner=Place(self, handle, index),
+            )
             for index in range(request.beams)
         ]
         self.logits: dict[int, Tensor] = {}
@@ -67,10 +79,14 @@ class Search:
         if self.tokenizer is None:
             return best
         ends = self.state.ends
-        return [replace(one, text=self.tokenizer.decode([id for id in one.tokens if id not in ends])) for one in best]
+        return [
+            replace(one, text=self.tokenizer.decode([id for id in one.tokens if id not in ends]))
+            for one in best
+        ]
 
     def tell(self, job: Job) -> Event:
-        """What was found, token by token; gives the last event. A continuation that is not there ends at once."""
+        """What was found, token by token; gives the last event. A continuation that is not there
+        ends at once."""
         job.handle.hypotheses, job.cached = self.found(), self.texts[0].cached
         found, told = job.handle.hypotheses, list[Event]()
         for row, one in zip(self.rows, found, strict=False):

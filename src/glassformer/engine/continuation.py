@@ -1,6 +1,7 @@
 """One continuation of a request as it grows, and how its next token is drawn from logits.
 
-    logits -> logit bias -> presence, frequency -> guide -> generation's choose (repetition, temperature, cuts, draw)
+    logits -> logit bias -> presence, frequency -> guide -> generation's choose (repetition,
+    temperature, cuts, draw)
 
 R rows that draw now, V vocabulary.
 """
@@ -30,19 +31,32 @@ AHEAD = 32  # uniform numbers drawn at once
 
 
 class Continuation:
-    """What was generated after the prompt: ``tokens`` and why it ended, with all that decides the next one.
+    """What was generated after the prompt: ``tokens`` and why it ended, with all that decides the
+    next one.
 
-    Its luck is made of the request's seed, the prompt and its index, and counts the tokens: what else the engine does
-    at the time changes nothing. ``room`` is the most tokens that fit. What takes time is made when it is first needed,
-    in the engine's thread: whoever submits a request does not wait for it.
+    Its luck is made of the request's seed, the prompt and its index, and counts the tokens: what
+    else the engine does at the time changes nothing. ``room`` is the most tokens that fit. What
+    takes time is made when it is first needed, in the engine's thread: whoever submits a request
+    does not wait for it.
     """
 
     def __init__(
-        self, handle: Handle, index: int, room: int, ends: frozenset[int], tokenizer: Tokenizer | None
+        self,
+        handle: Handle,
+        index: int,
+        room: int,
+        ends: frozenset[int],
+        tokenizer: Tokenizer | None,
     ) -> None:
         request = handle.request
         assert isinstance(request, Request)
-        self.handle, self.request, self.index, self.room, self.ends = handle, request, index, room, ends
+        self.handle, self.request, self.index, self.room, self.ends = (
+            handle,
+            request,
+            index,
+            room,
+            ends,
+        )
         self.tokenizer = tokenizer
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
@@ -55,7 +69,8 @@ class Continuation:
         """Its text as it may be shown."""
         if self.tokenizer is None:
             return None
-        # the last few tell that the text goes on, and how an unfinished character (4 bytes at most) begins
+        # the last few tell that the text goes on, and how an unfinished character (4 bytes at most)
+        # begins
         return Writer(self.tokenizer.stream(), self.request.tokens[-16:], tuple(self.request.stop))
 
     @cached_property
@@ -69,7 +84,9 @@ class Continuation:
         read = tuple(request.tokens if request.source is None else request.source)
         # as generation/loop.py makes it, and so the same tokens
         name = f"{self.handle.seed} {request.first + self.index} {read}".encode()
-        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)
+        return torch.Generator().manual_seed(
+            int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
+        )
 
     def uniform(self, place: int) -> float:
         """The number in [0, 1) that draws the token in this place."""
@@ -78,7 +95,8 @@ class Continuation:
         return self._uniform[place]
 
     def adjusted(self, logits: Tensor) -> Tensor:
-        """One row of logits (V,) as bias, penalties and guide change it; the same tensor where nothing is asked."""
+        """One row of logits (V,) as bias, penalties and guide change it; the same tensor where
+        nothing is asked."""
         request = self.request
         if request.logit_bias:
             logits = logits.clone()
@@ -116,13 +134,16 @@ class Continuation:
     def end(self, reason: FinishReason) -> Event:
         """It ends without another token."""
         self.finish = reason
-        return Event(self.index, text=self.writer.close() if self.writer else "", finish_reason=reason)
+        return Event(
+            self.index, text=self.writer.close() if self.writer else "", finish_reason=reason
+        )
 
 
 def draw(
     rows: Sequence[Continuation], logits: Tensor, adjusted: Tensor, known: int | None
 ) -> list[tuple[int, float, Likely]]:
-    """Each row's next token with its log-probability and the likeliest in its place, from fp32 logits (R, V)."""
+    """Each row's next token with its log-probability and the likeliest in its place, from fp32
+    logits (R, V)."""
     tokens = drawn(rows, adjusted, known)
     logprobs = log_probability(logits, tokens).tolist()
     most = max((row.request.logprobs or 0 for row in rows), default=0)
@@ -131,8 +152,11 @@ def draw(
     return list(zip(tokens.tolist(), logprobs, cut, strict=True))
 
 
-def drawn(rows: Sequence[Continuation], logits: Tensor, known: int | None, ahead: int = 0) -> Tensor:
-    """The token (R,) that each row's luck takes from logits (R, V), ``ahead`` places after its next one.
+def drawn(
+    rows: Sequence[Continuation], logits: Tensor, known: int | None, ahead: int = 0
+) -> Tensor:
+    """The token (R,) that each row's luck takes from logits (R, V), ``ahead`` places after its next
+    one.
 
     Only the first ``known`` ids are drawn; rows of the same Sampling are drawn together.
     """
@@ -143,14 +167,20 @@ def drawn(rows: Sequence[Continuation], logits: Tensor, known: int | None, ahead
     for how, places in groups.items():
         some = [rows[place] for place in places]
         index = torch.tensor(places, device=logits.device)
-        luck = None if how.greedy else torch.tensor([row.uniform(len(row.tokens) + ahead) for row in some])
+        luck = (
+            None
+            if how.greedy
+            else torch.tensor([row.uniform(len(row.tokens) + ahead) for row in some])
+        )
         own = logits if len(places) == len(rows) else logits[index]
         uniform = None if luck is None else luck.to(logits.device)
         tokens[index] = choose(own[:, :known], uniform, _seen(some, own, known, how), how)
     return tokens
 
 
-def _seen(rows: Sequence[Continuation], logits: Tensor, known: int | None, how: Sampling) -> Tensor | None:
+def _seen(
+    rows: Sequence[Continuation], logits: Tensor, known: int | None, how: Sampling
+) -> Tensor | None:
     """Booleans (R, known): the tokens that each row has; None where they do not matter."""
     if how.repetition_penalty == 1:
         return None

@@ -1,34 +1,39 @@
 """Guesses of what comes next, for the model to check several tokens in one pass.
 
-A guess is right where it is the very token that would be drawn: the luck of a place is fixed beforehand, so no text
-changes by being guessed, only its speed.
+A guess is right where it is the very token that would be drawn: the luck of a place is fixed
+beforehand, so no text changes by being guessed, only its speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-LONGEST = 4  # tokens at the end that are compared with what stands earlier in the text; two of them have to be alike
+# tokens at the end that are compared with what stands earlier in the text; two of them have to be
+# alike
+LONGEST = 4
 TRIED = 8  # places that are compared
 PATIENCE = 3  # steps that a text makes without guesses after the last ones were mostly wrong
 
 
 class PromptLookup:
-    """What followed the last time that the text had the same few tokens as at its end (Saxena 2023).
+    """What followed the last time that the text had the same few tokens as at its end (Saxena
+    2023).
 
-    Good for texts that repeat their prompt: summaries, code, translations of lists. A text whose guesses are wrong is
-    left alone for a while.
+    Good for texts that repeat their prompt: summaries, code, translations of lists. A text whose
+    guesses are wrong is left alone for a while.
     """
 
     def __init__(self, most: int = 7) -> None:
         self.most = most
         self.share = 0.5  # of the guesses that were right, lately
         self._pause = 0
-        self._after: dict[tuple[int, int], list[int]] = {}  # where what followed two tokens begins, each time
+        # where what followed two tokens begins, each time
+        self._after: dict[tuple[int, int], list[int]] = {}
         self._known = 1  # tokens before this place are in it
 
     def propose(self, tokens: Sequence[int], room: int) -> list[int]:
-        """At most ``room`` tokens that may follow the same text, grown; none where nothing like its end came before."""
+        """At most ``room`` tokens that may follow the same text, grown; none where nothing like its
+        end came before."""
         for place in range(self._known, len(tokens) - 1):
             self._after.setdefault((tokens[place - 1], tokens[place]), []).append(place + 1)
         self._known = max(self._known, len(tokens) - 1)
@@ -36,7 +41,11 @@ class PromptLookup:
             self._pause -= 1
             return []
         most = min(room, self.most if self.share >= 0.5 else 2)
-        begins = self._after.get((tokens[-2], tokens[-1]), [])[-TRIED:] if most > 0 and len(tokens) > 1 else []
+        begins = (
+            self._after.get((tokens[-2], tokens[-1]), [])[-TRIED:]
+            if most > 0 and len(tokens) > 1
+            else []
+        )
         if not begins:
             return []
         start = max(begins, key=lambda start: (_alike(tokens, start), start))

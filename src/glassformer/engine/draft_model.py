@@ -1,7 +1,7 @@
 """A small model that guesses for a large one, over pages of its own with the same numbers.
 
-What it guesses decides nothing but speed, so its pages need no care: it reads a text from the beginning whenever the
-text got new pages, and writes the same keys again where pages are shared.
+What it guesses decides nothing but speed, so its pages need no care: it reads a text from the
+beginning whenever the text got new pages, and writes the same keys again where pages are shared.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ SHARE = 0.3  # of guesses that have to be right, lately, for more of them to pay
 
 
 class DraftModel:
-    """Guesses by a model of the same vocabulary: drawn with the luck of the very places that are guessed."""
+    """Guesses by a model of the same vocabulary: drawn with the luck of the very places that are
+    guessed."""
 
-    def __init__(self, runner: PagedRunner, known: int | None, step_tokens: int, most: int = 4) -> None:
+    def __init__(
+        self, runner: PagedRunner, known: int | None, step_tokens: int, most: int = 4
+    ) -> None:
         self.runner, self.known, self.step_tokens, self.most = runner, known, step_tokens, most
-        self.size, self.read = 32, dict[Text, int]()  # how many tokens of each text are in its pages
+        # how many tokens of each text are in its pages
+        self.size, self.read = 32, dict[Text, int]()
 
     def released(self, text: Text) -> None:
         """A text has no pages any more."""
@@ -42,7 +46,9 @@ class DraftModel:
         for text in texts:
             start = self.read.get(text, 0)
             count = min(left, len(text.tokens) - start)
-            if count > 0 and len(text.tokens) <= min(len(text.pages) * self.size, self.runner.cache.context):
+            if count > 0 and len(text.tokens) <= min(
+                len(text.pages) * self.size, self.runner.cache.context
+            ):
                 ready = start + count == len(text.tokens) and self._room(text) > 0
                 chunks.append(Chunk(text, start, text.tokens[start : start + count], 0, ready))
                 left -= count
@@ -56,17 +62,22 @@ class DraftModel:
                 return
             rows = [chunk.text.owner for chunk in going]
             index = torch.tensor([place for place, chunk in enumerate(chunks) if chunk.finishes])
-            for chunk, token in zip(going, drawn(rows, logits[index], self.known, place).tolist(), strict=True):
+            for chunk, token in zip(
+                going, drawn(rows, logits[index], self.known, place).tolist(), strict=True
+            ):
                 chunk.text.draft.append(token)
             place += 1
             chunks = [
-                Chunk(chunk.text, len(chunk.text.tokens) + place - 1, chunk.text.draft[-1:], 0, True)
+                Chunk(
+                    chunk.text, len(chunk.text.tokens) + place - 1, chunk.text.draft[-1:], 0, True
+                )
                 for chunk in going
                 if self._room(chunk.text) > place
             ]
 
     def _room(self, text: Text) -> int:
-        """How many tokens to guess: as many as fit in pages and answer, fewer where they were wrong."""
+        """How many tokens to guess: as many as fit in pages and answer, fewer where they were
+        wrong."""
         row: Continuation = text.owner
         lookup: PromptLookup | None = row.lookup
         fits = min(len(text.pages) * self.size, self.runner.cache.context) - len(text.tokens) + 1
@@ -77,9 +88,18 @@ class DraftModel:
 def check_draft(draft: Model, model: Model) -> None:
     """UserError for a model that cannot guess for the other."""
     cfg, ours = draft.config, model.config
-    stack = isinstance(cfg, config.Decoder) and isinstance(cfg.decoder, config.Stack) and cfg.head is not None
-    need(stack and isinstance(ours, config.Decoder), "A draft model is a decoder with attention, for another one.")
+    stack = (
+        isinstance(cfg, config.Decoder)
+        and isinstance(cfg.decoder, config.Stack)
+        and cfg.head is not None
+    )
+    need(
+        stack and isinstance(ours, config.Decoder),
+        "A draft model is a decoder with attention, for another one.",
+    )
     same = cfg.embed.vocab == ours.embed.vocab
     need(
-        same, f"The draft model knows {cfg.embed.vocab} tokens and the model {ours.embed.vocab}; give one of its kind."
+        same,
+        f"The draft model knows {cfg.embed.vocab} tokens and the model {ours.embed.vocab}; "
+        "give one of its kind.",
     )

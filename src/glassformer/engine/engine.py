@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 class Engine:
     """Answers requests for one model, which nothing else may train or change meanwhile.
 
-    ``max_context`` (tokens of prompt and continuation; None: the model's), ``max_sequences`` (continuations at once),
-    ``max_queue`` (continuations that may wait; one more raises QueueFull) and ``memory`` (bytes for keys and values;
-    None: half of what is free, at most what all these can need) bound it; ``room`` says what was taken.
-    ``step_tokens`` are read at most in one pass, so that long prompts do not hold up others. ``lookup``: guess tokens
-    that stand earlier in a text; ``draft``: let a small decoder of the same vocabulary guess. Guesses change no answer.
-    Clients have equal shares: one with fewer continuations than another comes first, and takes the other's newest
-    place. A request that fails ends alone. Close it, or use it in a ``with``. Raises UserError where memory does not
-    hold one text.
+    ``max_context`` (tokens of prompt and continuation; None: the model's), ``max_sequences``
+    (continuations at once), ``max_queue`` (continuations that may wait; one more raises QueueFull)
+    and ``memory`` (bytes for keys and values; None: half of what is free, at most what all these
+    can need) bound it; ``room`` says what was taken. ``step_tokens`` are read at most in one pass,
+    so that long prompts do not hold up others. ``lookup``: guess tokens that stand earlier in a
+    text; ``draft``: let a small decoder of the same vocabulary guess. Guesses change no answer.
+    Clients have equal shares: one with fewer continuations than another comes first, and takes the
+    other's newest place. A request that fails ends alone. Close it, or use it in a ``with``. Raises
+    UserError where memory does not hold one text.
     """
 
     def __init__(
@@ -86,17 +87,27 @@ class Engine:
             raise RequestTooLarge(f"{said}; send fewer prompts, or a smaller n.")
 
     def submit(self, request: Request | Encode) -> Handle:
-        """Take a request; its events come by the handle. UserError for what this model cannot answer; QueueFull."""
+        """Take a request; its events come by the handle. UserError for what this model cannot
+        answer; QueueFull."""
         self.check_size([request])
         if isinstance(request, Encode):
             check_encode(request, self.model, self.max_context)
         else:
             check_request(request, self.model, self.tokenizer, self.max_context, self.room.first)
         seed = getattr(request, "seed", None)
-        handle = Handle(request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed)
+        handle = Handle(
+            request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed
+        )
         job = Job(handle, [], [], [], 1)
         if isinstance(request, Request):
-            job = begun(handle, self.model, self.tokenizer, self.max_context, self.step_tokens, lambda: self.shapes)
+            job = begun(
+                handle,
+                self.model,
+                self.tokenizer,
+                self.max_context,
+                self.step_tokens,
+                lambda: self.shapes,
+            )
         with self._work:
             if self._closing:
                 raise EngineClosed("The engine is closed; make another one.")
@@ -108,7 +119,8 @@ class Engine:
         return handle
 
     def _check_queue(self, request: Request | Encode) -> None:
-        """QueueFull where as many wait as may; a client with less than its share of the queue is let in."""
+        """QueueFull where as many wait as may; a client with less than its share of the queue is
+        let in."""
         waiting = Counter[str]()
         for job in self._jobs.values():
             waiting[job.client] += 0 if job.begun else job.handle.request.size
@@ -117,7 +129,9 @@ class Engine:
         if waiting.total() > self.max_queue and waiting[request.client] > share:
             self._refused += 1
             others = waiting.total() - request.size
-            raise QueueFull(f"{others} continuations are waiting, and {self.max_queue} may; try again later.")
+            raise QueueFull(
+                f"{others} continuations are waiting, and {self.max_queue} may; try again later."
+            )
 
     def cancel(self, handle: Handle) -> None:
         """End a request at the next step; harmless for one that has ended."""
@@ -127,7 +141,8 @@ class Engine:
                 self._work.notify()
 
     def score(self, tokens: Sequence[int], top: int = 0) -> list[TokenLogprob]:
-        """The log-probability of each token after those before it, with the ``top`` likeliest there."""
+        """The log-probability of each token after those before it, with the ``top`` likeliest
+        there."""
         handle = self.submit(Request(tokens, max_new=0, prompt_logprobs=top))
         return handle.result().prompt_logprobs or []
 
@@ -141,7 +156,9 @@ class Engine:
         """A copy of the numbers as they are now."""
         with self._work:
             running = sum(job.begun for job in self._jobs.values())
-            now = replace(self._worker.stats, requests=self._requests, refused=self._refused, running=running)
+            now = replace(
+                self._worker.stats, requests=self._requests, refused=self._refused, running=running
+            )
             now.waiting, now.preempted = len(self._jobs) - running, self._worker.scheduler.preempted
         return now.of_pages(self.room.pools)
 
@@ -174,7 +191,9 @@ class Engine:
         while self._arrive():
             try:
                 self._worker.step()
-            except Exception as error:  # of no request and no text: there is nobody whom it could spare
+            except (
+                Exception
+            ) as error:  # of no request and no text: there is nobody whom it could spare
                 self._worker.end_all(error)
 
     def _arrive(self) -> bool:

@@ -15,9 +15,11 @@ STATES = ("used", "cached", "free")  # of a page
 
 @dataclass
 class Stats:
-    """What the engine is doing now (requests ``running`` and ``waiting``, pages), and what it has done so far.
+    """What the engine is doing now (requests ``running`` and ``waiting``, pages), and what it has
+    done so far.
 
-    Pages of layers with windows are counted beside the others; ``used_share`` is of the memory of all.
+    Pages of layers with windows are counted beside the others; ``used_share`` is of the memory of
+    all.
     """
 
     running: int = 0
@@ -43,13 +45,16 @@ class Stats:
     def of_pages(self, pools: Sequence[tuple[PagePool, int]]) -> Stats:
         """The same with what these pools, whose pages have so many bytes, hold now."""
         counts = {f"pages_{name}": sum(getattr(pool, name) for pool, _ in pools) for name in STATES}
-        share = sum(pool.used * size for pool, size in pools) / sum(len(pool.users) * size for pool, size in pools)
+        share = sum(pool.used * size for pool, size in pools) / sum(
+            len(pool.users) * size for pool, size in pools
+        )
         return replace(self, **counts, used_share=share)
 
 
 @dataclass(eq=False)
 class Job:
-    """A request under way: its continuations, those that begin once the prompt was read, and what was counted.
+    """A request under way: its continuations, those that begin once the prompt was read, and what
+    was counted.
 
     ``begun``: its first text is being read, it waits no more.
     """

@@ -1,4 +1,5 @@
-"""A look inside one request while others run beside it: its tape, and what it has recorded, chunk by chunk."""
+"""A look inside one request while others run beside it: its tape, and what it has recorded, chunk
+by chunk."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from .scheduler import Text
 
 
 class Look:
-    """The tape of one continuation, and the values that nobody took yet; ``next`` is the first place to be recorded."""
+    """The tape of one continuation, and the values that nobody took yet; ``next`` is the first
+    place to be recorded."""
 
     def __init__(self, patterns: Sequence[str], edits: Mapping[str, Any], since: int = 0) -> None:
         self.tape, self.next = Tape(*patterns, edits=edits), since
@@ -26,26 +28,34 @@ class Look:
         self.error: Exception | None = None  # of an edit
 
     def keep(self, start: int, length: int) -> None:
-        """A chunk of so many tokens that began at place ``start`` was read; what is known of it is not kept again."""
+        """A chunk of so many tokens that began at place ``start`` was read; what is known of it is
+        not kept again."""
         known, self.next = max(0, self.next - start), max(self.next, start + length)
         if self.tape.records and known < length:
             cut = {
-                path: x.narrow(token_axis(path), known, length - known).clone() for path, x in self.tape.records.items()
+                path: x.narrow(token_axis(path), known, length - known).clone()
+                for path, x in self.tape.records.items()
             }
             self.pieces.append(Seen(start + known, cut))
         self.tape.records.clear()
 
 
 def like(first: Text, other: Text) -> Text:
-    """``other``, another continuation of the prompt of ``first``, with what is known of it by now."""
+    """``other``, another continuation of the prompt of ``first``, with what is known of it by
+    now."""
     other.twin = first
     if first.look is not None:
-        other.look.next, other.look.pieces, other.own = first.look.next, [*first.look.pieces], first.look.next
+        other.look.next, other.look.pieces, other.own = (
+            first.look.next,
+            [*first.look.pieces],
+            first.look.next,
+        )
     return other
 
 
 def fault(text: Text, logits: Tensor) -> Exception | None:
-    """What an edit did wrong in the pass that gave these logits: it fails its own text, no other in the step."""
+    """What an edit did wrong in the pass that gave these logits: it fails its own text, no other in
+    the step."""
     look: Look | None = text.look
     if look is None or look.error is not None or not look.tape.edits or is_finite(logits):
         return None if look is None else look.error
@@ -63,20 +73,32 @@ def taken(text: Text) -> Seen | None:
 def looks(
     request: Request, model: Model, tokenizer: Any, shapes: dict[str, tuple[int, ...]], step: int
 ) -> tuple[list[int], int, list[Look]]:
-    """What a request with wishes reads, its edits applied; how much of it in one go; a Look for each continuation.
+    """What a request with wishes reads, its edits applied; how much of it in one go; a Look for
+    each continuation.
 
-    ``shapes`` are the model's paths, ``step`` the tokens of a step. Raises UserError for a path or an edit of what is
-    not there.
+    ``shapes`` are the model's paths, ``step`` the tokens of a step. Raises UserError for a path or
+    an edit of what is not there.
     """
     stack = isinstance(getattr(model.config, "decoder", None), config.Stack)
     if not stack or request.source is not None:
-        raise UserError("An engine looks inside decoders with attention alone; use glassformer.look for this model.")
+        raise UserError(
+            "An engine looks inside decoders with attention alone; use "
+            "glassformer.look for this model."
+        )
     must_match(request.want, [*shapes])
     reading = Reading.growing(model, [request.tokens], None, tokenizer)
     reading.__dict__["shapes"] = shapes  # known already
     hooks, whole = ready(request.edits, reading), 0
     assert reading.rows is not None
-    if any(getattr(edit, "fill", "") == "mean" for edit in listed(request.edits)):  # a mean over the prompt
+    # a mean over the prompt
+    if any(getattr(edit, "fill", "") == "mean" for edit in listed(request.edits)):
         whole, said = len(request.tokens), f"shorten it to {step // 2}, or ablate with zeros"
-        need(whole <= step // 2, f"A mean over {whole} tokens of prompt is more than one step of the engine; {said}.")
-    return reading.rows[0], whole, [Look(request.want, hooks, request.since) for _ in range(request.n)]
+        need(
+            whole <= step // 2,
+            f"A mean over {whole} tokens of prompt is more than one step of the engine; {said}.",
+        )
+    return (
+        reading.rows[0],
+        whole,
+        [Look(request.want, hooks, request.since) for _ in range(request.n)],
+    )

@@ -1,4 +1,5 @@
-"""What an engine for a model needs and may take, said before anything is computed; what of a request it can answer."""
+"""What an engine for a model needs and may take, said before anything is computed; what of a
+request it can answer."""
 
 from __future__ import annotations
 
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Room:
-    """The longest ``context``, the pages of ``pool`` (``size`` tokens each; a recurrent state is one), and their bytes.
+    """The longest ``context``, the pages of ``pool`` (``size`` tokens each; a recurrent state is
+    one), and their bytes.
 
-    The ``first`` tokens of a text are read in one go; ``rewinds``: guesses that were wrong can be taken back.
+    The ``first`` tokens of a text are read in one go; ``rewinds``: guesses that were wrong can be
+    taken back.
     """
 
     model: Model  # its products by prepacked weights, where they pay
@@ -64,8 +67,14 @@ class Room:
         """What was taken, in a sentence."""
         held, near = "a state a text", self.windows
         if self.rewinds:
-            counts = [f"{len(self.pool.users)} pages of {self.size} tokens"] * (self.page_bytes[0] > 0)
-            counts += [f"{len(near.pool.users)} of layers with windows of {near.span}"] if near is not None else []
+            counts = [f"{len(self.pool.users)} pages of {self.size} tokens"] * (
+                self.page_bytes[0] > 0
+            )
+            counts += (
+                [f"{len(near.pool.users)} of layers with windows of {near.span}"]
+                if near is not None
+                else []
+            )
             held = " and ".join(counts)
         texts = f"at most {self.sequences} texts of {self.context:,} tokens at once"
         copied = f" and {gibibytes(self.copied)} for prepacked weights" if self.copied else ""
@@ -79,7 +88,9 @@ class Room:
         assert not isinstance(cfg, config.Encoder)
         counts = len(self.pool.users), self.source_pages
         near = None if self.windows is None else len(self.windows.pool.users)
-        cache = PagedCache(cfg, self.context, *counts, page_dtype(self.model), near, **page_kind(self.model))
+        cache = PagedCache(
+            cfg, self.context, *counts, page_dtype(self.model), near, **page_kind(self.model)
+        )
         return PagedRunner(self.model, cache, Sources(self.source_pages), self.windows)
 
     def drafter(self) -> PagedRunner | None:
@@ -89,7 +100,9 @@ class Room:
         assert isinstance(self.draft.config, config.Decoder)
         context = int(min(self.context, self.draft.config.context, self.draft.limit))
         counts = len(self.pool.users), 0
-        cache = PagedCache(self.draft.config, context, *counts, page_dtype(self.draft), **page_kind(self.draft))
+        cache = PagedCache(
+            self.draft.config, context, *counts, page_dtype(self.draft), **page_kind(self.draft)
+        )
         return PagedRunner(self.draft, cache, Sources(0))
 
 
@@ -120,10 +133,11 @@ def page_bytes(model: Model) -> tuple[int, int, int]:
 
 
 def reader(model: Model) -> tuple[Model, int]:
-    """A view of the model that reads prepacked weights, in a quarter of the free memory, and the bytes that it takes.
+    """A view of the model that reads prepacked weights, in a quarter of the free memory, and the
+    bytes that it takes.
 
-    By our own kernels where they are compiled: then a row's bits depend on no other row. Raises UserError for weights
-    that are not finite.
+    By our own kernels where they are compiled: then a row's bits depend on no other row. Raises
+    UserError for weights that are not finite.
     """
     if model.training:
         return model, 0
@@ -148,14 +162,19 @@ def room_for(
     draft: Model | None = None,
     step_tokens: int = 512,
 ) -> Room:
-    """The room that so many texts of that length at once need, or as much of it as ``memory`` (bytes) holds.
+    """The room that so many texts of that length at once need, or as much of it as ``memory``
+    (bytes) holds.
 
-    Layers with windows get pages of their own where they need fewer than all, read ``step_tokens`` at a time.
+    Layers with windows get pages of their own where they need fewer than all, read ``step_tokens``
+    at a time.
     """
     cfg, most = model.config, int(min(model.config.context, model.limit))
     device = next(model.parameters()).device
     other = device if draft is None else next(draft.parameters()).device
-    need(other == device, f"The draft model is on {other}, the model on {device}; load both on one device.")
+    need(
+        other == device,
+        f"The draft model is on {other}, the model on {device}; load both on one device.",
+    )
     need(sequences >= 1, f"max_sequences is {sequences}; give 1 or more.")
     need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
     context = context or most
@@ -163,9 +182,17 @@ def room_for(
     if isinstance(cfg, config.Encoder) or isinstance(cfg.decoder, config.Recurrent):
         return Room(model, context, sequences, PagePool(sequences), 0, context + 1, 0, 0, copied)
     blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
-    attentions = [one for block in blocks for one in (block.attention, block.cross) if one is not None]
-    even = not by_kernels(model) or all(config.head_dim(one, cfg.dim) % 2 == 0 for one in attentions)
-    need(even, "An engine takes heads of an even number of dimensions; use glassformer.generate for this model.")
+    attentions = [
+        one for block in blocks for one in (block.attention, block.cross) if one is not None
+    ]
+    even = not by_kernels(model) or all(
+        config.head_dim(one, cfg.dim) % 2 == 0 for one in attentions
+    )
+    need(
+        even,
+        "An engine takes heads of an even number of dimensions; use glassformer.generate "
+        "for this model.",
+    )
     own, near, across = page_bytes(model)
     if draft is not None:
         own += sum(page_bytes(draft))
@@ -200,7 +227,8 @@ def room_for(
 class Bounds:
     """How many pages ``each`` text needs at most; of these layers with windows hold ``one``.
 
-    ``all`` is twice what they hold of all texts: the rest is kept for prompts that begin as others did.
+    ``all`` is twice what they hold of all texts: the rest is kept for prompts that begin as others
+    did.
     """
 
     each: int
@@ -210,14 +238,22 @@ class Bounds:
 
     @staticmethod
     def of(context: int, sequences: int, span: int, step: int) -> Bounds:
-        """For texts of so many tokens, where a token sees ``span`` if not all, read at most ``step`` at a time."""
+        """For texts of so many tokens, where a token sees ``span`` if not all, read at most
+        ``step`` at a time."""
         each = -(-context // PAGE)
-        seen = span + PAGE - 3  # those before a token; of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
+        # those before a token; of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
+        seen = span + PAGE - 3
         one = min(each, (seen + step) // PAGE + 1)
-        return Bounds(each, one, min(sequences * each, 2 * (sequences * (seen // PAGE + 2) + step // PAGE)), sequences)
+        return Bounds(
+            each,
+            one,
+            min(sequences * each, 2 * (sequences * (seen // PAGE + 2) + step // PAGE)),
+            sequences,
+        )
 
     def fit(self, own: int, near: int, memory: int) -> tuple[int, int]:
-        """Pages of ``own`` bytes and parts of ``near`` bytes: as many of both, until all parts are there."""
+        """Pages of ``own`` bytes and parts of ``near`` bytes: as many of both, until all parts are
+        there."""
         if not near:
             return min(self.each * self.sequences, memory // own), 0
         parts = max(self.one, min(self.all, memory // (own + near)))
@@ -228,7 +264,9 @@ class Bounds:
         return min(self.each * self.sequences, (memory - parts * near) // own), parts
 
 
-def check_request(request: Request, model: Model, tokenizer: Tokenizer | None, context: int, first: int) -> None:
+def check_request(
+    request: Request, model: Model, tokenizer: Tokenizer | None, context: int, first: int
+) -> None:
     """UserError for what this model cannot continue."""
     cfg = model.config
     _check_length(request.tokens, model, context)
@@ -237,33 +275,61 @@ def check_request(request: Request, model: Model, tokenizer: Tokenizer | None, c
     said = f"this model reads its first {first} tokens in one go; give that many to begin with."
     need(len(request.tokens) >= first, said)
     two = isinstance(cfg, config.EncoderDecoder)
-    need(two == (request.source is not None), f"This model {'needs a' if two else 'takes no'} source.")
+    need(
+        two == (request.source is not None),
+        f"This model {'needs a' if two else 'takes no'} source.",
+    )
     if request.source is not None:
         check(request.source, config.source_embed(cfg).vocab)
         length = len(request.source)
-        need(length <= context, f"{length} tokens of source are more than the {context} allowed; shorten them.")
-    need(not request.stop or tokenizer is not None, "Stop strings need a tokenizer; give the engine one.")
+        need(
+            length <= context,
+            f"{length} tokens of source are more than the {context} allowed; shorten them.",
+        )
+    need(
+        not request.stop or tokenizer is not None,
+        "Stop strings need a tokenizer; give the engine one.",
+    )
     wrong = next((token for token in request.logit_bias if not 0 <= token < cfg.embed.vocab), None)
-    need(wrong is None, f"logit_bias names token {wrong}; this model knows 0 to {cfg.embed.vocab - 1}.")
+    need(
+        wrong is None,
+        f"logit_bias names token {wrong}; this model knows 0 to {cfg.embed.vocab - 1}.",
+    )
     read = request.prompt_logprobs is not None or bool(request.want)
-    need(request.max_new != 0 or read, "max_new is 0; ask for prompt_logprobs or want something then.")
+    need(
+        request.max_new != 0 or read,
+        "max_new is 0; ask for prompt_logprobs or want something then.",
+    )
 
 
 def check_encode(request: Encode, model: Model, context: int) -> None:
     """UserError for what this model cannot say of a text."""
     cfg = model.config
     _check_length(request.tokens, model, context)
-    need(not isinstance(cfg, config.EncoderDecoder), "An encoder-decoder has no vector for a text; use another.")
-    labelled = cfg.pool is not None and bool(cfg.pool.labels)
-    need(request.output != "labels" or labelled, "This model has no labels for texts; train it with Classify.")
     need(
-        request.output != "tags" or model.token_head is not None, "This model has no labels for tokens; train with Tag."
+        not isinstance(cfg, config.EncoderDecoder),
+        "An encoder-decoder has no vector for a text; use another.",
+    )
+    labelled = cfg.pool is not None and bool(cfg.pool.labels)
+    need(
+        request.output != "labels" or labelled,
+        "This model has no labels for texts; train it with Classify.",
+    )
+    need(
+        request.output != "tags" or model.token_head is not None,
+        "This model has no labels for tokens; train with Tag.",
     )
     need(request.output != "logits" or cfg.head is not None, "This model has no head over tokens.")
     segments = cfg.embed.segments
-    need(request.segments is None or bool(segments), "This model reads one text, not pairs; leave out segments.")
+    need(
+        request.segments is None or bool(segments),
+        "This model reads one text, not pairs; leave out segments.",
+    )
     wrong = next((one for one in request.segments or () if not 0 <= one < segments), None)
-    need(wrong is None, f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.")
+    need(
+        wrong is None,
+        f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.",
+    )
 
 
 def _check_length(tokens: object, model: Model, context: int) -> None:

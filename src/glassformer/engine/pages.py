@@ -1,6 +1,8 @@
-"""Which pages of the cache are free, in use, or kept for a prompt that begins alike. Numbers alone: no tensors.
+"""Which pages of the cache are free, in use, or kept for a prompt that begins alike. Numbers alone:
+no tensors.
 
-free --take--> used (by one text or several) --give, the last one--> free, or cached where its contents are known
+free --take--> used (by one text or several) --give, the last one--> free, or cached where its
+contents are known
   ^                          ^                                                   |
   |                          +---------------- share: found again ---------------+
   +------------------------------ taken again: the least recently used of them --+
@@ -17,7 +19,8 @@ class OutOfPages(Exception):
 
 
 class PagePool:
-    """Pages 0 to ``count`` - 1 with how many texts use each: free + cached + used = all, after every call.
+    """Pages 0 to ``count`` - 1 with how many texts use each: free + cached + used = all, after
+    every call.
 
     ``forget`` is called with a cached page that is taken for something else.
     """
@@ -26,7 +29,8 @@ class PagePool:
         self.users = [0] * count
         self.forget = forget
         self._free: list[int] = []
-        self._cached: OrderedDict[int, None] = OrderedDict()  # of no user, the least recently used first
+        # of no user, the least recently used first
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._known: set[int] = set()  # pages whose contents somebody may look for
         self.clear()
 

@@ -1,7 +1,8 @@
 """Full pages by what they hold, so that prompts which begin alike are read once.
 
-A page is known by the page before it and its own tokens: a key of the table is (that page's number in the chain, the
-tokens), so a page is found by a hash and believed by comparing its tokens and, by induction, all that stand before.
+A page is known by the page before it and its own tokens: a key of the table is (that page's number
+in the chain, the tokens), so a page is found by a hash and believed by comparing its tokens and, by
+induction, all that stand before.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ class Prefix:
 
     def __init__(self, pool: PagePool, size: int) -> None:
         self.pool, self.size = pool, size
-        self._links: dict[tuple[Hashable, tuple[int, ...]], tuple[int, int]] = {}  # -> page, its number in the chain
+        # -> page, its number in the chain
+        self._links: dict[tuple[Hashable, tuple[int, ...]], tuple[int, int]] = {}
         self._keys: dict[int, tuple[Hashable, tuple[int, ...]]] = {}  # by page
-        self._numbers = itertools.count()  # never used twice: what followed a forgotten page cannot be found
+        # never used twice: what followed a forgotten page cannot be found
+        self._numbers = itertools.count()
         pool.forget = self._forget
 
     def find(self, root: Hashable, tokens: Sequence[int]) -> list[int]:
-        """The pages that hold the beginning of ``tokens`` under ``root`` (what else they depend on); not shared yet."""
+        """The pages that hold the beginning of ``tokens`` under ``root`` (what else they depend
+        on); not shared yet."""
         found, before = list[int](), root
         for start in range(0, len(tokens) - self.size + 1, self.size):
             link = self._links.get((before, tuple(tokens[start : start + self.size])))
@@ -33,8 +37,11 @@ class Prefix:
             found.append(page)
         return found
 
-    def keep(self, root: Hashable, tokens: Sequence[int], pages: Sequence[int], since: int = 0) -> None:
-        """``pages`` hold the beginning of ``tokens``; what is there already stays, and the first ``since`` are there.
+    def keep(
+        self, root: Hashable, tokens: Sequence[int], pages: Sequence[int], since: int = 0
+    ) -> None:
+        """``pages`` hold the beginning of ``tokens``; what is there already stays, and the first
+        ``since`` are there.
 
         Where another page holds the same, the chain goes on from that one.
         """

@@ -1,4 +1,5 @@
-"""What is asked of an engine, and what it answers: requests, the events of their growth, and a handle on each.
+"""What is asked of an engine, and what it answers: requests, the events of their growth, and a
+handle on each.
 
     engine.submit(Request(tokens, max_new=20)) -> Handle        for event in handle: print(event.text, end="")
     engine.submit(Encode(tokens, output="vector")) -> Handle    handle.result().output
@@ -29,7 +30,8 @@ from ..nn.paged import HEADS
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 Guide: TypeAlias = Callable[[Sequence[int]], Tensor | None]
-"""(the tokens generated so far) -> booleans (V,) or fewer, true for what may follow; None: anything may.
+"""(the tokens generated so far) -> booleans (V,) or fewer, true for what may follow; None: anything
+may.
 
 Asked once for each token that is drawn, each time with one token more than before."""
 Encoded: TypeAlias = Literal["vector", "labels", "tags", "logits", "hidden"]
@@ -40,7 +42,8 @@ class QueueFull(UserError):
 
 
 class RequestTooLarge(UserError):
-    """A request, or several that belong together, that would never fit in the engine's ``max_queue``."""
+    """A request, or several that belong together, that would never fit in the engine's
+    ``max_queue``."""
 
 
 class EngineClosed(UserError):
@@ -58,20 +61,21 @@ SEARCHED = (
 class Request:
     """A text to be continued.
 
-    ``tokens`` are what the decoder begins with; ``source`` is what an encoder-decoder's encoder reads. At most
-    ``max_new`` tokens follow (None: to the end of the context; 0: the prompt is only read), ending at a string of
-    ``stop`` or a token of ``stop_tokens`` (None: the tokenizer's eos; () never). ``n`` continuations of one prompt are
-    read once; the same ``seed`` gives the same tokens as ``glassformer.generate``, whose samples of a prompt are
-    counted from ``first`` on. ``logit_bias`` is added to logits by
-    token id; ``presence_penalty`` and ``frequency_penalty`` are taken off generated tokens' logits, once and per
-    occurrence. ``logprobs`` asks for so many of the likeliest tokens in each place, ``prompt_logprobs`` for the
-    prompt's tokens' own log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for
-    each continuation. With ``beams`` the likeliest whole texts are searched for, that many at a time, as
-    ``generation.beam`` finds them: the ``n`` best come once all is found, ranked by ``length_penalty``. The engine is
-    fair between ``client``s. ``want`` are the paths (with * and ?) of values
-    inside the model to be recorded, for this request's own tokens; ``edits`` (inspection.edits) change them. Others in
-    the same step keep their bits. Of what stands before place ``since`` nothing is recorded or scored, and what pages
-    hold of it is not read again.
+    ``tokens`` are what the decoder begins with; ``source`` is what an encoder-decoder's encoder
+    reads. At most ``max_new`` tokens follow (None: to the end of the context; 0: the prompt is only
+    read), ending at a string of ``stop`` or a token of ``stop_tokens`` (None: the tokenizer's eos;
+    () never). ``n`` continuations of one prompt are read once; the same ``seed`` gives the same
+    tokens as ``glassformer.generate``, whose samples of a prompt are counted from ``first`` on.
+    ``logit_bias`` is added to logits by token id; ``presence_penalty`` and ``frequency_penalty``
+    are taken off generated tokens' logits, once and per occurrence. ``logprobs`` asks for so many
+    of the likeliest tokens in each place, ``prompt_logprobs`` for the prompt's tokens' own
+    log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for each
+    continuation. With ``beams`` the likeliest whole texts are searched for, that many at a time, as
+    ``generation.beam`` finds them: the ``n`` best come once all is found, ranked by
+    ``length_penalty``. The engine is fair between ``client``s. ``want`` are the paths (with * and
+    ?) of values inside the model to be recorded, for this request's own tokens; ``edits``
+    (inspection.edits) change them. Others in the same step keep their bits. Of what stands before
+    place ``since`` nothing is recorded or scored, and what pages hold of it is not read again.
     Raises UserError for what means nothing whatever the model.
     """
 
@@ -104,17 +108,36 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.beams is not None:
-            check_beams(self.beams, self.n, self.length_penalty, 1 if self.max_new is None else self.max_new)
+            check_beams(
+                self.beams, self.n, self.length_penalty, 1 if self.max_new is None else self.max_new
+            )
             usual = {one.name: one.default for one in fields(self)}
-            odd = next((name for name in SEARCHED if getattr(self, name) not in (usual[name], None, [], {})), None)
-            need(odd is None, f"A search with beams is by the model's own probabilities; leave out {odd}.")
-        need(0 <= self.since < max(1, len(self.tokens)), f"since is {self.since}; give a place in the prompt.")
-        need(self.max_new is None or self.max_new >= 0, f"max_new is {self.max_new}; give 0 or more.")
+            odd = next(
+                (
+                    name
+                    for name in SEARCHED
+                    if getattr(self, name) not in (usual[name], None, [], {})
+                ),
+                None,
+            )
+            need(
+                odd is None,
+                f"A search with beams is by the model's own probabilities; leave out {odd}.",
+            )
+        need(
+            0 <= self.since < max(1, len(self.tokens)),
+            f"since is {self.since}; give a place in the prompt.",
+        )
+        need(
+            self.max_new is None or self.max_new >= 0, f"max_new is {self.max_new}; give 0 or more."
+        )
         need(self.n >= 1, f"n is {self.n}; give 1 or more.")
         need("" not in self.stop, "A stop string is empty; give at least one character.")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            need(count is None or count >= 0, f"{name} is {count}; give 0 or more, or leave it out.")
+            need(
+                count is None or count >= 0, f"{name} is {count}; give 0 or more, or leave it out."
+            )
 
 
 @dataclass(frozen=True)
@@ -141,11 +164,20 @@ class Encode:
 
     def __post_init__(self) -> None:
         need(
-            self.output in get_args(Encoded), f'output is "{self.output}"; give one of {", ".join(get_args(Encoded))}.'
+            self.output in get_args(Encoded),
+            f'output is "{self.output}"; give one of {", ".join(get_args(Encoded))}.',
         )
-        need(self.segments is None or len(self.segments) == len(self.tokens), "Give a segment for each token, or none.")
-        wrong = next((place for place in self.positions or () if not 0 <= place < len(self.tokens)), None)
-        need(wrong is None, f"Position {wrong} is not in a text of {len(self.tokens)} tokens; give 0 or more.")
+        need(
+            self.segments is None or len(self.segments) == len(self.tokens),
+            "Give a segment for each token, or none.",
+        )
+        wrong = next(
+            (place for place in self.positions or () if not 0 <= place < len(self.tokens)), None
+        )
+        need(
+            wrong is None,
+            f"Position {wrong} is not in a text of {len(self.tokens)} tokens; give 0 or more.",
+        )
 
 
 class Usage(NamedTuple):
@@ -157,7 +189,8 @@ class Usage(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """A token of the prompt, the natural logarithm of its probability (None: the first), and the likeliest there."""
+    """A token of the prompt, the natural logarithm of its probability (None: the first), and the
+    likeliest there."""
 
     token: int
     logprob: float | None
@@ -165,7 +198,8 @@ class TokenLogprob(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Values of the tokens from place ``start`` on by path: (1, T, ...), (1, H, T, ...), of patterns (1, H, T, S)."""
+    """Values of the tokens from place ``start`` on by path: (1, T, ...), (1, H, T, ...), of
+    patterns (1, H, T, S)."""
 
     start: int
     values: dict[str, Tensor]
@@ -196,13 +230,14 @@ def joined(pieces: Sequence[Seen]) -> Seen:
 class Event:
     """One more token of one continuation, or its end.
 
-    ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown now: empty while a
-    character is incomplete or a stop string may have begun. ``logprob`` is of the model's own distribution, before
-    penalties, temperature and cuts; ``top`` are the likeliest in the token's place. ``seen`` are the wanted
-    values of the tokens that were read for this one: of the prompt, then each time of the token before.
-    ``finish_reason`` is set on a
-    continuation's last event, with the ``stopped_by`` string or token; ``token`` is None where it ended without one.
-    ``usage`` is set on the last event of the request, and nothing comes after it. ``error`` says why it failed.
+    ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown
+    now: empty while a character is incomplete or a stop string may have begun. ``logprob`` is of
+    the model's own distribution, before penalties, temperature and cuts; ``top`` are the likeliest
+    in the token's place. ``seen`` are the wanted values of the tokens that were read for this one:
+    of the prompt, then each time of the token before. ``finish_reason`` is set on a continuation's
+    last event, with the ``stopped_by`` string or token; ``token`` is None where it ended without
+    one. ``usage`` is set on the last event of the request, and nothing comes after it. ``error``
+    says why it failed.
     """
 
     index: int
@@ -219,7 +254,8 @@ class Event:
 
 @dataclass
 class Completion:
-    """One whole continuation; ``tokens`` hold the eos or the stop string's that ended it, ``text`` leaves those out."""
+    """One whole continuation; ``tokens`` hold the eos or the stop string's that ended it, ``text``
+    leaves those out."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
@@ -246,14 +282,18 @@ class Result:
 
 
 class Handle:
-    """A request under way: iterate over its events from one thread (``for``) or one task (``async for``).
+    """A request under way: iterate over its events from one thread (``for``) or one task (``async
+    for``).
 
-    ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the request; ``read`` is the
-    prompt as its edits change it. ``records`` are all that was ``seen``, by continuation and path, once ``result`` has
-    given all: over the T tokens that were read, prompt first, the last one that was drawn never.
+    ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the
+    request; ``read`` is the prompt as its edits change it. ``records`` are all that was ``seen``,
+    by continuation and path, once ``result`` has given all: over the T tokens that were read,
+    prompt first, the last one that was drawn never.
     """
 
-    def __init__(self, request: Request | Encode, cancel: Callable[[Handle], None], seed: int = 0) -> None:
+    def __init__(
+        self, request: Request | Encode, cancel: Callable[[Handle], None], seed: int = 0
+    ) -> None:
         self.request, self.seed = request, seed
         self.prompt_logprobs: list[TokenLogprob] | None = None
         self.output: Tensor | None = None
@@ -268,7 +308,8 @@ class Handle:
         self._ended = False  # the last event was read
 
     def cancel(self) -> None:
-        """End it at the engine's next step; its continuations finish as "cancelled". Harmless when it has ended."""
+        """End it at the engine's next step; its continuations finish as "cancelled". Harmless when
+        it has ended."""
         self._cancel(self)
 
     def put(self, event: Event) -> None:

@@ -1,4 +1,5 @@
-"""Chunks of many texts through the model's own forward pass, as one flat row; and whole texts through an encoder.
+"""Chunks of many texts through the model's own forward pass, as one flat row; and whole texts
+through an encoder.
 
     PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own, keyed by the source
     StateRunner   recurrent decoders: a text's state is its one page
@@ -32,7 +33,8 @@ class Runner(Protocol):
     """What reads chunks."""
 
     def read(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> Tensor:
-        """fp32 logits (R, V) that follow the ``wanted`` tokens of each chunk, by their places in it."""
+        """fp32 logits (R, V) that follow the ``wanted`` tokens of each chunk, by their places in
+        it."""
 
     def copy(self, source: int, target: int) -> None:
         """What one page holds to another."""
@@ -45,8 +47,8 @@ class Runner(Protocol):
 
 
 class Sources:
-    """The pages of what encoders read, by the ids: texts of one source share them, and they are kept while there is
-    room."""
+    """The pages of what encoders read, by the ids: texts of one source share them, and they are
+    kept while there is room."""
 
     def __init__(self, pages: int) -> None:
         self.pool = PagePool(pages, self._forget)
@@ -90,7 +92,9 @@ class Sources:
 class PagedRunner:
     """One pass of the model over the tokens of all chunks, side by side."""
 
-    def __init__(self, model: Model, cache: PagedCache, sources: Sources, windows: Windows | None = None) -> None:
+    def __init__(
+        self, model: Model, cache: PagedCache, sources: Sources, windows: Windows | None = None
+    ) -> None:
         self.model, self.cache, self.sources, self.windows = model, cache, sources, windows
         self.device = next(model.parameters()).device
         self.lag = model.config.embed.previous_token_embeddings
@@ -102,12 +106,23 @@ class PagedRunner:
         self.cache.texts = self._packed(chunks)
         tokens = self._row([token for chunk in chunks for token in chunk.tokens])[None]
         starts = [first for first, _ in self.cache.texts.spans]
-        columns = [start + place for start, places in zip(starts, wanted, strict=True) for place in places]
-        told = {"memory": Memory(tokens[:, :0], tokens[:, :0])} if self.cache.texts.sources is not None else {}
+        columns = [
+            start + place for start, places in zip(starts, wanted, strict=True) for place in places
+        ]
+        told = (
+            {"memory": Memory(tokens[:, :0], tokens[:, :0])}
+            if self.cache.texts.sources is not None
+            else {}
+        )
         tape = self._tape(chunks, wanted)
         with inference(self.model):
             out: Output = self.model(
-                tokens, pos=self.cache.texts.pos, cache=self.cache, tape=tape, logits=self._row(columns), **told
+                tokens,
+                pos=self.cache.texts.pos,
+                cache=self.cache,
+                tape=tape,
+                logits=self._row(columns),
+                **told,
             )
         for text, chunk in enumerate(chunks):
             if chunk.text.look is not None and tape is not None:
@@ -128,7 +143,9 @@ class PagedRunner:
             return None
         ends = [0, *itertools.accumulate(map(len, wanted))]
         watched = [text for text, chunk in enumerate(chunks) if chunk.text.look is not None]
-        parts = {text: (self.cache.texts.spans[text], chunks[text].text.look.tape) for text in watched}
+        parts = {
+            text: (self.cache.texts.spans[text], chunks[text].text.look.tape) for text in watched
+        }
         return PackedTape(parts, {text: (ends[text], ends[text + 1]) for text in watched})
 
     def released(self, text: Text) -> None:
@@ -138,7 +155,8 @@ class PagedRunner:
         self.sources.clear()
 
     def _open(self, text: Text) -> None:
-        """The pages of a text's source, filled; where that fails it has none, and nobody finds them."""
+        """The pages of a text's source, filled; where that fails it has none, and nobody finds
+        them."""
         try:
             if self.sources.find(text):
                 self._encode(text)
@@ -183,7 +201,8 @@ class PagedRunner:
         """The tokens before each one (1, N, lag), the nearest first; -1 before the beginning."""
         found = []
         for chunk in chunks:
-            before = (chunk.text.tokens + chunk.text.draft)[: chunk.start]  # a draft model goes on from its guesses
+            # a draft model goes on from its guesses
+            before = (chunk.text.tokens + chunk.text.draft)[: chunk.start]
             read = [-1] * self.lag + before + chunk.tokens
             for place in range(chunk.start + self.lag, len(read)):
                 found.append(read[place - self.lag : place][::-1])
@@ -192,7 +211,10 @@ class PagedRunner:
     def _encode(self, text: Text) -> None:
         """Fill the pages of a text's source."""
         assert text.source is not None and isinstance(self.model, EncoderDecoder)
-        places, pages = torch.arange(len(text.source), device=self.device), self._row(self.sources.open[text])
+        places, pages = (
+            torch.arange(len(text.source), device=self.device),
+            self._row(self.sources.open[text]),
+        )
         slots = pages[places // PAGE] * PAGE + places % PAGE
         with inference(self.model):
             hidden = self.model.encode(self._row(text.source)[None]).hidden
@@ -212,8 +234,13 @@ class StateRunner:
 
     def read(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> Tensor:
         longest = max(len(chunk.tokens) for chunk in chunks)
-        tokens = torch.tensor([chunk.tokens + [0] * (longest - len(chunk.tokens)) for chunk in chunks])
-        offsets, lengths = torch.arange(longest), torch.tensor([[len(chunk.tokens)] for chunk in chunks])
+        tokens = torch.tensor(
+            [chunk.tokens + [0] * (longest - len(chunk.tokens)) for chunk in chunks]
+        )
+        offsets, lengths = (
+            torch.arange(longest),
+            torch.tensor([[len(chunk.tokens)] for chunk in chunks]),
+        )
         starts = torch.tensor([[chunk.start] for chunk in chunks])
         pos = torch.where(offsets < lengths, starts + offsets, -1).to(self.device)
         rows = [row for row, places in enumerate(wanted) for _ in places]
@@ -221,7 +248,9 @@ class StateRunner:
         cache = self._cache(chunks)
         with inference(self.model):
             told = {"memory": self._memory(chunks)} if chunks[0].text.source is not None else {}
-            out: Output = self.model(tokens.to(self.device), pos=pos, cache=cache, logits="none", **told)
+            out: Output = self.model(
+                tokens.to(self.device), pos=pos, cache=cache, logits="none", **told
+            )
             logits: Tensor = self.model.head(out.hidden[rows, columns], self.model.embed).float()  # type: ignore[misc]
         assert cache.carried is not None
         states = cache.carried.states.items()
@@ -229,7 +258,8 @@ class StateRunner:
             {layer: tuple(part[row : row + 1] for part in state) for layer, state in states}
             for row in range(len(chunks))
         ]
-        self.states.update(zip((chunk.text.pages[0] for chunk in chunks), parts, strict=True))  # last, or not at all
+        # last, or not at all
+        self.states.update(zip((chunk.text.pages[0] for chunk in chunks), parts, strict=True))
         return logits
 
     def copy(self, source: int, target: int) -> None:
@@ -251,13 +281,18 @@ class StateRunner:
         for layer, parts in like.items():
             empty = tuple(torch.zeros_like(part) for part in parts)
             rows = [states.get(layer, empty) for states in held]
-            cache.carried.states[layer] = tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+            cache.carried.states[layer] = tuple(
+                torch.cat(parts) for parts in zip(*rows, strict=True)
+            )
         lag = self.model.config.embed.previous_token_embeddings
         if lag:
             before = [[-1] * lag + chunk.text.tokens[: chunk.start] for chunk in chunks]
             places = [[chunk.start - back for back in range(lag, 0, -1)] for chunk in chunks]
             tokens = torch.tensor([read[-lag:] for read in before], device=self.device)
-            cache.history = (tokens.clamp(min=0), torch.tensor(places, device=self.device).clamp(min=-1))
+            cache.history = (
+                tokens.clamp(min=0),
+                torch.tensor(places, device=self.device).clamp(min=-1),
+            )
         return cache
 
     def _memory(self, chunks: Sequence[Chunk]) -> Memory:
@@ -266,8 +301,12 @@ class StateRunner:
         for chunk in chunks:
             if chunk.text not in self.memories:
                 read = chunk.text.source
-                held = next((own for text, own in self.memories.items() if text.source == read), None)
-                self.memories[chunk.text] = held or self.model.encode(torch.tensor([read], device=self.device))
+                held = next(
+                    (own for text, own in self.memories.items() if text.source == read), None
+                )
+                self.memories[chunk.text] = held or self.model.encode(
+                    torch.tensor([read], device=self.device)
+                )
         own = [self.memories[chunk.text].hidden[0] for chunk in chunks]
         hidden = torch.nn.utils.rnn.pad_sequence(own, batch_first=True)
         offsets = torch.arange(hidden.shape[1], device=self.device)
@@ -276,7 +315,8 @@ class StateRunner:
 
 
 def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
-    """What each request asks of its text, all texts side by side in one row, attended to one by one."""
+    """What each request asks of its text, all texts side by side in one row, attended to one by
+    one."""
     device, spans = next(model.parameters()).device, list[tuple[int, int]]()
     tokens, places, documents, segments = (list[int]() for _ in range(4))
     for number, request in enumerate(requests):
@@ -285,20 +325,31 @@ def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
         places += range(len(request.tokens))
         documents += [number] * len(request.tokens)
         segments += request.segments or [0] * len(request.tokens)
-    row, pos, ids, own = (torch.tensor([one], device=device) for one in (tokens, places, documents, segments))
+    row, pos, ids, own = (
+        torch.tensor([one], device=device) for one in (tokens, places, documents, segments)
+    )
     body: Any = model.encoder if isinstance(model.config, config.Encoder) else model.decoder
     with inference(model):
         flow = model.flow(row, pos, ids)
         flow.spans = spans
-        hidden: Tensor = body(model.embed(row, flow, own if model.config.embed.segments else None), flow)
-        return [_answer(model, one, hidden[:, a:b], pos[:, a:b]) for one, (a, b) in zip(requests, spans, strict=True)]
+        hidden: Tensor = body(
+            model.embed(row, flow, own if model.config.embed.segments else None), flow
+        )
+        return [
+            _answer(model, one, hidden[:, a:b], pos[:, a:b])
+            for one, (a, b) in zip(requests, spans, strict=True)
+        ]
 
 
 def _answer(model: Model, request: Encode, hidden: Tensor, pos: Tensor) -> Tensor:
     """What one request asks of the hidden states (1, T, C) of its text."""
     flow, own = Flow(pos), model.config.pool
     if request.output == "vector":
-        pool = model.pool if own is not None and not own.labels else Pool(config.Pool("mean"), model.config.dim)
+        pool = (
+            model.pool
+            if own is not None and not own.labels
+            else Pool(config.Pool("mean"), model.config.dim)
+        )
         vector: Tensor = pool(hidden, flow)[0]
         return vector
     if request.output == "labels":

@@ -4,8 +4,8 @@
                ^                  |                        all read: it rests until ``branch``, or is parked
                +-----preempt------+      the newest gives its pages back and is read again later
 
-One budget of tokens a step: texts that generate come first (a token each, and its draft), the rest goes to prompts in
-chunks, in turns between clients, the oldest of each first.
+One budget of tokens a step: texts that generate come first (a token each, and its draft), the rest
+goes to prompts in chunks, in turns between clients, the oldest of each first.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from .windows import Windows
 
 @dataclass(eq=False)
 class Text:
-    """A text that grows: its ``tokens`` (prompt and continuation), of which the first ``computed`` are in ``pages``.
+    """A text that grows: its ``tokens`` (prompt and continuation), of which the first ``computed``
+    are in ``pages``.
 
-    ``root`` is what its keys depend on beside its tokens. From place ``own`` on it reads all itself, whatever
-    pages hold (None: its last token alone). The first ``whole`` tokens are read in one go.
-    ``twin`` begins alike: what that has computed, to the middle of a page, is taken over while it still runs.
-    Of its first ``gone`` pages layers with windows hold nothing any more.
-    ``draft`` are guesses of what follows. ``cached`` tokens were found in pages of others when it began. ``source`` is
-    what an encoder reads beside it, ``owner`` whoever has it read and ``look`` whoever looks inside.
+    ``root`` is what its keys depend on beside its tokens. From place ``own`` on it reads all
+    itself, whatever pages hold (None: its last token alone). The first ``whole`` tokens are read in
+    one go. ``twin`` begins alike: what that has computed, to the middle of a page, is taken over
+    while it still runs. Of its first ``gone`` pages layers with windows hold nothing any more.
+    ``draft`` are guesses of what follows. ``cached`` tokens were found in pages of others when it
+    began. ``source`` is what an encoder reads beside it, ``owner`` whoever has it read and ``look``
+    whoever looks inside.
     """
 
     tokens: list[int]
@@ -60,7 +62,8 @@ class Text:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Tokens of one text to be read now: from place ``start``, the last ``drafted`` of them guesses.
+    """Tokens of one text to be read now: from place ``start``, the last ``drafted`` of them
+    guesses.
 
     ``finishes``: the next token can be drawn after it.
     """
@@ -78,7 +81,8 @@ S = TypeVar("S", bound="Scheduler")
 
 
 def _whole(change: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """A change of a scheduler that happens as a whole: one that fails on the way leaves it ``broken``."""
+    """A change of a scheduler that happens as a whole: one that fails on the way leaves it
+    ``broken``."""
 
     @functools.wraps(change)
     def changed(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -93,13 +97,14 @@ def _whole(change: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P]
 class Scheduler:
     """Plans steps over the pages of ``pool``, which must hold one text of the greatest length.
 
-    ``budget`` is the most tokens a step, ``most`` the most texts at once; the ``first`` tokens of a text are read in
-    one go. ``released`` is told of a text that gives its pages back, ``copy`` of a page that is to be copied to
-    another (None: none can be); ``windows`` is what layers with windows hold of the pages.
+    ``budget`` is the most tokens a step, ``most`` the most texts at once; the ``first`` tokens of a
+    text are read in one go. ``released`` is told of a text that gives its pages back, ``copy`` of a
+    page that is to be copied to another (None: none can be); ``windows`` is what layers with
+    windows hold of the pages.
 
-    Clients have equal shares of the places and pages: where one that waits has at least two texts fewer in them than
-    another, that one's newest gives way. After a change that failed on the way it is ``broken`` until ``restart``;
-    ``subject`` is the text that the change was at.
+    Clients have equal shares of the places and pages: where one that waits has at least two texts
+    fewer in them than another, that one's newest gives way. After a change that failed on the way
+    it is ``broken`` until ``restart``; ``subject`` is the text that the change was at.
     """
 
     def __init__(
@@ -114,7 +119,13 @@ class Scheduler:
         copy: Callable[[int, int], None] | None = None,
         windows: Windows | None = None,
     ) -> None:
-        self.pool, self.size, self.budget, self.most, self.first = pool, size, max(budget, first, most), most, first
+        self.pool, self.size, self.budget, self.most, self.first = (
+            pool,
+            size,
+            max(budget, first, most),
+            most,
+            first,
+        )
         self.released, self.copy, self.windows = released, copy, windows or Windows(pool, size)
         self.prefix = Prefix(pool, size)
         self.waiting = Turns[Text]()
@@ -134,7 +145,8 @@ class Scheduler:
 
     @_whole
     def drop(self, text: Text) -> None:
-        """It has ended, or nobody wants it any more: its pages are given back, full ones stay known.
+        """It has ended, or nobody wants it any more: its pages are given back, full ones stay
+        known.
 
         Harmless for one that is not there.
         """
@@ -143,7 +155,8 @@ class Scheduler:
         text.number = -1
 
     def restart(self, without: Collection[Text]) -> None:
-        """Give all pages back and forget what they hold: texts will be read again, but for those that are not to be.
+        """Give all pages back and forget what they hold: texts will be read again, but for those
+        that are not to be.
 
         It asks nothing of what was there before but which texts there are.
         """
@@ -175,12 +188,17 @@ class Scheduler:
 
     @_whole
     def branch(
-        self, texts: Sequence[Text], parents: Sequence[int], tokens: Sequence[int], copy: Callable[[int, int], None]
+        self,
+        texts: Sequence[Text],
+        parents: Sequence[int],
+        tokens: Sequence[int],
+        copy: Callable[[int, int], None],
     ) -> None:
-        """Text i goes on as text ``parents[i]`` with one token of ``tokens`` more; all rest, or wait, or are new.
+        """Text i goes on as text ``parents[i]`` with one token of ``tokens`` more; all rest, or
+        wait, or are new.
 
-        Full pages are shared. The page that is written next is copied for all but one of those who go on with it; where
-        there is none to copy to, its tokens are read again.
+        Full pages are shared. The page that is written next is copied for all but one of those who
+        go on with it; where there is none to copy to, its tokens are read again.
         """
         before = [(text.tokens, text.pages, text.computed, text.gone) for text in texts]
         heirs = set[int]()
@@ -192,7 +210,10 @@ class Scheduler:
             read, pages, computed, gone = before[parent]
             mine = len(pages) if parent not in heirs else computed // self.size
             heirs.add(parent)
-            text.tokens, text.computed = [*read, token], computed if mine == len(pages) else mine * self.size
+            text.tokens, text.computed = (
+                [*read, token],
+                computed if mine == len(pages) else mine * self.size,
+            )
             self._share(text, pages[:mine], gone)
         for _, pages, _, gone in before:
             self._give(pages, gone)
@@ -223,7 +244,11 @@ class Scheduler:
             draft = text.draft[: max(0, spare)]
             self.subject = text
             if self._reserve(text, len(text.tokens) + len(draft), chunks):
-                chunks.append(Chunk(text, text.computed, text.tokens[text.computed :] + draft, len(draft), True))
+                chunks.append(
+                    Chunk(
+                        text, text.computed, text.tokens[text.computed :] + draft, len(draft), True
+                    )
+                )
                 left -= 1 + len(draft)
                 spare -= len(draft)
         self.subject = None
@@ -232,7 +257,11 @@ class Scheduler:
             if text.computed == 0 and count < min(max(self.first, text.whole), text.remaining):
                 continue
             self.subject = text
-            if count > 0 and text in self.running and self._reserve(text, text.computed + count, chunks):
+            if (
+                count > 0
+                and text in self.running
+                and self._reserve(text, text.computed + count, chunks)
+            ):
                 read = text.tokens[text.computed : text.computed + count]
                 chunks.append(Chunk(text, text.computed, read, 0, count == text.remaining))
                 left -= count
@@ -257,7 +286,8 @@ class Scheduler:
         return self.first <= self.size
 
     def _in_turns(self, texts: list[Text]) -> list[Text]:
-        """A text of each client, then the next of each, beginning with another client every time."""
+        """A text of each client, then the next of each, beginning with another client every
+        time."""
         clients: dict[str, deque[Text]] = {}
         for text in texts:
             clients.setdefault(text.client, deque()).append(text)
@@ -268,7 +298,8 @@ class Scheduler:
         return [text for text in rounds if text is not None]
 
     def _admit(self) -> None:
-        """Let texts in whose turn it is while there are places, and pages for all that they are to read."""
+        """Let texts in whose turn it is while there are places, and pages for all that they are to
+        read."""
         while len(self.waiting):
             load = Counter(text.client for text in self.running)
             self.subject = text = self.waiting.peek(load)
@@ -277,17 +308,27 @@ class Scheduler:
                 if self._park() or self._share_out(text.client, load):
                     continue
                 return
-            known = len(text.tokens) - 1 if text.own is None else min(text.own, len(text.tokens) - 1)
+            known = (
+                len(text.tokens) - 1 if text.own is None else min(text.own, len(text.tokens) - 1)
+            )
             found = self.prefix.find(text.root, text.tokens[:known]) if self._shares else []
             found = found[: self.windows.fits(found)]
             same, twin = len(found) * self.size, text.twin
-            if twin is not None and twin in self.running and self.copy is not None and twin.computed > same:
+            if (
+                twin is not None
+                and twin in self.running
+                and self.copy is not None
+                and twin.computed > same
+            ):
                 there = min(known, twin.computed)
                 if twin.gone <= self.windows.first(there):
                     same, found = there, twin.pages[: there // self.size]
             missing = -(-len(text.tokens) // self.size) - len(found)
             fits = self.windows.room(found, same, min(len(text.tokens), same + self.budget))
-            if missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found) or not fits:
+            if (
+                missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found)
+                or not fits
+            ):
                 if self._park() or self._share_out(text.client, load):
                     continue
                 return
@@ -303,7 +344,8 @@ class Scheduler:
             self.running.sort(key=lambda text: text.number)
 
     def _reserve(self, text: Text, length: int, chunks: list[Chunk]) -> bool:
-        """Pages for the first ``length`` tokens, from those that came later and are not planned yet; False: not now."""
+        """Pages for the first ``length`` tokens, from those that came later and are not planned
+        yet; False: not now."""
         busy = {chunk.text for chunk in chunks}
         if text not in self.running:
             return False
@@ -326,16 +368,20 @@ class Scheduler:
         return True
 
     def _share_out(self, client: str, load: Mapping[str, int]) -> bool:
-        """Let the newest text of whoever has most give way to a client that has at least two fewer."""
+        """Let the newest text of whoever has most give way to a client that has at least two
+        fewer."""
         most = max(load, key=load.__getitem__, default=client)
         fair = load.get(most, 0) - load.get(client, 0) < 2
         if not fair:
-            self.subject = newest = next(text for text in reversed(self.running) if text.client == most)
+            self.subject = newest = next(
+                text for text in reversed(self.running) if text.client == most
+            )
             self.preempt(newest)
         return not fair
 
     def _park(self) -> bool:
-        """Let the newest of those that rest do so without pages: it is not read before its ``branch``."""
+        """Let the newest of those that rest do so without pages: it is not read before its
+        ``branch``."""
         resting = next((text for text in reversed(self.running) if text.remaining == 0), None)
         if resting is not None:
             self.subject = resting
@@ -346,7 +392,8 @@ class Scheduler:
         return resting is not None
 
     def preempt(self, text: Text) -> None:
-        """Back to the waiting ones, before its client's others; what was generated stays, its pages do not."""
+        """Back to the waiting ones, before its client's others; what was generated stays, its pages
+        do not."""
         self.running.remove(text)
         self._release(text)
         self.waiting.add(text, first=True)
@@ -368,7 +415,8 @@ class Scheduler:
         self.windows.take(text.pages[-1])
 
     def _share(self, text: Text, pages: Sequence[int], gone: int) -> None:
-        """A text begins with pages of others; of the first ``gone`` layers with windows need nothing."""
+        """A text begins with pages of others; of the first ``gone`` layers with windows need
+        nothing."""
         text.pages, text.gone = [*pages], gone
         for page in pages:
             self.pool.share(page)

@@ -1,10 +1,11 @@
-"""What layers with windows hold of a text's pages: those alone that a token to come still sees. Numbers, no tensors.
+"""What layers with windows hold of a text's pages: those alone that a token to come still sees.
+Numbers, no tensors.
 
     pages   7  2  9  4  5      of layers that see all of the text
     parts   -  -  -  1  0      of layers with windows: the first three were given back
 
-A part is taken with its page and given back before it; nobody's parts are kept for prompts that begin alike for as long
-as there is room, as pages are.
+A part is taken with its page and given back before it; nobody's parts are kept for prompts that
+begin alike for as long as there is room, as pages are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from .pages import PagePool
 
 
 class Windows:
-    """``count`` parts for pages of ``size`` tokens of ``pages``; a token sees ``span`` tokens at most, itself included.
+    """``count`` parts for pages of ``size`` tokens of ``pages``; a token sees ``span`` tokens at
+    most, itself included.
 
     Without a ``span`` there are no such layers, and nothing is done.
     """
@@ -37,7 +39,8 @@ class Windows:
         return 0 if self.span is None else max(0, computed + 1 - self.span) // self.size
 
     def take(self, page: int) -> None:
-        """A part for a page that was taken just now; what was kept of its former contents is dropped."""
+        """A part for a page that was taken just now; what was kept of its former contents is
+        dropped."""
         if self.span is None:
             return
         if (old := self.parts.pop(page, None)) is not None:
@@ -84,10 +87,13 @@ class Windows:
         self._whose.clear()
 
     def check(self) -> None:
-        """AssertionError unless each part is in one state, those in use are of pages in use, and no other is known."""
+        """AssertionError unless each part is in one state, those in use are of pages in use, and no
+        other is known."""
         self.pool.check()
         assert {part: page for page, part in self.parts.items()} == self._whose
-        assert all(self.pool.users[part] <= self.pages.users[page] for page, part in self.parts.items())
+        assert all(
+            self.pool.users[part] <= self.pages.users[page] for page, part in self.parts.items()
+        )
         assert len(self.parts) == self.pool.used + self.pool.cached
 
     def _forget(self, part: int) -> None:

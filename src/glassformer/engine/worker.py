@@ -1,12 +1,14 @@
-"""What an engine's thread computes: step after step, chunks read together, tokens drawn together, the rest one by one.
+"""What an engine's thread computes: step after step, chunks read together, tokens drawn together,
+the rest one by one.
 
     plan --> begin --> read --> check --> open --> adjust --> choose --> add --> done --> guesses
              each      all      each      each     each       all        each    each
 
-What one request raises ends that request alone, because there are two ways to do anything: ``_each`` does it for one
-request after the other, ``_together`` for all of them and, where that fails, for each alone. The scheduler says at
-which text a plan failed; where a change of its pages stopped half-way all pages are given back, and the texts that go
-on are read again. Where no text is to blame the plan is made once more, and after that without the newest.
+What one request raises ends that request alone, because there are two ways to do anything:
+``_each`` does it for one request after the other, ``_together`` for all of them and, where that
+fails, for each alone. The scheduler says at which text a plan failed; where a change of its pages
+stopped half-way all pages are given back, and the texts that go on are read again. Where no text is
+to blame the plan is made once more, and after that without the newest.
 
 P places of a chunk, V vocabulary.
 """
@@ -57,7 +59,8 @@ I = TypeVar("I", bound=Item)  # noqa: E741
 
 @dataclass(eq=False)
 class Turn:
-    """A chunk in its step: the ``places`` in it whose ``logits`` (P, V) are asked for, and what came of them."""
+    """A chunk in its step: the ``places`` in it whose ``logits`` (P, V) are asked for, and what
+    came of them."""
 
     job: Job
     chunk: Chunk
@@ -84,7 +87,8 @@ class Turn:
 
 
 class Worker:
-    """The engine's own thread at work on ``jobs``; ``closed`` hears of each that has ended, before its client does."""
+    """The engine's own thread at work on ``jobs``; ``closed`` hears of each that has ended, before
+    its client does."""
 
     def __init__(
         self,
@@ -129,7 +133,9 @@ class Worker:
         self.stats.steps += 1
         turns = self._each(turns, self._check)
         drawing = [turn for turn in turns if turn.chunk.finishes and turn.row.request.beams is None]
-        searched = [turn for turn in turns if turn.chunk.finishes and turn.row.request.beams is not None]
+        searched = [
+            turn for turn in turns if turn.chunk.finishes and turn.row.request.beams is not None
+        ]
         self._each([turn for turn in turns if not turn.chunk.finishes], self._done)
         self._draw(drawing)
         self._each(searched, self._search)
@@ -171,10 +177,12 @@ class Worker:
                     work(item)
                 except Exception as error:
                     self.end(item.job, "error", error)
-        return [item for item in items if item.goes_on]  # another row may have ended an earlier one's request
+        # another row may have ended an earlier one's request
+        return [item for item in items if item.goes_on]
 
     def _together(self, items: list[I], work: Callable[[Sequence[I]], object]) -> list[I]:
-        """Do it for all at once, or for each alone where that fails: too little memory, or one that fails."""
+        """Do it for all at once, or for each alone where that fails: too little memory, or one that
+        fails."""
         with suppress(Exception):
             if items:
                 work(items)
@@ -199,7 +207,11 @@ class Worker:
                 self._restart(())
                 return []
             texts = [scheduler.subject, *reversed(scheduler.running), *scheduler.waiting]
-            self.end(next(self.jobs[text.owner.handle] for text in texts if text is not None), "error", error)
+            self.end(
+                next(self.jobs[text.owner.handle] for text in texts if text is not None),
+                "error",
+                error,
+            )
             return []
 
     def _begin(self, turn: Turn) -> None:
@@ -213,7 +225,9 @@ class Worker:
 
     def _read(self, turns: Sequence[Turn]) -> None:
         logits = self.runner.read([turn.chunk for turn in turns], [turn.places for turn in turns])
-        for turn, own in zip(turns, torch.split(logits, [len(turn.places) for turn in turns]), strict=True):
+        for turn, own in zip(
+            turns, torch.split(logits, [len(turn.places) for turn in turns]), strict=True
+        ):
             turn.logits = own
 
     def _check(self, turn: Turn) -> None:
@@ -232,7 +246,9 @@ class Worker:
         turns = self._each(turns, self._done)
         turns = self._each(turns, self._guess)
         if self.drafts is not None:
-            self._propose(self.drafts, [turn.chunk.text for turn in turns if turn.chunk.text.look is None])
+            self._propose(
+                self.drafts, [turn.chunk.text for turn in turns if turn.chunk.text.look is None]
+            )
 
     def _open(self, turn: Turn) -> None:
         """Other continuations of its prompt begin; one of no tokens ends."""
@@ -240,20 +256,28 @@ class Worker:
         while job.later:
             self.scheduler.add(like(text, job.texts[job.later.pop()]), first=True)
         if row.room == 0:
-            top = likeliest(turn.logits[-1:], self.known, row.request.logprobs) if row.request.logprobs else [()]
+            top = (
+                likeliest(turn.logits[-1:], self.known, row.request.logprobs)
+                if row.request.logprobs
+                else [()]
+            )
             self._finish(turn, replace(row.end("length"), top=tuple(top[0]), seen=taken(text)))
 
     def _adjust(self, turn: Turn) -> None:
         turn.adjusted = turn.row.adjusted(turn.next)
 
     def _choose(self, turns: Sequence[Turn]) -> None:
-        logits, adjusted = torch.stack([turn.next for turn in turns]), torch.stack([turn.adjusted for turn in turns])
+        logits, adjusted = (
+            torch.stack([turn.next for turn in turns]),
+            torch.stack([turn.adjusted for turn in turns]),
+        )
         tokens = draw([turn.row for turn in turns], logits, adjusted, self.known)
         for turn, token in zip(turns, tokens, strict=True):
             turn.drawn = token
 
     def _add(self, turn: Turn) -> None:
-        """Take the token that was drawn; ``right`` where it was guessed, and another can be drawn."""
+        """Take the token that was drawn; ``right`` where it was guessed, and another can be
+        drawn."""
         text, chunk, (token, *_) = turn.chunk.text, turn.chunk, turn.drawn
         text.tokens.append(token)
         event = replace(turn.row.add(*turn.drawn), seen=taken(text))
@@ -281,11 +305,15 @@ class Worker:
                 text.draft = row.lookup.propose(text.tokens, row.room - len(row.tokens) - 1)
 
     def _propose(self, drafts: DraftModel, texts: Sequence[Text]) -> None:
-        """What follows, by the draft model. Guesses change no answer: where they fail there are none."""
+        """What follows, by the draft model. Guesses change no answer: where they fail there are
+        none."""
         try:
             drafts.propose(texts)
         except Exception as error:
-            note(f"The draft model failed ({type(error).__name__}: {error}); this step goes on without guesses.")
+            note(
+                f"The draft model failed ({type(error).__name__}: {error}); this step goes on "
+                "without guesses."
+            )
             drafts.restart()
             for text in texts:
                 text.draft = []

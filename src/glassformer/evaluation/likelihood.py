@@ -23,7 +23,8 @@ Ids = Sequence[int]
 
 
 class Likelihood(NamedTuple):
-    """``logprob`` of a whole continuation, in nats; ``greedy``: each token of it was the likeliest one."""
+    """``logprob`` of a whole continuation, in nats; ``greedy``: each token of it was the likeliest
+    one."""
 
     logprob: float
     greedy: bool
@@ -39,21 +40,37 @@ def likelihoods(
 ) -> list[Likelihood]:
     """log p(continuation | context) for each (context ids, continuation ids), in their order.
 
-    The context must hold a token; where both together are longer than the model's context, the beginning is cut off,
-    as lm-evaluation-harness does. ``edits`` (inspection.edits) change what the model computes of each pair. Raises
-    UserError for an empty side, an id out of range, a continuation that does not fit, a model that is not a decoder,
-    an edit of what is not there, and logits that are not numbers.
+    The context must hold a token; where both together are longer than the model's context, the
+    beginning is cut off, as lm-evaluation-harness does. ``edits`` (inspection.edits) change what
+    the model computes of each pair. Raises UserError for an empty side, an id out of range, a
+    continuation that does not fit, a model that is not a decoder, an edit of what is not there, and
+    logits that are not numbers.
     """
     cfg = model.config
-    need(isinstance(cfg, config.Decoder) and model.head is not None, "Only a decoder with a head predicts a text.")
+    need(
+        isinstance(cfg, config.Decoder) and model.head is not None,
+        "Only a decoder with a head predicts a text.",
+    )
     need(batch > 0, f"batch is {batch}; give 1 row or more.")
     for context, continuation in pairs:
-        need(len(context) > 0 and len(continuation) > 0, "A context or a continuation is empty; give each a token.")
-        size = f"A continuation has {len(continuation)} tokens and the model's context is {cfg.context}"
+        need(
+            len(context) > 0 and len(continuation) > 0,
+            "A context or a continuation is empty; give each a token.",
+        )
+        size = (
+            f"A continuation has {len(continuation)} tokens and the model's context is "
+            f"{cfg.context}"
+        )
         need(len(continuation) <= cfg.context, f"{size}; shorten it.")
-        wrong = next((token for token in (*context, *continuation) if not 0 <= token < cfg.embed.vocab), None)
-        need(wrong is None, f"Token id {wrong} is not one of the model's; use the tokenizer it was trained with.")
-    order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))  # rows of like length together
+        wrong = next(
+            (token for token in (*context, *continuation) if not 0 <= token < cfg.embed.vocab), None
+        )
+        need(
+            wrong is None,
+            f"Token id {wrong} is not one of the model's; use the tokenizer it was trained with.",
+        )
+    # rows of like length together
+    order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
     found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)
     tape = tape_of(edits, Reading(model, None))
     with inference(model):
@@ -66,7 +83,11 @@ def likelihoods(
 
 
 def _answer(
-    model: Model, pairs: Sequence[tuple[Ids, Ids]], places: Ids, found: list[Likelihood], tape: Tape | None
+    model: Model,
+    pairs: Sequence[tuple[Ids, Ids]],
+    places: Ids,
+    found: list[Likelihood],
+    tape: Tape | None,
 ) -> None:
     """Put the answers for one batch under their ``places``."""
     rows = []
@@ -81,7 +102,12 @@ def _answer(
         likeliest.append(logits.argmax(-1) == some)
     counts: list[int] = (targets >= 0).sum(1).tolist()
     mine, greedy = torch.cat(logprobs).cpu().double(), torch.cat(likeliest).cpu()
-    for place, its, theirs in zip(places, torch.split(mine, counts), torch.split(greedy, counts), strict=True):
+    for place, its, theirs in zip(
+        places, torch.split(mine, counts), torch.split(greedy, counts), strict=True
+    ):
         total = its.sum().item()
-        need(not math.isnan(total), "The model's logits are not numbers (NaN); load another checkpoint.")
+        need(
+            not math.isnan(total),
+            "The model's logits are not numbers (NaN); load another checkpoint.",
+        )
         found[place] = Likelihood(total, bool(theirs.all()))

@@ -1,4 +1,5 @@
-"""What a model wrote or chose, held against what was right: each figure by the library that papers use for it."""
+"""What a model wrote or chose, held against what was right: each figure by the library that papers
+use for it."""
 
 from __future__ import annotations
 
@@ -28,28 +29,42 @@ def of_texts(
 ) -> dict[str, float]:
     """Figures of written texts against one reference each, or several: a list for each text.
 
-    BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by sacrebleu, ROUGE (Lin 2004; F1, stemmed, the best reference
-    counts) by rouge-score, ``exact``: how many are the same to the letter. ``tokenised`` texts are already parted at
-    white space, as older papers report BLEU; ``lower`` ignores capitals. Raises UserError for unequal numbers.
+    BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by sacrebleu, ROUGE (Lin 2004; F1, stemmed,
+    the best reference counts) by rouge-score, ``exact``: how many are the same to the letter.
+    ``tokenised`` texts are already parted at white space, as older papers report BLEU; ``lower``
+    ignores capitals. Raises UserError for unequal numbers.
     """
     several = [[right] if isinstance(right, str) else list(right) for right in references]
-    need(len(written) == len(several), f"There are {len(written)} texts and {len(several)} references; give as many.")
+    need(
+        len(written) == len(several),
+        f"There are {len(written)} texts and {len(several)} references; give as many.",
+    )
     need(bool(written), "There is nothing to score; give at least one text.")
     found: dict[str, float] = {}
     for name in names:
         if name == "exact":
             pairs = zip(written, several, strict=True)
-            found[name] = 100 * fmean(text.strip() in (r.strip() for r in right) for text, right in pairs)
+            found[name] = 100 * fmean(
+                text.strip() in (r.strip() for r in right) for text, right in pairs
+            )
         elif name in ("bleu", "chrf"):
             library = _library("sacrebleu")
-            turned = [[right[min(n, len(right) - 1)] for right in several] for n in range(max(map(len, several)))]
+            turned = [
+                [right[min(n, len(right) - 1)] for right in several]
+                for n in range(max(map(len, several)))
+            ]
             if name == "bleu":
-                how = library.BLEU(lowercase=lower, tokenize="none" if tokenised else "13a", force=tokenised)
+                how = library.BLEU(
+                    lowercase=lower, tokenize="none" if tokenised else "13a", force=tokenised
+                )
             else:
                 how = library.CHRF(lowercase=lower)
             found[name] = float(how.corpus_score(list(written), turned).score)
         else:
-            need(name in TEXTS, f'There is no figure "{name}" for texts; known are {", ".join(TEXTS)}.')
+            need(
+                name in TEXTS,
+                f'There is no figure "{name}" for texts; known are {", ".join(TEXTS)}.',
+            )
             found[name] = _rouge(written, several, name)
     return found
 
@@ -57,12 +72,17 @@ def of_texts(
 def _rouge(written: Sequence[str], references: Sequence[Sequence[str]], name: str) -> float:
     scorer = _library("rouge_score.rouge_scorer").RougeScorer([name], use_stemmer=True)
     pairs = zip(written, references, strict=True)
-    return 100 * fmean(float(scorer.score_multi(list(right), text)[name].fmeasure) for text, right in pairs)
+    return 100 * fmean(
+        float(scorer.score_multi(list(right), text)[name].fmeasure) for text, right in pairs
+    )
 
 
 def of_labels(chosen: Sequence[int], right: Sequence[int]) -> dict[str, float]:
     """Accuracy, macro F1 and Matthews' correlation (1975) of labels, by scikit-learn."""
-    need(len(chosen) == len(right) > 0, f"There are {len(chosen)} answers to {len(right)} labels; give as many.")
+    need(
+        len(chosen) == len(right) > 0,
+        f"There are {len(chosen)} answers to {len(right)} labels; give as many.",
+    )
     library = _library("sklearn.metrics")
     return {
         "accuracy": 100 * float(library.accuracy_score(right, chosen)),
@@ -72,8 +92,13 @@ def of_labels(chosen: Sequence[int], right: Sequence[int]) -> dict[str, float]:
 
 
 def of_tags(chosen: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Accuracy of words; of labels B-KIND, I-KIND and O also precision, recall and F1 of entities (conlleval)."""
-    pairs = [pair for said, true in zip(chosen, right, strict=True) for pair in zip(said, true, strict=True)]
+    """Accuracy of words; of labels B-KIND, I-KIND and O also precision, recall and F1 of entities
+    (conlleval)."""
+    pairs = [
+        pair
+        for said, true in zip(chosen, right, strict=True)
+        for pair in zip(said, true, strict=True)
+    ]
     need(bool(pairs), "There is nothing to score; give at least one sentence.")
     shares = {"accuracy": sum(said == true for said, true in pairs) / len(pairs)}
     if are_bio(label for pair in pairs for label in pair):
@@ -82,8 +107,12 @@ def of_tags(chosen: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> 
 
 
 def of_numbers(guessed: Sequence[float], right: Sequence[float]) -> dict[str, float]:
-    """Pearson's and Spearman's correlations; 0 where all answers, or all right ones, are the same."""
-    need(len(guessed) == len(right) > 1, f"There are {len(guessed)} answers to {len(right)} numbers; give two or more.")
+    """Pearson's and Spearman's correlations; 0 where all answers, or all right ones, are the
+    same."""
+    need(
+        len(guessed) == len(right) > 1,
+        f"There are {len(guessed)} answers to {len(right)} numbers; give two or more.",
+    )
     return correlations(guessed, right)
 
 
@@ -93,7 +122,8 @@ def whole_words(text: str) -> str:
 
 
 def by_length(texts: Sequence[str], borders: Sequence[int]) -> Mapping[str, list[int]]:
-    """The numbers of the texts of each length in words: up to the first border, up to the second, and so on."""
+    """The numbers of the texts of each length in words: up to the first border, up to the second,
+    and so on."""
     groups: dict[str, list[int]] = {}
     edges = [0, *borders]
     for low, high in zip(edges, [*borders, 10**9], strict=True):

@@ -41,9 +41,11 @@ _HEAD_ROWS = 2048  # logits made at a time: the whole batch's would be larger th
 
 @dataclass(frozen=True)
 class Score:
-    """``loss`` in nats a token, ``perplexity`` its exponential, ``bits_per_byte`` of the UTF-8 text.
+    """``loss`` in nats a token, ``perplexity`` its exponential, ``bits_per_byte`` of the UTF-8
+    text.
 
-    ``tokens`` were predicted, ``bytes`` is the size of the text they stand for, ``seconds`` the time it took.
+    ``tokens`` were predicted, ``bytes`` is the size of the text they stand for, ``seconds`` the
+    time it took.
     """
 
     loss: float
@@ -60,9 +62,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Document:
-    """Tokens that see each other: ``tokens`` after the token that opens them, where that is not their own first.
+    """Tokens that see each other: ``tokens`` after the token that opens them, where that is not
+    their own first.
 
-    Every one but the very first is predicted; ``lost`` is the size of that one's text, where it is text.
+    Every one but the very first is predicted; ``lost`` is the size of that one's text, where it is
+    text.
     """
 
     tokens: Array
@@ -82,7 +86,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a document: all but its last token go in, all from place ``new`` on are predicted."""
+    """A stretch of a document: all but its last token go in, all from place ``new`` on are
+    predicted."""
 
     tokens: Array
     new: int
@@ -105,18 +110,26 @@ def score(
 ) -> Score:
     """The model's score on a text, a corpus or its shards; every token counts once.
 
-    A document's tokens see only that document, through windows of ``context`` tokens (None: the model's) that go on by
-    ``stride`` (None: half a window), so each but the first ones has at least context - stride tokens before it.
-    A document's first token follows the tokenizer's bos (or, without one, its eos, as in training) and is only
-    looked at where there is neither. The eos that closes a document of a corpus counts as a token without bytes, as
-    it does in training (``closing=False`` leaves it out, for a model that never learnt one); a plain text is taken
-    as it is, unclosed. ``edits`` (inspection.edits) change what the model computes; their positions count each window's
-    tokens. Raises UserError when there is nothing to score and for an edit of what is not there.
+    A document's tokens see only that document, through windows of ``context`` tokens (None: the
+    model's) that go on by ``stride`` (None: half a window), so each but the first ones has at least
+    context - stride tokens before it. A document's first token follows the tokenizer's bos (or,
+    without one, its eos, as in training) and is only looked at where there is neither. The eos that
+    closes a document of a corpus counts as a token without bytes, as it does in training
+    (``closing=False`` leaves it out, for a model that never learnt one); a plain text is taken as
+    it is, unclosed. ``edits`` (inspection.edits) change what the model computes; their positions
+    count each window's tokens. Raises UserError when there is nothing to score and for an edit of
+    what is not there.
     """
     cfg = model.config
-    need(isinstance(cfg, config.Decoder), "Only a decoder predicts a text from left to right; give a decoder.")
+    need(
+        isinstance(cfg, config.Decoder),
+        "Only a decoder predicts a text from left to right; give a decoder.",
+    )
     context = cfg.context if context is None else context
-    need(1 <= context <= cfg.context, f"context is {context}; give 1 to {cfg.context}, the model's own.")
+    need(
+        1 <= context <= cfg.context,
+        f"context is {context}; give 1 to {cfg.context}, the model's own.",
+    )
     stride = max(context // 2, 1) if stride is None else stride
     whole = f"stride is {stride}; give 1 to the context ({context}), so that no token is left out."
     need(1 <= stride <= context, whole)
@@ -153,13 +166,19 @@ def score(
     return Score(loss, perplexity, bits, count, size, time.perf_counter() - begun)
 
 
-def _open(tokenizer: Tokenizer, text: str | Source | Shards, closing: bool) -> tuple[Iterable[Document], int]:
+def _open(
+    tokenizer: Tokenizer, text: str | Source | Shards, closing: bool
+) -> tuple[Iterable[Document], int]:
     """The documents, and the size of their text."""
     if isinstance(text, str):
         need(bool(text), "The text is empty; give some text to score.")
         opening = text_start(tokenizer)
         tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
-        lost = len(text[: tokenizer.offsets(text)[0][1]].encode()) if opening is None and len(tokens) else 0
+        lost = (
+            len(text[: tokenizer.offsets(text)[0][1]].encode())
+            if opening is None and len(tokens)
+            else 0
+        )
         return [Document(tokens, opening, lost)], len(text.encode())
     shards = tokenise(text, tokenizer) if isinstance(text, Source) else text
     return _documents(shards, tokenizer, closing), shards.bytes
@@ -212,11 +231,20 @@ def collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, Te
     """
 
     def padded(column: Callable[[int, Window], Array], empty: int = -1) -> Tensor:
-        parts = (np.concatenate([column(number, window) for number, window in enumerate(row)]) for row in rows)
-        return pad_sequence([torch.from_numpy(part) for part in parts], batch_first=True, padding_value=empty)
+        parts = (
+            np.concatenate([column(number, window) for number, window in enumerate(row)])
+            for row in rows
+        )
+        return pad_sequence(
+            [torch.from_numpy(part) for part in parts], batch_first=True, padding_value=empty
+        )
 
     tokens = padded(lambda number, window: window.tokens[:-1], 0)
-    targets = padded(lambda number, window: np.where(np.arange(len(window)) < window.new - 1, -1, window.tokens[1:]))
+    targets = padded(
+        lambda number, window: np.where(
+            np.arange(len(window)) < window.new - 1, -1, window.tokens[1:]
+        )
+    )
     alone = all(len(row) == 1 for row in rows)
     even = len({sum(map(len, row)) for row in rows}) == 1
     pos = None if alone and even else padded(lambda number, window: np.arange(len(window)))
@@ -232,12 +260,16 @@ def predicted(
     document_ids: Tensor | None,
     tape: Tape | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """What ``collate`` made, read by the model: fp32 logits (up to 2,048 rows, V) and targets of the places that count.
+    """What ``collate`` made, read by the model: fp32 logits (up to 2,048 rows, V) and targets of
+    the places that count.
 
-    They come row by row, a piece at a time. Raises UserError for a model without a head over tokens.
+    They come row by row, a piece at a time. Raises UserError for a model without a head over
+    tokens.
     """
     if model.head is None:
-        raise UserError("This model has no head over tokens and predicts no text; give one that has.")
+        raise UserError(
+            "This model has no head over tokens and predicts no text; give one that has."
+        )
     device = next(model.parameters()).device
     pos, document_ids = (None if x is None else x.to(device) for x in (pos, document_ids))
     targets = targets.to(device)
@@ -246,6 +278,10 @@ def predicted(
         logits = model(tokens.to(device), pos=pos, document_ids=document_ids, tape=tape).logits
         yield logits[counted].float(), targets[counted]
         return
-    hidden = model(tokens.to(device), pos=pos, document_ids=document_ids, logits="none").hidden[counted]
-    for some, theirs in zip(torch.split(hidden, _HEAD_ROWS), torch.split(targets[counted], _HEAD_ROWS), strict=True):
+    hidden = model(tokens.to(device), pos=pos, document_ids=document_ids, logits="none").hidden[
+        counted
+    ]
+    for some, theirs in zip(
+        torch.split(hidden, _HEAD_ROWS), torch.split(targets[counted], _HEAD_ROWS), strict=True
+    ):
         yield model.head(some, model.embed).float(), theirs

@@ -1,4 +1,5 @@
-"""Results that show themselves: in a notebook, as a page, a picture, a table, tensors. No torch here.
+"""Results that show themselves: in a notebook, as a page, a picture, a table, tensors. No torch
+here.
 
 drawing    marks (rectangles, words, lines, rasters) as SVG or PNG
 charts     a heat map, curves, a table: each as HTML without scripts, and as a drawing

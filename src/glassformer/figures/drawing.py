@@ -1,4 +1,5 @@
-"""A picture as a list of marks, written as SVG or painted as PNG: the same words and colours in both."""
+"""A picture as a list of marks, written as SVG or painted as PNG: the same words and colours in
+both."""
 
 from __future__ import annotations
 
@@ -36,8 +37,15 @@ class Box:
 
     def svg(self) -> str:
         """As an element."""
-        place = f'x="{self.x:g}" y="{self.y:g}" width="{self.width:g}" height="{self.height:g}" fill="{self.fill}"'
-        return f"<rect {place}><title>{written(self.told)}</title></rect>" if self.told else f"<rect {place}/>"
+        place = (
+            f'x="{self.x:g}" y="{self.y:g}" width="{self.width:g}" height="{self.height:g}" '
+            f'fill="{self.fill}"'
+        )
+        return (
+            f"<rect {place}><title>{written(self.told)}</title></rect>"
+            if self.told
+            else f"<rect {place}/>"
+        )
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,10 @@ class Words:
         """As an element."""
         turn = f' transform="rotate(-90 {self.x:g} {self.y:g})"' if self.turned else ""
         anchor = "" if self.anchor == "start" else f' text-anchor="{self.anchor}"'
-        return f'<text x="{self.x:g}" y="{self.y:g}" fill="{self.fill}"{anchor}{turn}>{written(self.text)}</text>'
+        return (
+            f'<text x="{self.x:g}" y="{self.y:g}" '
+            f'fill="{self.fill}"{anchor}{turn}>{written(self.text)}</text>'
+        )
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,10 @@ class Line:
     def svg(self) -> str:
         """As an element."""
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
-        return f'<polyline points="{points}" fill="none" stroke="{self.stroke}" stroke-width="{self.width}"/>'
+        return (
+            f'<polyline points="{points}" fill="none" stroke="{self.stroke}" '
+            f'stroke-width="{self.width}"/>'
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +120,10 @@ class Drawing:
 
     def svg(self) -> str:
         """One SVG document: no script, nothing from elsewhere."""
-        size = f'width="{self.width:g}" height="{self.height:g}" viewBox="0 0 {self.width:g} {self.height:g}"'
+        size = (
+            f'width="{self.width:g}" height="{self.height:g}" viewBox="0 0 {self.width:g} '
+            f'{self.height:g}"'
+        )
         look = f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="{SIZE}"'
         inside = "".join(mark.svg() for mark in self.marks)
         paper = '<rect width="100%" height="100%" fill="#ffffff"/>'
@@ -125,14 +142,20 @@ class Drawing:
             from matplotlib import get_data_path
             from PIL import Image, ImageDraw, ImageFont
         except ImportError:
-            raise UserError("A PNG needs matplotlib; pip install matplotlib, or save as .svg.") from None
-        font = ImageFont.truetype(str(Path(get_data_path(), "fonts/ttf/DejaVuSans.ttf")), SIZE * scale)
+            raise UserError(
+                "A PNG needs matplotlib; pip install matplotlib, or save as .svg."
+            ) from None
+        font = ImageFont.truetype(
+            str(Path(get_data_path(), "fonts/ttf/DejaVuSans.ttf")), SIZE * scale
+        )
         paper = Image.new("RGB", (round(self.width * scale), round(self.height * scale)), "#ffffff")
         brush = ImageDraw.Draw(paper)
         for mark in self.marks:
             if isinstance(mark, Box):
                 right, foot = (mark.x + mark.width) * scale, (mark.y + mark.height) * scale
-                brush.rectangle((mark.x * scale, mark.y * scale, right - 1, foot - 1), fill=mark.fill)
+                brush.rectangle(
+                    (mark.x * scale, mark.y * scale, right - 1, foot - 1), fill=mark.fill
+                )
             elif isinstance(mark, Line):
                 points = [(x * scale, y * scale) for x, y in mark.points]
                 brush.line(points, fill=mark.stroke, width=round(mark.width * scale))
@@ -190,7 +213,8 @@ def together(drawings: Sequence[Drawing], columns: int = 1, gap: int = 14) -> Dr
 
 
 def plain(text: str) -> str:
-    """A text without what has no shape: controls, marks that turn the direction, halves of characters."""
+    """A text without what has no shape: controls, marks that turn the direction, halves of
+    characters."""
     return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
@@ -209,7 +233,14 @@ def png(pixels: Array) -> bytes:
     rows = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(pixels, dtype=np.uint8))
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     size = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", size)
+        + chunk(b"IDAT", zlib.compress(rows, 9))
+        + chunk(b"IEND", b"")
+    )

@@ -1,4 +1,5 @@
-"""How far a long work is: a bar in a terminal, a bar in a notebook (without widgets), nothing elsewhere."""
+"""How far a long work is: a bar in a terminal, a bar in a notebook (without widgets), nothing
+elsewhere."""
 
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ OFTEN = 0.1  # seconds between two pictures of it
 
 
 def in_notebook() -> bool:
-    """Whether a kernel of Jupyter, VS Code or Colab runs this: what is displayed is shown below the cell."""
+    """Whether a kernel of Jupyter, VS Code or Colab runs this: what is displayed is shown below the
+    cell."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class Progress:
-    """A bar for ``what``, of ``total`` steps: call it with (done, of all) or (done, of all, what to say beside it).
+    """A bar for ``what``, of ``total`` steps: call it with (done, of all) or (done, of all, what to
+    say beside it).
 
         with Progress("patching") as report:
             report(3, 40)
@@ -38,7 +41,12 @@ class Progress:
         self.said = (0, 0, "")
 
     def __enter__(self) -> Progress:
-        if self.show is True and not self.notebook and sys.stderr is not None and sys.stderr.isatty():
+        if (
+            self.show is True
+            and not self.notebook
+            and sys.stderr is not None
+            and sys.stderr.isatty()
+        ):
             from rich.console import Console
             from rich.progress import Progress as Bars
 
@@ -47,7 +55,9 @@ class Progress:
             self.task = self.board.add_task(self.what, total=None)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | BaseException | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, *_: TracebackType | BaseException | None
+    ) -> None:
         if self.notebook and self.board is not None:
             self._display(ended="stopped" if kind else "done")
         elif self.board is not None:
@@ -81,9 +91,15 @@ class Progress:
         """The bar, and in words how far it is and how long it takes."""
         done, total, said = self.said
         spent = time.monotonic() - self.began
-        left = "" if ended or not done or not total else f", {spent / done * (total - done):.0f} s left"
+        left = (
+            ""
+            if ended or not done or not total
+            else (f", {spent / done * (total - done):.0f} s left")
+        )
         far = f"{done:,} of {total:,}" if total else f"{done:,}"
-        words = f"{self.what}: {far}, {spent:.1f} s{left}{f' ({ended})' if ended == 'stopped' else ''}"
+        words = (
+            f"{self.what}: {far}, {spent:.1f} s{left}{f' ({ended})' if ended == 'stopped' else ''}"
+        )
         words += f", {said}" if said else ""
         known = f'value="{done}" max="{total}" ' if total else ""
         bar = f'<progress {known}style="width:220px;vertical-align:middle"></progress> '

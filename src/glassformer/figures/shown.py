@@ -1,7 +1,9 @@
-"""A result that shows itself: HTML without scripts in a notebook, and a page, picture, table or tensors on disk.
+"""A result that shows itself: HTML without scripts in a notebook, and a page, picture, table or
+tensors on disk.
 
-Nothing here needs a kernel, a network or a script, so that a saved notebook still shows it next week, in an editor
-that does not trust it, and as a file on a stick. Every text passes ``drawing.written`` on its way.
+Nothing here needs a kernel, a network or a script, so that a saved notebook still shows it next
+week, in an editor that does not trust it, and as a file on a stick. Every text passes
+``drawing.written`` on its way.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ MOST = 2_000_000  # bytes of a page, and of what a notebook shows
 KINDS = (".html", ".svg", ".png", ".csv", ".safetensors")
 AREA = 60_000_000  # dots of a PNG
 BOX = (
-    "background:#ffffff;color:#1b1b1b;font:13px/1.4 system-ui,sans-serif;padding:10px;border-radius:6px;overflow-x:auto"
+    "background:#ffffff;color:#1b1b1b;font:13px/1.4 "
+    "system-ui,sans-serif;padding:10px;border-radius:6px;overflow-x:auto"
 )
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -61,11 +64,13 @@ class Shown(ABC):
         return fragment(self)
 
     def __repr__(self) -> str:
-        """In short: a notebook keeps it beside the picture, and a dataclass would tell every number."""
+        """In short: a notebook keeps it beside the picture, and a dataclass would tell every
+        number."""
         return f"<{type(self).__name__}: {self.title}>"
 
     def save(self, path: str | Path, most: int = MOST) -> Path:
-        """Write it as .html (``most`` bytes at most), .svg, .png, .csv or .safetensors, by what the name ends in."""
+        """Write it as .html (``most`` bytes at most), .svg, .png, .csv or .safetensors, by what the
+        name ends in."""
         target = Path(path).expanduser()
         kind = target.suffix.lower()
         if kind in (".html", ".htm"):
@@ -81,16 +86,24 @@ class Shown(ABC):
         elif kind == ".safetensors":
             files.write(target, as_safetensors(self.tensors(), self.facts()))
         else:
-            raise UserError(f"{target} is not of a kind that is written here; end the name in {', '.join(KINDS)}.")
+            raise UserError(
+                f"{target} is not of a kind that is written here; end the name in "
+                f"{', '.join(KINDS)}."
+            )
         return target
 
 
 def fragment(one: Shown, most: int = MOST - 100_000) -> str:
-    """The charts as HTML of at most ``most`` bytes; what no longer fits is left out from the end, and that is said."""
+    """The charts as HTML of at most ``most`` bytes; what no longer fits is left out from the end,
+    and that is said."""
     head, tail = f'<div tabindex="0" style="{BOX}"><b>{escape(one.title)}</b>', "</div>"
     parts, used, left_out = [head], len((head + tail).encode()) + 300, 0
     for chart in one.charts():
-        made = f'<div style="{BESIDE}">{chart.html()}</div>' if isinstance(chart, Heat) else chart.html()
+        made = (
+            f'<div style="{BESIDE}">{chart.html()}</div>'
+            if isinstance(chart, Heat)
+            else chart.html()
+        )
         size = len(made.encode())
         if used + size > most:
             left_out += 1
@@ -99,7 +112,8 @@ def fragment(one: Shown, most: int = MOST - 100_000) -> str:
         used += size
     if left_out:
         said = (
-            f"{left_out} of the pictures did not fit in {most / 1e6:.1f} MB; .csv and .safetensors hold every number."
+            f"{left_out} of the pictures did not fit in {most / 1e6:.1f} MB; .csv and "
+            ".safetensors hold every number."
         )
         parts.append(f"<p>{said}</p>")
     return "".join([*parts, tail])
@@ -115,7 +129,8 @@ def document(title: str, body: str, policy: str = POLICY, head: str = "") -> str
     meta = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     meta += f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     start = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{meta}{head}</head>'
+        '<!doctype html><html lang="en"><head><meta '
+        f'charset="utf-8"><title>{escape(title)}</title>{meta}{head}</head>'
     )
     return f"{start}<body>{body}</body></html>\n"
 
@@ -126,7 +141,9 @@ def as_csv(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer = csv.writer(page, lineterminator="\n")
     writer.writerow(heading)
     for row in rows:
-        writer.writerow(["" if isinstance(one, float) and not math.isfinite(one) else one for one in row])
+        writer.writerow(
+            ["" if isinstance(one, float) and not math.isfinite(one) else one for one in row]
+        )
     return page.getvalue()
 
 

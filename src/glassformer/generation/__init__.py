@@ -1,4 +1,5 @@
-"""Generation: what a model says: texts, token by token or by beams; vectors, labels and words for blanks."""
+"""Generation: what a model says: texts, token by token or by beams; vectors, labels and words for
+blanks."""
 
 from .beam import Hypothesis, beam, check_beams, search
 from .loop import Finish, Generation, Row, Step, check_settings, generate

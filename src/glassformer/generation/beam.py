@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 class Hypothesis:
     """One whole continuation: its tokens, the log-probability of each, and the score that ranks it.
 
-    ``score`` is the sum of ``logprobs`` divided by their number to the power of the length penalty; eos counts.
+    ``score`` is the sum of ``logprobs`` divided by their number to the power of the length penalty;
+    eos counts.
     """
 
     tokens: list[int]
@@ -52,7 +53,8 @@ class Hypothesis:
 
 @dataclass
 class Beam:
-    """A continuation under way; ``total`` is the sum of its ``logprobs``, or -inf for one that is out of the race."""
+    """A continuation under way; ``total`` is the sum of its ``logprobs``, or -inf for one that is
+    out of the race."""
 
     total: float = -math.inf
     tokens: list[int] = field(default_factory=list)
@@ -61,7 +63,8 @@ class Beam:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Beam ``parent`` with one more token: its total, the token, and the token's own log-probability."""
+    """Beam ``parent`` with one more token: its total, the token, and the token's own
+    log-probability."""
 
     total: float
     parent: int
@@ -71,7 +74,8 @@ class Candidate:
 
 @dataclass
 class BeamState:
-    """The search for one prompt's continuations: the beams under way and the hypotheses there are."""
+    """The search for one prompt's continuations: the beams under way and the hypotheses there
+    are."""
 
     beams: list[Beam]
     ends: frozenset[int]
@@ -84,7 +88,8 @@ class BeamState:
         self.found.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
 
     def grow(self, candidates: Sequence[Candidate]) -> list[int]:
-        """Take the best ``candidates`` (the best first) as the next beams; their parents, none once all is found."""
+        """Take the best ``candidates`` (the best first) as the next beams; their parents, none once
+        all is found."""
         width = len(self.beams)
         grown: list[Beam] = []
         parents = []
@@ -101,7 +106,8 @@ class BeamState:
         self.beams = grown
         if len(self.found) >= width or not grown:
             return []
-        missing = width - len(grown)  # a vocabulary smaller than the beams: the last one again, out of the race
+        # a vocabulary smaller than the beams: the last one again, out of the race
+        missing = width - len(grown)
         self.beams = grown + [replace(grown[-1], total=-math.inf)] * missing
         return parents + parents[-1:] * missing
 
@@ -124,14 +130,17 @@ def beam(
 ) -> list[list[Hypothesis]]:
     """The ``best`` continuations of each prompt that a search with ``beams`` finds, the best first.
 
-    A prompt is done when ``beams`` hypotheses have ended, as published translation systems do it; what has not ended
-    after ``max_new`` tokens counts as it stands. ``length_penalty`` 0 ranks by the sum of log-probabilities (which
-    favours short texts), 1 by their mean; above 1 favours long ones. ``check`` is called before each token: what it
-    raises ends the search. The other arguments are those of ``generate``.
-    Raises UserError for settings that mean nothing and prompts that cannot be read.
+    A prompt is done when ``beams`` hypotheses have ended, as published translation systems do it;
+    what has not ended after ``max_new`` tokens counts as it stands. ``length_penalty`` 0 ranks by
+    the sum of log-probabilities (which favours short texts), 1 by their mean; above 1 favours long
+    ones. ``check`` is called before each token: what it raises ends the search. The other arguments
+    are those of ``generate``. Raises UserError for settings that mean nothing and prompts that
+    cannot be read.
     """
     check_beams(beams, best, length_penalty, max_new)
-    starts, sources = starts_and_sources(prompt, tokenizer, source_tokenizer, model.config, bos, start)
+    starts, sources = starts_and_sources(
+        prompt, tokenizer, source_tokenizer, model.config, bos, start
+    )
     ends = end_tokens(eos, tokenizer)
     room = min(max_new, model.config.context - max(map(len, starts)) + 1)
     states = [BeamState([Beam(0.0), *[Beam()] * (beams - 1)], ends, length_penalty) for _ in starts]
@@ -142,10 +151,16 @@ def beam(
         _search(session, states, reading.rows or starts, reading.sources, room, known, check)
     finally:
         kept.give_back()
-    ranked = [sorted(state.found, key=lambda hypothesis: -hypothesis.score)[:best] for state in states]
+    ranked = [
+        sorted(state.found, key=lambda hypothesis: -hypothesis.score)[:best] for state in states
+    ]
     if tokenizer is None:
         return ranked
-    texts = (tokenizer.decode([id for id in one.tokens if id not in ends]) for some in ranked for one in some)
+    texts = (
+        tokenizer.decode([id for id in one.tokens if id not in ends])
+        for some in ranked
+        for one in some
+    )
     return [[replace(one, text=next(texts)) for one in some] for some in ranked]
 
 
@@ -153,7 +168,10 @@ def check_beams(beams: int, best: int, length_penalty: float, max_new: int) -> N
     """UserError for settings of ``beam`` that mean nothing, whatever the model."""
     need(beams >= 1, f"beams is {beams}; give 1 or more.")
     need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")
-    need(math.isfinite(length_penalty), f"length_penalty is {length_penalty}; give a number such as 1.0.")
+    need(
+        math.isfinite(length_penalty),
+        f"length_penalty is {length_penalty}; give a number such as 1.0.",
+    )
     need(max_new >= 1, f"max_new is {max_new}; give 1 or more.")
 
 
@@ -195,20 +213,31 @@ def search(
     source_tokenizer: Tokenizer | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> list[list[Hypothesis]]:
-    """``beam`` for many source texts, ``batch`` at once; the results in the order given. ``progress`` counts them.
+    """``beam`` for many source texts, ``batch`` at once; the results in the order given.
+    ``progress`` counts them.
 
-    A decoder reads a source as one that was trained on Seq2Seq has learned it: closed by sep, or by its start token.
-    A source too long for the model loses its "end" or "start" where ``cut`` says so; "no" refuses it.
+    A decoder reads a source as one that was trained on Seq2Seq has learned it: closed by sep, or by
+    its start token. A source too long for the model loses its "end" or "start" where ``cut`` says
+    so; "no" refuses it.
     """
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    how: dict[str, Any] = {"beams": beams, "best": best, "length_penalty": length_penalty, "max_new": max_new}
+    how: dict[str, Any] = {
+        "beams": beams,
+        "best": best,
+        "length_penalty": length_penalty,
+        "max_new": max_new,
+    }
     found: list[list[Hypothesis]] = [[] for _ in texts]
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
-        ids = source_ids(model.config, tokenizer, [texts[place] for place in places], cut, source_tokenizer)
-        for place, hypotheses in zip(places, beam(model, tokenizer, ids, start=start, edits=edits, **how), strict=True):
+        ids = source_ids(
+            model.config, tokenizer, [texts[place] for place in places], cut, source_tokenizer
+        )
+        for place, hypotheses in zip(
+            places, beam(model, tokenizer, ids, start=start, edits=edits, **how), strict=True
+        ):
             found[place] = hypotheses
         if progress is not None:
             progress(first + len(places))
@@ -230,7 +259,9 @@ def _search(
     for index in range(room):
         check()
         must_be_finite(session.model, logits)
-        totals = torch.tensor([[beam.total for beam in state.beams] for state in states], device=logits.device)
+        totals = torch.tensor(
+            [[beam.total for beam in state.beams] for state in states], device=logits.device
+        )
         going, rows = [], []
         for place, candidates in enumerate(best_candidates(logits[:, :known], totals, 2 * width)):
             if parents := states[place].grow(candidates):
@@ -258,16 +289,21 @@ def best_candidates(logits: Tensor, totals: Tensor, count: int) -> list[list[Can
     each = logprobs.shape[1]
     own, ids = (x.reshape(len(totals), -1) for x in (logprobs, tokens))
     best, places = (totals.repeat_interleave(each, 1) + own).topk(min(count, own.shape[1]), dim=1)
-    columns = (x.tolist() for x in (best, places // each, ids.gather(1, places), own.gather(1, places)))
-    return [[Candidate(*one) for one in zip(*row, strict=True)] for row in zip(*columns, strict=True)]
+    columns = (
+        x.tolist() for x in (best, places // each, ids.gather(1, places), own.gather(1, places))
+    )
+    return [
+        [Candidate(*one) for one in zip(*row, strict=True)] for row in zip(*columns, strict=True)
+    ]
 
 
 BLOCK = 128
 
 
 def _likeliest(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` greatest of each row (R, V) and their places, the greatest first: they are in the blocks whose
-    maximum is among the ``count`` greatest, which is found faster than by sorting all."""
+    """The ``count`` greatest of each row (R, V) and their places, the greatest first: they are in
+    the blocks whose maximum is among the ``count`` greatest, which is found faster than by sorting
+    all."""
     rows, vocab = logprobs.shape
     blocks = vocab // BLOCK
     if blocks < 4 * count:

@@ -1,4 +1,5 @@
-"""A decode step recorded once and played again (CUDA graphs): one launch for a step, not one for each kernel."""
+"""A decode step recorded once and played again (CUDA graphs): one launch for a step, not one for
+each kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from torch import Tensor
 class CapturedStep:
     """``step``: tokens (B, 1) -> logits (B, V), over a cache of one shape (``Cache.fix``).
 
-    The first call for so many rows computes as ever, so that what is made once is made; the second is recorded.
+    The first call for so many rows computes as ever, so that what is made once is made; the second
+    is recorded.
     """
 
     def __init__(self, step: Callable[[Tensor], Tensor]) -> None:

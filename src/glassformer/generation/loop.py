@@ -1,4 +1,5 @@
-"""The loop of generation: prompt -> model(cache) -> logits[-1] -> sampler -> token -> yield -> back in.
+"""The loop of generation: prompt -> model(cache) -> logits[-1] -> sampler -> token -> yield -> back
+in.
 
 B rows that still grow, V vocabulary.
 """
@@ -28,17 +29,19 @@ if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
 Finish: TypeAlias = Literal["eos", "stop", "length", "context"]
-Likely: TypeAlias = Sequence[tuple[int, float]]  # the likeliest tokens in one place, each with its log-probability
+# the likeliest tokens in one place, each with its log-probability
+Likely: TypeAlias = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Step:
     """One more token of one row.
 
-    ``text`` is what may be shown now: empty while a character is incomplete or a stop string may have begun.
-    ``logprob`` is the natural logarithm of the model's own probability of the token, before penalty, temperature
-    and cuts; ``likely`` are the likeliest tokens in its place with theirs, as many as were asked for. ``row`` counts
-    prompts, each with its samples; ``index`` counts tokens in the row, from 0; ``finish`` is set on a row's last step.
+    ``text`` is what may be shown now: empty while a character is incomplete or a stop string may
+    have begun. ``logprob`` is the natural logarithm of the model's own probability of the token,
+    before penalty, temperature and cuts; ``likely`` are the likeliest tokens in its place with
+    theirs, as many as were asked for. ``row`` counts prompts, each with its samples; ``index``
+    counts tokens in the row, from 0; ``finish`` is set on a row's last step.
     """
 
     token: int
@@ -52,7 +55,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a row ends: at one of the ``eos`` ids, after ``max_new`` tokens, or at the context unless that slides."""
+    """Where a row ends: at one of the ``eos`` ids, after ``max_new`` tokens, or at the context
+    unless that slides."""
 
     eos: frozenset[int]
     max_new: int | None
@@ -60,7 +64,8 @@ class Limits:
     slide: bool = False
 
     def room(self, row: Row) -> int:
-        """The most tokens that fit; the last one is never read back, so it may lie just outside the context."""
+        """The most tokens that fit; the last one is never read back, so it may lie just outside the
+        context."""
         fit = math.inf if self.slide else self.context - len(row.start) + 1
         return int(min(fit, math.inf if self.max_new is None else self.max_new))
 
@@ -69,9 +74,9 @@ class Limits:
 class Row:
     """One continuation as it grows: what was generated after ``start``, and why it ended.
 
-    ``prompt`` is what the user gave and ``start`` what the decoder begins with: the same, but for an encoder-decoder.
-    ``tokens`` and ``logprobs`` hold every token that was drawn, with the eos or the stop string's that ended the row;
-    ``text`` leaves those out.
+    ``prompt`` is what the user gave and ``start`` what the decoder begins with: the same, but for
+    an encoder-decoder. ``tokens`` and ``logprobs`` hold every token that was drawn, with the eos or
+    the stop string's that ended the row; ``text`` leaves those out.
     """
 
     number: int
@@ -86,7 +91,8 @@ class Row:
     left: int = 0  # tokens from the beginning that a sliding context has left behind
 
     def window(self, limits: Limits) -> list[int]:
-        """What the model reads of the row: all of it, or from its last half context on once that is full."""
+        """What the model reads of the row: all of it, or from its last half context on once that is
+        full."""
         read = [*self.start, *self.tokens]
         if len(read) - self.left > limits.context:
             self.left = len(read) - max(1, limits.context // 2)
@@ -117,10 +123,11 @@ class Row:
 
 
 class Generation:
-    """A generation under way: iterate over it for its steps as they come, or ``run()`` it to the end.
+    """A generation under way: iterate over it for its steps as they come, or ``run()`` it to the
+    end.
 
-    ``rows`` hold what there is so far, a prompt's samples side by side; ``texts``, ``tokens``, ``logprobs`` and
-    ``finishes`` are theirs, ``text`` is the first one's. ``seed`` repeats it.
+    ``rows`` hold what there is so far, a prompt's samples side by side; ``texts``, ``tokens``,
+    ``logprobs`` and ``finishes`` are theirs, ``text`` is the first one's. ``seed`` repeats it.
     """
 
     def __init__(self, rows: list[Row], steps: Iterator[Step], seed: int) -> None:
@@ -164,7 +171,10 @@ class Generation:
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON holds it."""
         names = ("prompt", "text", "tokens", "logprobs", "finish")
-        return {"seed": self.seed, "rows": [{name: getattr(row, name) for name in names} for row in self.rows]}
+        return {
+            "seed": self.seed,
+            "rows": [{name: getattr(row, name) for name in names} for row in self.rows],
+        }
 
 
 def generate(
@@ -190,34 +200,50 @@ def generate(
     edits: Sequence[ModelEdit | str] = (),
     reader: Reader | None = None,
 ) -> Generation:
-    """What a model says after each prompt, token by token; by default drawn from its own distribution.
+    """What a model says after each prompt, token by token; by default drawn from its own
+    distribution.
 
-    ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the beginning of a
-    text; ``tokenizer`` may be None for ids. Each prompt gets ``samples`` continuations of at most ``max_new`` tokens
-    (None: to the end of the context), which end at a token of ``eos`` (None: the tokenizer's; () never), at a ``stop``
-    string or at the context. With ``slide`` a row whose context is full goes on, and a prompt may be longer: the last
-    half context is read again as if the text began there, so what follows is exactly what the model says after that
-    piece alone, and what lies before it is forgotten; each such reading costs as much as a prompt of that length.
-    ``temperature`` 0 is greedy; Sampling describes the others. With each token come the ``likely`` likeliest ones in
-    its place. The same ``seed`` gives the same tokens, and a prompt gets the same ones alone as in a batch (equal
-    prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in ``prompt.encode``. An
-    encoder-decoder's encoder reads the prompt, by ``source_tokenizer`` where it has its own, and its decoder begins
-    with ``start`` (an id or several; None: the tokenizer's bos, or its pad). ``edits`` (inspection.edits) change what
-    the model computes at every token; their positions count prompt and continuation together. A ``reader`` reads the
-    prompts (``parallel.prefill``: on several processes). Raises UserError for what cannot be continued, for settings
-    that mean nothing and for an edit of what is not there.
+    ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the
+    beginning of a text; ``tokenizer`` may be None for ids. Each prompt gets ``samples``
+    continuations of at most ``max_new`` tokens (None: to the end of the context), which end at a
+    token of ``eos`` (None: the tokenizer's; () never), at a ``stop`` string or at the context. With
+    ``slide`` a row whose context is full goes on, and a prompt may be longer: the last half context
+    is read again as if the text began there, so what follows is exactly what the model says after
+    that piece alone, and what lies before it is forgotten; each such reading costs as much as a
+    prompt of that length. ``temperature`` 0 is greedy; Sampling describes the others. With each
+    token come the ``likely`` likeliest ones in its place. The same ``seed`` gives the same tokens,
+    and a prompt gets the same ones alone as in a batch (equal prompts count as samples of one);
+    None draws a seed from torch's generator. ``bos`` as in ``prompt.encode``. An encoder-decoder's
+    encoder reads the prompt, by ``source_tokenizer`` where it has its own, and its decoder begins
+    with ``start`` (an id or several; None: the tokenizer's bos, or its pad). ``edits``
+    (inspection.edits) change what the model computes at every token; their positions count prompt
+    and continuation together. A ``reader`` reads the prompts (``parallel.prefill``: on several
+    processes). Raises UserError for what cannot be continued, for settings that mean nothing and
+    for an edit of what is not there.
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     check_settings(how, max_new, samples, stops)
     need(not stops or tokenizer is not None, "Stop strings need a tokenizer; give one.")
     if slide and (max_new is None or isinstance(model, EncoderDecoder)):
-        missing = "a decoder" if isinstance(model, EncoderDecoder) else "max_new, for it never ends by itself"
+        missing = (
+            "a decoder"
+            if isinstance(model, EncoderDecoder)
+            else "max_new, for it never ends by itself"
+        )
         raise UserError(f"A sliding context needs {missing}; give one, or leave out slide.")
-    starts, sources = starts_and_sources(prompt, tokenizer, source_tokenizer, model.config, bos, start, slide)
-    need(not (slide and edits), "A sliding context forgets its positions, and edits count them; leave out one.")
+    starts, sources = starts_and_sources(
+        prompt, tokenizer, source_tokenizer, model.config, bos, start, slide
+    )
+    need(
+        not (slide and edits),
+        "A sliding context forgets its positions, and edits count them; leave out one.",
+    )
     reading = Reading.growing(model, starts, sources, tokenizer)
-    need(reader is None or not (edits or slide or sources), "Several processes read plain prompts of decoders alone.")
+    need(
+        reader is None or not (edits or slide or sources),
+        "Several processes read plain prompts of decoders alone.",
+    )
     session = Session(model, tape_of(edits, reading), reader)
     limits = Limits(end_tokens(eos, tokenizer), max_new, model.config.context, slide)
     if seed is None:
@@ -225,11 +251,16 @@ def generate(
     rows = list[Row]()
     for given, begin in zip(sources or starts, reading.rows or (), strict=True):
         for _ in range(samples):
-            # the last few tell that the text goes on, and how an unfinished character (4 bytes at most) begins
+            # the last few tell that the text goes on, and how an unfinished character (4 bytes at
+            # most) begins
             writer = Writer(tokenizer.stream(), begin[-16:], stops) if tokenizer else None
             rows.append(Row(len(rows), given, begin, writer))
     known = None if tokenizer is None else tokenizer.size
-    return Generation(rows, _steps(session, reading.sources, rows, samples, how, seed, limits, known, likely), seed)
+    return Generation(
+        rows,
+        _steps(session, reading.sources, rows, samples, how, seed, limits, known, likely),
+        seed,
+    )
 
 
 def check_settings(how: Sampling, max_new: int | None, samples: int, stops: Sequence[str]) -> None:
@@ -252,14 +283,17 @@ def _steps(
     known: int | None,
     likely: int,
 ) -> Iterator[Step]:
-    """One prefill for all prompts, then one token per row at a time; a row that has ended leaves the batch."""
+    """One prefill for all prompts, then one token per row at a time; a row that has ended leaves
+    the batch."""
     model = session.model
     logits = session.prefill([row.window(limits) for row in rows][::samples], sources, samples)
     longest = max(limits.room(row) for row in rows)
     uniform = None if how.greedy else _uniform(rows, seed, longest).to(logits.device)
     seen = None if how.repetition_penalty == 1 else _seen(rows, logits)
     for index in range(longest):
-        tokens, found = _choose(logits, uniform[:, index] if uniform is not None else None, seen, how, known)
+        tokens, found = _choose(
+            logits, uniform[:, index] if uniform is not None else None, seen, how, known
+        )
         if any(math.isnan(logprob) for _, logprob in found):
             must_be_finite(model, logits)
         best = likeliest(logits, known, likely) if likely else [()] * len(rows)
@@ -277,7 +311,8 @@ def _steps(
             tokens = tokens[keep]
             uniform = uniform[keep] if uniform is not None else None
             seen = seen[keep] if seen is not None else None
-        if index == 0 and longest * len(rows) >= PREPACK_AFTER:  # not before: the first token is waited for
+        # not before: the first token is waited for
+        if index == 0 and longest * len(rows) >= PREPACK_AFTER:
             session.prepack(steps=longest - 1)
         if limits.slide and any(row.full(limits) for row in rows):
             session = Session(model)
@@ -287,7 +322,8 @@ def _steps(
 
 
 def _closing_ranks(alive: Sequence[bool]) -> list[int]:
-    """The places that are alive, the last ones moved into the gaps: few rows of a cache change places."""
+    """The places that are alive, the last ones moved into the gaps: few rows of a cache change
+    places."""
     last = [place for place in range(len(alive)) if alive[place]]
     return [place if alive[place] else last.pop() for place in range(len(last))]
 
@@ -297,22 +333,28 @@ def _choose(
 ) -> tuple[Tensor, list[tuple[float, float]]]:
     """Each row's next token (B,), and on the host, in one transfer, each with its log-probability.
 
-    Only the first ``known`` ids are drawn: a vocabulary rounded up has rows that no tokenizer can write.
+    Only the first ``known`` ids are drawn: a vocabulary rounded up has rows that no tokenizer can
+    write.
     """
     tokens = choose(logits[:, :known], uniform, seen[:, :known] if seen is not None else None, how)
     logprobs = log_probability(logits, tokens)
-    return tokens, torch.stack((tokens.float(), logprobs), 1).tolist()  # ids are whole in fp32 up to 16 million
+    # ids are whole in fp32 up to 16 million
+    return tokens, torch.stack((tokens.float(), logprobs), 1).tolist()
 
 
 def _uniform(rows: Sequence[Row], seed: int, length: int) -> Tensor:
-    """Each row's luck for its whole length, (B, length): made from the seed, its prompt and its number among equals."""
+    """Each row's luck for its whole length, (B, length): made from the seed, its prompt and its
+    number among equals."""
     equals: Counter[tuple[int, ...]] = Counter()
     uniform = []
     for row in rows:
         ids = tuple(row.prompt)
         name = f"{seed} {equals[ids]} {ids}".encode()
         equals[ids] += 1
-        own = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)  # 63 bits
+        # 63 bits
+        own = torch.Generator().manual_seed(
+            int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
+        )
         uniform.append(torch.rand(length, generator=own))
     return torch.stack(uniform)
 

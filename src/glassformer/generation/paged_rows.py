@@ -1,6 +1,7 @@
 """Rows under way whose keys and values lie in pages, where the blocks in C read them (nn/fused.py).
 
-Beams that come of one share its pages, but the last one, which each goes on to write: that is copied.
+Beams that come of one share its pages, but the last one, which each goes on to write: that is
+copied.
 
 B rows that still grow, V vocabulary.
 """
@@ -19,12 +20,14 @@ from ..nn.paged import PackedTexts, PagedCache
 
 
 class PagedRows:
-    """A batch taken over from a Cache: each row goes on at its own position, the rows side by side in one.
+    """A batch taken over from a Cache: each row goes on at its own position, the rows side by side
+    in one.
 
-    ``next`` (B,) are the positions of the tokens that come next; at most ``steps`` of them follow. ``memory`` is what
-    an encoder made of each row's source, ``source_of`` (B,) which source that is: rows of one source read one copy.
-    The pages come from ``kept`` where there is one: those of a search, whose rows may double. Otherwise layers with
-    windows have so many pages a row as they see, filled in turns.
+    ``next`` (B,) are the positions of the tokens that come next; at most ``steps`` of them follow.
+    ``memory`` is what an encoder made of each row's source, ``source_of`` (B,) which source that
+    is: rows of one source read one copy. The pages come from ``kept`` where there is one: those of
+    a search, whose rows may double. Otherwise layers with windows have so many pages a row as they
+    see, filled in turns.
     """
 
     def __init__(
@@ -46,24 +49,35 @@ class PagedRows:
         order = {source: number for number, source in enumerate(first)}
         self.source_of = torch.tensor([order[source] for source in source_of], dtype=torch.int32)
         widest = 0 if memory is None else -(-memory.pos.shape[1] // PAGE)
-        span = max(kv.slots.ring or 0 for kv, _ in cache.layers)  # tokens seen at most where there are windows
+        # tokens seen at most where there are windows
+        span = max(kv.slots.ring or 0 for kv, _ in cache.layers)
         ring = -(-(span - 1) // PAGE) + 1  # pages that so many tokens lie in at most
         self.windows: Tensor | None = None
         if kept is None and span and ring < each:
             self.windows = (torch.arange(rows)[:, None] * ring + torch.arange(each) % ring).int()
-        sizes = self.pages, len(first) * widest, held.dtype, None if self.windows is None else rows * ring
+        sizes = (
+            self.pages,
+            len(first) * widest,
+            held.dtype,
+            None if self.windows is None else rows * ring,
+        )
         make = Pages.empty if kept is None else kept.take
         self.cache = PagedCache(model.config, each * PAGE, *sizes, make)  # type: ignore[arg-type]
         for (kv, _), (own, _) in zip(cache.layers, self.cache.pages, strict=True):
             there = kv.slots.pos[:, : kv.slots.ring or kv.slots.filled].expand(rows, -1)
             tables = self.tables if self.windows is None or own.lookback is None else self.windows
-            row, column = (there >= 0).nonzero(as_tuple=True)  # of a window's ring: what it still sees alone
+            # of a window's ring: what it still sees alone
+            row, column = (there >= 0).nonzero(as_tuple=True)
             at = there[row, column]
             to = tables[row, at // PAGE].long() * PAGE + at % PAGE
             own.pages.write(kv.k[row, :, column], kv.v[row, :, column], to)
-        self.sources = None if memory is None else self._take_sources(cache, memory, [*first.values()], widest)
+        self.sources = (
+            None if memory is None else self._take_sources(cache, memory, [*first.values()], widest)
+        )
 
-    def _take_sources(self, cache: Cache, memory: Memory, rows: Sequence[int], widest: int) -> tuple[Tensor, Tensor]:
+    def _take_sources(
+        self, cache: Cache, memory: Memory, rows: Sequence[int], widest: int
+    ) -> tuple[Tensor, Tensor]:
         """Pages and lengths of the sources that ``rows`` read, each once."""
         tables = torch.arange(len(rows) * widest, dtype=torch.int32).view(len(rows), widest)
         index = torch.tensor(rows)
@@ -86,12 +100,15 @@ class PagedRows:
         told = self.sources, None, source_of, self.windows
         self.cache.texts = PackedTexts(pos, rows, self.tables, spans, *told)
         self.next = self.next + 1
-        memory = {} if self.sources is None else {"memory": Memory(tokens[None, :0], tokens[None, :0])}
+        memory = (
+            {} if self.sources is None else {"memory": Memory(tokens[None, :0], tokens[None, :0])}
+        )
         logits: Tensor = model(tokens[None], pos=pos, cache=self.cache, **memory).logits
         return logits[0]
 
     def select(self, rows: Sequence[int]) -> None:
-        """Row i becomes what row ``rows[i]`` was; some may come twice, not more than there were at first."""
+        """Row i becomes what row ``rows[i]`` was; some may come twice, not more than there were at
+        first."""
         index = torch.tensor(rows)
         self.next, tables = self.next[index], self.tables[index]
         if len(self.source_of):
@@ -104,13 +121,15 @@ class PagedRows:
         self.tables = tables
 
     def _part(self, tables: Tensor) -> Tensor:
-        """Rows that were one get pages of their own for what they will write, the last written one copied."""
+        """Rows that were one get pages of their own for what they will write, the last written one
+        copied."""
         tables, last = tables.clone(), self.next // PAGE
         begun = torch.arange(tables.shape[1]) * PAGE < self.next[:, None]
         used = torch.bincount(tables[begun], minlength=self.pages)
         free = (used == 0).nonzero().flatten().tolist()
         seen, copies = set[int](), list[tuple[int, int]]()
-        for row in (self.next % PAGE).nonzero().flatten().tolist():  # the others write to a new page next
+        # the others write to a new page next
+        for row in (self.next % PAGE).nonzero().flatten().tolist():
             at = int(last[row])
             page = int(tables[row, at])
             if page in seen:
@@ -118,7 +137,9 @@ class PagedRows:
                 tables[row, at] = copies[-1][1]
             seen.add(page)
         tables[~begun] = torch.tensor(free[: int((~begun).sum())], dtype=torch.int32)
-        source, target = (torch.tensor([pair[side] for pair in copies], dtype=torch.long) for side in (0, 1))
+        source, target = (
+            torch.tensor([pair[side] for pair in copies], dtype=torch.long) for side in (0, 1)
+        )
         for own, _ in self.cache.pages:
             own.pages.copy(source, target)
         return tables

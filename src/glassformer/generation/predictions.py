@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 Text: TypeAlias = str | tuple[str, str]
 Progress = Callable[[int], None]  # texts done so far
 Order: TypeAlias = Literal["apart", "left", "sure"]
-AT_ONCE = 1024  # tokens of a CPU's pass: what a layer makes of more of them leaves the cache before the next reads it
+# tokens of a CPU's pass: what a layer makes of more of them leaves the cache before the next reads
+# it
+AT_ONCE = 1024
 BLANK = "___"  # stands for the mask token, whatever that is called
 
 
@@ -44,17 +46,25 @@ def embed(
     progress: Progress | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Tensor:
-    """One vector for each text (N, C), as the model's own Pool makes it, or the mean of its last hidden states.
+    """One vector for each text (N, C), as the model's own Pool makes it, or the mean of its last
+    hidden states.
 
-    ``unit`` scales them to length 1 (None: as the Pool says). Texts longer than the context lose their end where
-    ``truncate`` allows it. ``edits`` (inspection.edits) change what the model computes, here and in ``classify`` and
-    ``tag``. Raises UserError for a text that is too long, and for a model that ends in labels or reads two texts.
+    ``unit`` scales them to length 1 (None: as the Pool says). Texts longer than the context lose
+    their end where ``truncate`` allows it. ``edits`` (inspection.edits) change what the model
+    computes, here and in ``classify`` and ``tag``. Raises UserError for a text that is too long,
+    and for a model that ends in labels or reads two texts.
     """
     own = model.config.pool
     if isinstance(model.config, config.EncoderDecoder):
         raise UserError("An encoder-decoder has no vector for a text; use an encoder or a decoder.")
-    pool = model.pool if own is not None and not own.labels else Pool(config.Pool("mean"), model.config.dim)
-    vectors = torch.stack(_each(model, _rows(model, tokenizer, texts, truncate), pool, batch, progress, edits))
+    pool = (
+        model.pool
+        if own is not None and not own.labels
+        else Pool(config.Pool("mean"), model.config.dim)
+    )
+    vectors = torch.stack(
+        _each(model, _rows(model, tokenizer, texts, truncate), pool, batch, progress, edits)
+    )
     return torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors
 
 
@@ -68,14 +78,19 @@ def classify(
     progress: Progress | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Tensor:
-    """The probability of each label for each text or pair of texts, (N, L); with one label, its value (N, 1).
+    """The probability of each label for each text or pair of texts, (N, L); with one label, its
+    value (N, 1).
 
     ``truncate`` as in ``embed``. Raises UserError for a model that ends in no labels.
     """
     own = model.config.pool
     if own is None or not own.labels:
-        raise UserError("This model has no labels to choose from; train it with the objective Classify first.")
-    logits = torch.stack(_each(model, _rows(model, tokenizer, texts, truncate), model.pool, batch, progress, edits))
+        raise UserError(
+            "This model has no labels to choose from; train it with the objective Classify first."
+        )
+    logits = torch.stack(
+        _each(model, _rows(model, tokenizer, texts, truncate), model.pool, batch, progress, edits)
+    )
     return logits if own.labels == 1 else logits.softmax(-1)
 
 
@@ -88,13 +103,20 @@ def tag(
     progress: Progress | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> list[Tensor]:
-    """The probability of each label for each word (words, L) of each sentence, read at the word's first token.
+    """The probability of each label for each word (words, L) of each sentence, read at the word's
+    first token.
 
-    Raises UserError for a model without labels for tokens, and for a sentence longer than the context.
+    Raises UserError for a model without labels for tokens, and for a sentence longer than the
+    context.
     """
     if not tags(model.config) or model.token_head is None:
-        raise UserError("This model has no labels for words; train it with the objective Tag first.")
-    need(bool(sentences) and all(sentences), "A sentence is empty; give at least one, and words in each.")
+        raise UserError(
+            "This model has no labels for words; train it with the objective Tag first."
+        )
+    need(
+        bool(sentences) and all(sentences),
+        "A sentence is empty; give at least one, and words in each.",
+    )
     rows, firsts = worded(tokenizer, sentences, int(min(model.config.context, model.limit)))
     found = _each(model, rows, model.token_head, batch, progress, edits)
     return [logits[own].softmax(-1) for logits, own in zip(found, firsts, strict=True)]
@@ -111,7 +133,10 @@ def worded(
     rows = [tokenizer.framed([[id for word in one for id in word]]) for one in words]
     longest = max(range(len(rows)), key=lambda place: len(rows[place][0]))
     length = len(rows[longest][0])
-    need(length <= most, f"Sentence {longest + 1} has {length} tokens and the model reads {most}; cut it in two.")
+    need(
+        length <= most,
+        f"Sentence {longest + 1} has {length} tokens and the model reads {most}; cut it in two.",
+    )
     opened = tokenizer.framed([[-1]])[0].index(-1)
     return rows, [list(itertools.accumulate(map(len, one), initial=opened))[:-1] for one in words]
 
@@ -125,18 +150,27 @@ def tags(cfg: config.Model) -> bool:
 def _rows(
     model: Model, tokenizer: Tokenizer, texts: Sequence[Text], truncate: bool
 ) -> list[tuple[list[int], list[int]]]:
-    """The ids of each text or pair and their segments; UserError where there are none, or more than the model reads."""
+    """The ids of each text or pair and their segments; UserError where there are none, or more than
+    the model reads."""
     need(bool(texts), "There is no text; give at least one.")
     if any(not text for group in texts for text in ((group,) if isinstance(group, str) else group)):
         raise UserError("A text is empty; give some text.")
     most, rows = int(min(model.config.context, model.limit)), tokenizer.encode_pairs(texts)
     long = [place for place, (ids, _) in enumerate(rows) if len(ids) > most]
     if long:
-        length = f"Text {long[0] + 1} has {len(rows[long[0]][0]):,} tokens and the model reads {most:,}"
-        need(truncate, f"{length}; shorten it, or let texts lose their end: --truncate, for eval --cut end.")
+        length = (
+            f"Text {long[0] + 1} has {len(rows[long[0]][0]):,} tokens and the model reads {most:,}"
+        )
+        need(
+            truncate,
+            f"{length}; shorten it, or let texts lose their end: --truncate, for eval --cut end.",
+        )
         for place in long:
             (rows[place],) = tokenizer.encode_pairs([texts[place]], most=most)
-        note(f"{len(long):,} of {len(texts):,} texts lost their end; the model reads {most:,} tokens.")
+        note(
+            f"{len(long):,} of {len(texts):,} texts lost their end; the model reads {most:,} "
+            "tokens."
+        )
     return rows
 
 
@@ -148,22 +182,36 @@ def _each(
     progress: Progress | None,
     edits: Sequence[ModelEdit | str],
 ) -> list[Tensor]:
-    """What ``answer`` makes of each row's hidden states, in fp32 on the host; short rows first: little is padded."""
+    """What ``answer`` makes of each row's hidden states, in fp32 on the host; short rows first:
+    little is padded."""
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     tape = tape_of(edits, Reading(model, None))
     device, found = next(model.parameters()).device, dict[int, Tensor]()
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
     for places in _groups(rows, order, batch, AT_ONCE if device.type == "cpu" else None):
-        tokens, segments, pos = (torch.full((len(places), len(rows[places[-1]][0])), fill) for fill in (0, 0, -1))
+        tokens, segments, pos = (
+            torch.full((len(places), len(rows[places[-1]][0])), fill) for fill in (0, 0, -1)
+        )
         for row, place in enumerate(places):
             ids, kinds = rows[place]
-            tokens[row, : len(ids)], segments[row, : len(ids)] = torch.tensor(ids), torch.tensor(kinds)
+            tokens[row, : len(ids)], segments[row, : len(ids)] = (
+                torch.tensor(ids),
+                torch.tensor(kinds),
+            )
             pos[row, : len(ids)] = torch.arange(len(ids))
         tokens, segments, pos = (x.to(device) for x in (tokens, segments, pos))
         wrong = tokens.max() >= model.config.embed.vocab
-        need(not wrong, "The tokenizer has tokens that the model does not know; use the one it was trained with.")
+        need(
+            not wrong,
+            "The tokenizer has tokens that the model does not know; use the one it "
+            "was trained with.",
+        )
         with inference(model):
-            told = {"segments": segments} if isinstance(model, Encoder) and model.config.embed.segments else {}
+            told = (
+                {"segments": segments}
+                if isinstance(model, Encoder) and model.config.embed.segments
+                else {}
+            )
             hidden = model(tokens, pos=pos, tape=tape, logits="none", **told).hidden
             answers = answer(hidden, model.flow(tokens, pos, tape=tape)).float()
         must_be_finite(model, answers)
@@ -176,7 +224,8 @@ def _each(
 def _groups(
     rows: Sequence[tuple[list[int], list[int]]], order: Sequence[int], batch: int, most: int | None
 ) -> Iterator[list[int]]:
-    """The places in ``order``, short rows first, cut into groups of ``batch``, or of ``most`` tokens with padding."""
+    """The places in ``order``, short rows first, cut into groups of ``batch``, or of ``most``
+    tokens with padding."""
     group: list[int] = []
     for place in order:
         full = most is not None and (len(group) + 1) * len(rows[place][0]) > most
@@ -189,7 +238,8 @@ def _groups(
 
 @dataclass(frozen=True)
 class Filled:
-    """A way to fill the blanks: the token for each, and the whole text; ``probability`` is that of all of them."""
+    """A way to fill the blanks: the token for each, and the whole text; ``probability`` is that of
+    all of them."""
 
     tokens: list[int]
     words: list[str]
@@ -209,16 +259,24 @@ def fill(
     top: int = 5,
     order: Order = "apart",
 ) -> list[list[Filled]]:
-    """What an encoder puts in the blanks of a text, written as its mask token or as ``___``, the likeliest first.
+    """What an encoder puts in the blanks of a text, written as its mask token or as ``___``, the
+    likeliest first.
 
-    ``apart``: the ``top`` tokens of each blank by itself, all read in one pass; a list for each blank. ``left`` and
-    ``sure``: the ``top`` ways to fill all of them, one after the other, each seeing those before it, from the left
-    or the blank first that the model is surest of; one list. Raises UserError for a text without blanks, a tokenizer
-    without a mask and a model that fills none.
+    ``apart``: the ``top`` tokens of each blank by itself, all read in one pass; a list for each
+    blank. ``left`` and ``sure``: the ``top`` ways to fill all of them, one after the other, each
+    seeing those before it, from the left or the blank first that the model is surest of; one list.
+    Raises UserError for a text without blanks, a tokenizer without a mask and a model that fills
+    none.
     """
     if not isinstance(model, Encoder) or model.head is None:
-        what = "has no head over words" if isinstance(model, Encoder) else "writes texts, use `generate` or `translate`"
-        raise UserError(f"Blanks are filled by an encoder with a masked-language head; this model {what}.")
+        what = (
+            "has no head over words"
+            if isinstance(model, Encoder)
+            else "writes texts, use `generate` or `translate`"
+        )
+        raise UserError(
+            f"Blanks are filled by an encoder with a masked-language head; this model {what}."
+        )
     filling = Filling(tokenizer, text, int(min(model.config.context, model.limit)), top, order)
     while filling.rows:
         filling.read(_logits(model, filling))
@@ -226,25 +284,36 @@ def fill(
 
 
 class Filling:
-    """The blanks of one text as they are filled: whoever reads ``rows`` tells what the model says at ``blanks``.
+    """The blanks of one text as they are filled: whoever reads ``rows`` tells what the model says
+    at ``blanks``.
 
     ``found`` is there once no rows are left to be read. Each row is as long as ``segments``.
     """
 
     def __init__(self, tokenizer: Tokenizer, text: str, most: int, top: int, order: Order) -> None:
         if tokenizer.mask is None:
-            raise UserError("This tokenizer has no mask token, so a blank cannot be shown to the model; use another.")
+            raise UserError(
+                "This tokenizer has no mask token, so a blank cannot be shown to the "
+                "model; use another."
+            )
         need(top >= 1, f"top is {top}; give 1 or more.")
         self.tokenizer, self.top, self.order = tokenizer, top, order
         self.mark = tokenizer.token(tokenizer.mask)
         self.text = text.replace(BLANK, self.mark)
         ids, self.segments = tokenizer.encode_pair(self.text, special=True)
         self.blanks = [place for place, token in enumerate(ids) if token == tokenizer.mask]
-        need(bool(self.blanks), f"The text has no blank; write {BLANK} or {self.mark} where one is.")
-        need(len(ids) <= most, f"The text has {len(ids)} tokens and the model reads {most}; shorten it.")
+        need(
+            bool(self.blanks), f"The text has no blank; write {BLANK} or {self.mark} where one is."
+        )
+        need(
+            len(ids) <= most,
+            f"The text has {len(ids)} tokens and the model reads {most}; shorten it.",
+        )
         self.found: list[list[Filled]] = []
         # log-probability, ids, and the numbers of the blanks that are still open
-        self._ways: list[tuple[float, list[int], tuple[int, ...]]] = [(0.0, ids, tuple(range(len(self.blanks))))]
+        self._ways: list[tuple[float, list[int], tuple[int, ...]]] = [
+            (0.0, ids, tuple(range(len(self.blanks))))
+        ]
 
     @property
     def rows(self) -> list[list[int]]:
@@ -254,7 +323,8 @@ class Filling:
     def read(self, logits: Tensor) -> None:
         """Logits (B, P, V) of the rows at the P blanks.
 
-        Probabilities are over all rows of the model's vocabulary; a table rounded up has ids that nobody can write.
+        Probabilities are over all rows of the model's vocabulary; a table rounded up has ids that
+        nobody can write.
         """
         logprobs = logits.float().log_softmax(-1)[..., : self.tokenizer.size]
         count = min(self.top, logprobs.shape[-1])
@@ -265,7 +335,11 @@ class Filling:
             return
         grown = {}
         for (total, way, open), row in zip(self._ways, logprobs, strict=True):
-            number = open[0] if self.order == "left" else max(open, key=lambda one: float(row[one].max()))
+            number = (
+                open[0]
+                if self.order == "left"
+                else max(open, key=lambda one: float(row[one].max()))
+            )
             rest = tuple(one for one in open if one != number)
             for value, token in zip(*(x.tolist() for x in row[number].topk(count)), strict=True):
                 longer = [*way]
@@ -278,7 +352,10 @@ class Filling:
 
     def _filled(self, chosen: dict[int, int], logprob: float) -> Filled:
         """The text with the tokens chosen, by the blank's number."""
-        words = {number: self.tokenizer.decode([token], special=True).strip() for number, token in chosen.items()}
+        words = {
+            number: self.tokenizer.decode([token], special=True).strip()
+            for number, token in chosen.items()
+        }
         first, *rest = self.text.split(self.mark)
         shown = first + "".join(words.get(number, BLANK) + part for number, part in enumerate(rest))
         return Filled(list(chosen.values()), list(words.values()), math.exp(logprob), shown)

@@ -1,4 +1,5 @@
-"""What the user asks to be continued, as rows of token ids; and rows of different lengths as one left-padded batch."""
+"""What the user asks to be continued, as rows of token ids; and rows of different lengths as one
+left-padded batch."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = (
-    str | Sequence[str | None] | Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray[Any, Any] | None
+    str
+    | Sequence[str | None]
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Tensor
+    | np.ndarray[Any, Any]
+    | None
 )
 
 Start: TypeAlias = int | Sequence[int] | None
@@ -34,13 +41,19 @@ def starts_and_sources(
     start: Start,
     slide: bool = False,
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """What the decoder begins with, and what an encoder reads (None for a decoder alone), a row for each prompt.
+    """What the decoder begins with, and what an encoder reads (None for a decoder alone), a row for
+    each prompt.
 
-    Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens`` do.
+    Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens``
+    do.
     """
     if isinstance(cfg, config.Encoder):
-        raise UserError("An encoder cannot continue a text; give a decoder, or use fill, embed or classify.")
-    sentence = "This model has no head over tokens and cannot continue a text; use embed or classify, or"
+        raise UserError(
+            "An encoder cannot continue a text; give a decoder, or use fill, embed or classify."
+        )
+    sentence = (
+        "This model has no head over tokens and cannot continue a text; use embed or classify, or"
+    )
     need(cfg.head is not None, f"{sentence} train one with the objective Causal.")
     pair = isinstance(cfg, config.EncoderDecoder)
     reads = (source_tokenizer or (tokenizer and tokenizer.for_source)) if pair else tokenizer
@@ -56,14 +69,19 @@ def end_tokens(eos: int | Collection[int] | None, tokenizer: Tokenizer | None) -
 
 
 def encode(
-    prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bool | None = None, slide: bool = False
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    cfg: config.Model,
+    bos: bool | None = None,
+    slide: bool = False,
 ) -> list[list[int]]:
     """The prompts as lists of ids that the model can take.
 
-    For a decoder, ``bos`` None puts the tokenizer's bos before a text when it has one of its own (not the same as
-    eos), and None as a prompt is the beginning: bos alone (or eos: in training it closes the document before). For
-    an encoder-decoder the prompt is the source, closed by eos where there is one. Ids are taken as they are. Raises
-    UserError for an empty prompt, an id out of range and a prompt longer than the context, unless that will ``slide``.
+    For a decoder, ``bos`` None puts the tokenizer's bos before a text when it has one of its own
+    (not the same as eos), and None as a prompt is the beginning: bos alone (or eos: in training it
+    closes the document before). For an encoder-decoder the prompt is the source, closed by eos
+    where there is one. Ids are taken as they are. Raises UserError for an empty prompt, an id out
+    of range and a prompt longer than the context, unless that will ``slide``.
     """
     if isinstance(prompt, Tensor | np.ndarray):
         prompt = prompt.tolist()
@@ -74,9 +92,12 @@ def encode(
     for ids in rows:
         check(ids, config.source_embed(cfg).vocab)
         if len(ids) > cfg.context and not slide:
-            slides = "" if source else ", or let the context slide (--slide), which reads those alone"
+            slides = (
+                "" if source else (", or let the context slide (--slide), which reads those alone")
+            )
             raise UserError(
-                f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; shorten it, for example "
+                f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; "
+                "shorten it, for example "
                 f"to its last {max(cfg.context // 2, 1)} tokens{slides}.{longer_hint(cfg)}"
             )
     return rows
@@ -85,37 +106,57 @@ def encode(
 def check(ids: Sequence[int], vocab: int) -> None:
     """UserError unless there are ids, and each is one of the model's."""
     if not ids:
-        raise UserError("The prompt is empty; give some text, or leave it out to begin where the model's texts begin.")
+        raise UserError(
+            "The prompt is empty; give some text, or leave it out to begin where the "
+            "model's texts begin."
+        )
     must_be_known(ids, vocab)
 
 
 def first_tokens(tokenizer: Tokenizer | None, start: Start, cfg: config.Model) -> list[int]:
-    """What an encoder-decoder's decoder begins with: an id, or several (a language's tag); UserError for bad ones."""
+    """What an encoder-decoder's decoder begins with: an id, or several (a language's tag);
+    UserError for bad ones."""
     if start is None and tokenizer is not None:
         start = target_start(tokenizer)
     if start is None:
         raise UserError("The decoder needs a token to begin with; give start=ID.")
     ids: list[Any] = list(start) if isinstance(start, list | tuple) else [start]
     whole = all(isinstance(one, Integral) and not isinstance(one, bool) for one in ids)
-    need(whole and 0 < len(ids) <= cfg.context, f"start is {start!r}; give a token's id, or a list of at least one.")
+    need(
+        whole and 0 < len(ids) <= cfg.context,
+        f"start is {start!r}; give a token's id, or a list of at least one.",
+    )
     check(ids, cfg.embed.vocab)
     return list(map(int, ids))
 
 
-def _encode_one(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:
+def _encode_one(
+    prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool
+) -> list[int]:
     if prompt is None and not source:
         opening = None if tokenizer is None else text_start(tokenizer)
         if opening is None:
-            raise UserError("There is no bos or eos token to begin with; give a prompt of at least one token.")
+            raise UserError(
+                "There is no bos or eos token to begin with; give a prompt of at least one token."
+            )
         return [opening]
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise UserError("A text prompt needs a tokenizer; give one, or give the prompt as token ids.")
+            raise UserError(
+                "A text prompt needs a tokenizer; give one, or give the prompt as token ids."
+            )
         first = not source and document_start(tokenizer) is not None if bos is None else bos
-        return tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None) if prompt else []
+        return (
+            tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None)
+            if prompt
+            else []
+        )
     if isinstance(prompt, Sequence) and _are_ids(prompt):
         return list(map(int, prompt))
-    raise UserError("The prompt is neither a text nor token ids; give a text, a list of ids, or a list of either.")
+    raise UserError(
+        "The prompt is neither a text nor token ids; give a text, a list of ids, or "
+        "a list of either."
+    )
 
 
 def _are_ids(prompt: Sequence[object]) -> bool:
@@ -123,13 +164,16 @@ def _are_ids(prompt: Sequence[object]) -> bool:
 
 
 def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The rows as one batch that ends in one column: tokens (B, T) and positions (B, T), -1 where there is nothing.
+    """The rows as one batch that ends in one column: tokens (B, T) and positions (B, T), -1 where
+    there is nothing.
 
     Positions are None when no row needs padding.
     """
     longest = max(map(len, rows))
     gaps = [longest - len(row) for row in rows]
-    tokens = torch.tensor([[0] * gap + list(row) for gap, row in zip(gaps, rows, strict=True)], device=device)
+    tokens = torch.tensor(
+        [[0] * gap + list(row) for gap, row in zip(gaps, rows, strict=True)], device=device
+    )
     if not any(gaps):
         return tokens, None
     places = torch.arange(longest, device=device) - torch.tensor(gaps, device=device)[:, None]

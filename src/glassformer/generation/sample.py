@@ -1,4 +1,5 @@
-"""From logits to one token per row: penalise what was said, warm, cut the tail, draw. Pure functions of (B, V) logits.
+"""From logits to one token per row: penalise what was said, warm, cut the tail, draw. Pure
+functions of (B, V) logits.
 
     logits -> repetition penalty -> temperature -> top-k -> top-p -> min-p -> draw
 
@@ -20,10 +21,11 @@ from ..errors import need
 class Sampling:
     """How the next token is chosen.
 
-    ``temperature`` divides the logits: 1 draws from the model's own distribution, 0 takes the likeliest
-    token (greedy). ``top_k`` keeps the k likeliest tokens, ``top_p`` the fewest likeliest whose mass reaches p,
-    ``min_p`` those at least p times as likely as the likeliest. ``repetition_penalty`` above 1 makes
-    tokens that are already in the row less likely. Raises UserError for a value that means nothing.
+    ``temperature`` divides the logits: 1 draws from the model's own distribution, 0 takes the
+    likeliest token (greedy). ``top_k`` keeps the k likeliest tokens, ``top_p`` the fewest likeliest
+    whose mass reaches p, ``min_p`` those at least p times as likely as the likeliest.
+    ``repetition_penalty`` above 1 makes tokens that are already in the row less likely. Raises
+    UserError for a value that means nothing.
     """
 
     temperature: float = 1.0
@@ -34,11 +36,26 @@ class Sampling:
 
     def __post_init__(self) -> None:
         penalty = self.repetition_penalty
-        need(0 <= self.temperature < math.inf, f"temperature is {self.temperature}; give 0 (greedy) or more.")
-        need(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}; give 1 or more, or leave it out.")
-        need(self.top_p is None or 0 < self.top_p <= 1, f"top_p is {self.top_p}; give a share above 0, at most 1.")
-        need(self.min_p is None or 0 <= self.min_p <= 1, f"min_p is {self.min_p}; give a share from 0 to 1.")
-        need(0 < penalty < math.inf, f"repetition_penalty is {penalty}; give a number above 0 (1 changes nothing).")
+        need(
+            0 <= self.temperature < math.inf,
+            f"temperature is {self.temperature}; give 0 (greedy) or more.",
+        )
+        need(
+            self.top_k is None or self.top_k >= 1,
+            f"top_k is {self.top_k}; give 1 or more, or leave it out.",
+        )
+        need(
+            self.top_p is None or 0 < self.top_p <= 1,
+            f"top_p is {self.top_p}; give a share above 0, at most 1.",
+        )
+        need(
+            self.min_p is None or 0 <= self.min_p <= 1,
+            f"min_p is {self.min_p}; give a share from 0 to 1.",
+        )
+        need(
+            0 < penalty < math.inf,
+            f"repetition_penalty is {penalty}; give a number above 0 (1 changes nothing).",
+        )
 
     @property
     def greedy(self) -> bool:
@@ -49,8 +66,8 @@ class Sampling:
 def choose(logits: Tensor, uniform: Tensor | None, seen: Tensor | None, how: Sampling) -> Tensor:
     """The next token of each row, (B,).
 
-    ``uniform`` (B,) in [0, 1) is each row's luck (unused when greedy); ``seen`` (B, V) marks the tokens that are
-    already in the row (needed for the repetition penalty alone).
+    ``uniform`` (B,) in [0, 1) is each row's luck (unused when greedy); ``seen`` (B, V) marks the
+    tokens that are already in the row (needed for the repetition penalty alone).
     """
     if seen is not None:
         logits = penalise(logits, seen, how.repetition_penalty)
@@ -60,7 +77,8 @@ def choose(logits: Tensor, uniform: Tensor | None, seen: Tensor | None, how: Sam
 
 
 def cut(logits: Tensor, how: Sampling) -> Tensor:
-    """Logits with what top-k, top-p and min-p leave out at minus infinity; each sees what the one before left."""
+    """Logits with what top-k, top-p and min-p leave out at minus infinity; each sees what the one
+    before left."""
     if how.top_k is not None:
         logits = top_k(logits, how.top_k)
     if how.top_p is not None and how.top_p < 1:
@@ -71,7 +89,8 @@ def cut(logits: Tensor, how: Sampling) -> Tensor:
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Seen tokens less likely: logits above 0 divided by the penalty, others multiplied (Keskar et al. 2019)."""
+    """Seen tokens less likely: logits above 0 divided by the penalty, others multiplied (Keskar et
+    al. 2019)."""
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
@@ -82,10 +101,11 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """The nucleus: a token stays while the mass of those likelier than it is below p (Holtzman et al. 2020)."""
+    """The nucleus: a token stays while the mass of those likelier than it is below p (Holtzman et
+    al. 2020)."""
     chance, vocab = logits.softmax(-1), logits.shape[-1]
-    # All tokens below (1 - p) / V together weigh less than 1 - p: none is in the nucleus, so none needs sorting. An
-    # accelerator sorts them sooner than it could tell us how many they are.
+    # All tokens below (1 - p) / V together weigh less than 1 - p: none is in the nucleus, so none
+    # needs sorting. An accelerator sorts them sooner than it could tell us how many they are.
     some = int((chance * vocab >= 1 - p).sum(-1).max()) if logits.device.type == "cpu" else vocab
     likeliest = chance.topk(some).values
     count = (likeliest.cumsum(-1) - likeliest < p).sum(-1, keepdim=True)
@@ -100,21 +120,25 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     """The token of each row in whose share of the distribution its ``uniform`` falls, (B,).
 
-    One number decides a row, so its luck can be fixed beforehand and depends on no other row. The sums are in
-    double precision (where the device has it): their rounding must not reach the tail.
+    One number decides a row, so its luck can be fixed beforehand and depends on no other row. The
+    sums are in double precision (where the device has it): their rounding must not reach the tail.
     """
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     mass = logits.softmax(-1).cumsum(-1, dtype=wide)
-    # u * total < total for every u < 1 of the same precision, so the answer always has some mass of its own.
+    # u * total < total for every u < 1 of the same precision, so the answer always has some mass of
+    # its own.
     aim = uniform.to(wide)[:, None] * mass[:, -1:]
     found = torch.searchsorted(mass, aim, right=True).squeeze(-1)
-    return found.clamp(max=logits.shape[-1] - 1)  # only logits that are not numbers lead past the end
+    # only logits that are not numbers lead past the end
+    return found.clamp(max=logits.shape[-1] - 1)
 
 
 def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
-    """Booleans (B, V): the ``count`` (B, 1) greatest of each row, of which ``least`` (B, 1) is the last.
+    """Booleans (B, V): the ``count`` (B, 1) greatest of each row, of which ``least`` (B, 1) is the
+    last.
 
-    Of equal ones the first: which they are does not depend on how many others are asked for, as with ``topk``.
+    Of equal ones the first: which they are does not depend on how many others are asked for, as
+    with ``topk``.
     """
     above, equal = values > least, values == least
     missing = count - above.sum(-1, keepdim=True)
@@ -124,13 +148,15 @@ def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
-    """The natural logarithm of the model's own probability of ``tokens`` (B,), before penalty, temperature and cuts."""
+    """The natural logarithm of the model's own probability of ``tokens`` (B,), before penalty,
+    temperature and cuts."""
     logits = logits.float()
     return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
 
 def likeliest(logits: Tensor, known: int | None, count: int) -> list[list[tuple[int, float]]]:
-    """For each row its ``count`` likeliest of the first ``known`` ids, with the model's own log-probability of each."""
+    """For each row its ``count`` likeliest of the first ``known`` ids, with the model's own
+    log-probability of each."""
     best = logits.float().log_softmax(-1)[:, :known]
     count = min(count, best.shape[-1])
     some = greatest(best, best.topk(count).values[:, -1:], torch.tensor(count, device=best.device))

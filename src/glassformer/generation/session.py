@@ -25,29 +25,37 @@ from .prompt import pad_left
 
 PREPACK_AFTER = 32  # tokens that repay another look at the weights
 PREPACK_AFTER_BF16 = (
-    256  # and tokens of a prompt that do in bf16, where prepacked weights gain less for many rows at once
+    # and tokens of a prompt that do in bf16, where prepacked weights gain less for many rows at
+    # once
+    256
 )
 
 CAPTURE = False
-"""Whether decoding on a GPU plays recorded steps (``CapturedStep``). Not run on a GPU yet, hence off."""
+"""Whether decoding on a GPU plays recorded steps (``CapturedStep``). Not run on a GPU yet, hence
+off."""
 
 ROOM = 512  # columns of a captured step's cache at first
 
 
 Reader: TypeAlias = Callable[[Model, Tensor, Tensor | None], tuple[Tensor, Cache]]
-"""(model, tokens (B, T), positions or None) -> logits (B, V) after the last column, and the cache of all of them."""
+"""(model, tokens (B, T), positions or None) -> logits (B, V) after the last column, and the cache
+of all of them."""
 
 
 class Session:
     """A model with its cache, the encoder's memory and each row's next position.
 
-    ``pos`` (B, 1) holds each row's next position once rows differ; None while the cache's own count does. A ``tape``
-    edits what the model computes; a ``reader`` reads prompts instead of the model alone (parallel/prefill.py). Pages
-    come from ``kept`` where there is one.
+    ``pos`` (B, 1) holds each row's next position once rows differ; None while the cache's own count
+    does. A ``tape`` edits what the model computes; a ``reader`` reads prompts instead of the model
+    alone (parallel/prefill.py). Pages come from ``kept`` where there is one.
     """
 
     def __init__(
-        self, model: Model, tape: Tape | None = None, reader: Reader | None = None, kept: KeptPages | None = None
+        self,
+        model: Model,
+        tape: Tape | None = None,
+        reader: Reader | None = None,
+        kept: KeptPages | None = None,
     ) -> None:
         self.reader, self.kept = reader, kept
         self.model, self.cache, self.tape = model, Cache(model.config), tape
@@ -62,14 +70,18 @@ class Session:
         self.read, self.room = 0, 0  # columns that captured steps have filled, and those they have
         self.paged: PagedRows | None = None  # what the cache held, where the blocks in C go on
 
-    def prefill(self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int) -> Tensor:
+    def prefill(
+        self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int
+    ) -> Tensor:
         """The logits (B, V) that follow each of ``starts``, every row ``samples`` times over.
 
         ``sources`` are what an encoder-decoder's encoder reads, one for each row.
         """
         weight = next(self.model.parameters())
         tokens, pos = pad_left(starts, weight.device)
-        if tokens.numel() >= (PREPACK_AFTER_BF16 if weight.dtype == torch.bfloat16 else PREPACK_AFTER):
+        if tokens.numel() >= (
+            PREPACK_AFTER_BF16 if weight.dtype == torch.bfloat16 else PREPACK_AFTER
+        ):
             self.prepack(new=False)
         if sources is not None:
             assert isinstance(self.model, EncoderDecoder)
@@ -108,7 +120,8 @@ class Session:
 
         The room doubles when it is full, and each time the step is recorded anew.
         """
-        self.read = max(self.read, self.cache.length)  # the cache does not see the steps that are played
+        # the cache does not see the steps that are played
+        self.read = max(self.read, self.cache.length)
         self.room = 2 * max(ROOM // 2, self.room, self.read)
         self.cache.fix(self.room)
         self.pos = None  # the cache's own count does
@@ -117,7 +130,8 @@ class Session:
     def select(self, rows: Sequence[int], same_prompts: bool = False) -> None:
         """Row i becomes what row ``rows[i]`` was; the others are left out.
 
-        ``same_prompts``: rows only change places with others of the same prompt, so the encoder's side can stay.
+        ``same_prompts``: rows only change places with others of the same prompt, so the encoder's
+        side can stay.
         """
         if self.paged is not None:
             self.paged.select(rows)
@@ -132,13 +146,17 @@ class Session:
             self.pos = self.pos[index]
         if self.memory is not None and not same_prompts:
             hidden, pos = self.memory.hidden, self.memory.pos
-            self.memory = Memory(hidden[index], pos if pos.shape[0] == 1 else pos[index], self.memory.contiguous)
+            self.memory = Memory(
+                hidden[index], pos if pos.shape[0] == 1 else pos[index], self.memory.contiguous
+            )
 
     def prepack(self, new: bool = True, steps: int = 0) -> None:
-        """Prepare for many tokens: on a CPU, weights in the order its kernels read fastest, where memory has room.
+        """Prepare for many tokens: on a CPU, weights in the order its kernels read fastest, where
+        memory has room.
 
-        Without ``new`` only what an earlier session left is compared and used. With ``steps``, after the prompt: so
-        many tokens at most follow. Not in the middle of a training, whose next step would undo it.
+        Without ``new`` only what an earlier session left is compared and used. With ``steps``,
+        after the prompt: so many tokens at most follow. Not in the middle of a training, whose next
+        step would undo it.
         """
         if self.model.training:
             return
@@ -154,7 +172,9 @@ class Session:
             if isinstance(fused.decoder, FusedStack):
                 self.view = replace(self.view, model=fused)
                 rows = len(self.cache.layers[0][0].k)
-                after = torch.full((rows,), self.cache.length) if self.pos is None else self.pos[:, 0]
+                after = (
+                    torch.full((rows,), self.cache.length) if self.pos is None else self.pos[:, 0]
+                )
                 told = fused, self.cache, after, steps, self.memory, self.source_of, self.kept
                 self.paged, self.cache = PagedRows(*told), Cache(self.model.config)
                 self.memory = None

@@ -1,4 +1,5 @@
-"""From tokens to text that may be shown: whole characters, and nothing that might begin a stop string."""
+"""From tokens to text that may be shown: whole characters, and nothing that might begin a stop
+string."""
 
 from __future__ import annotations
 
@@ -12,15 +13,19 @@ if TYPE_CHECKING:
 class Writer:
     """One row's text as it grows; ``stopped_by`` is the stop string that has been completed.
 
-    What comes out never contains a stop string, nor the start of one that later tokens complete. The first
-    stop string to be complete wins, so the text does not depend on where the tokens' borders lie.
+    What comes out never contains a stop string, nor the start of one that later tokens complete.
+    The first stop string to be complete wins, so the text does not depend on where the tokens'
+    borders lie.
     """
 
-    def __init__(self, stream: Stream, context: Iterable[int] = (), stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, stream: Stream, context: Iterable[int] = (), stops: Sequence[str] = ()
+    ) -> None:
         self.stream, self.stops = stream, stops
         self.held = ""
         self.stopped_by: str | None = None
-        for token in context:  # the text goes on from here: the space between two words belongs to what follows
+        # the text goes on from here: the space between two words belongs to what follows
+        for token in context:
             stream.push(token)
 
     @property
@@ -29,7 +34,8 @@ class Writer:
         return self.stopped_by is not None
 
     def push(self, token: int) -> str:
-        """The text that may be shown after this token, often one token's, sometimes none or more."""
+        """The text that may be shown after this token, often one token's, sometimes none or
+        more."""
         return self._show(self.stream.push(token))
 
     def close(self) -> str:

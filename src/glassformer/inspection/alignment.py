@@ -28,7 +28,8 @@ CELL = 18  # dots a side of a cell in a drawing
 
 @dataclass(frozen=True)
 class Alignment:
-    """The weights (T, S) of one attention, of a head or the mean of all, with the words of rows and columns."""
+    """The weights (T, S) of one attention, of a head or the mean of all, with the words of rows and
+    columns."""
 
     path: str
     rows: list[str]
@@ -37,13 +38,20 @@ class Alignment:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return {"path": self.path, "rows": self.rows, "columns": self.columns, "weights": self.weights.tolist()}
+        return {
+            "path": self.path,
+            "rows": self.rows,
+            "columns": self.columns,
+            "weights": self.weights.tolist(),
+        }
 
     def text(self, plain: bool = False) -> str:
         """For a terminal, the words of the columns from top to bottom; ``plain`` in ASCII."""
         shades, wide, high = SHADES[plain], max(map(len, self.rows)), max(map(len, self.columns))
         standing = [word.rjust(high) for word in self.columns]
-        lines = [" " * (wide + 1) + "".join(word[at] + " " for word in standing) for at in range(high)]
+        lines = [
+            " " * (wide + 1) + "".join(word[at] + " " for word in standing) for at in range(high)
+        ]
         for word, row in zip(self.rows, self.weights.tolist(), strict=True):
             cells = (shades[min(round(weight * len(shades)), len(shades) - 1)] for weight in row)
             lines.append(word.rjust(wide) + " " + "".join(2 * cell for cell in cells))
@@ -55,16 +63,22 @@ class Alignment:
         elements = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
         for x, word in enumerate(self.columns):
             place = f"{x0 + CELL * x + 13},{top - 5}"
-            elements.append(f'<text transform="translate({place}) rotate(-90)">{escape(word)}</text>')
+            elements.append(
+                f'<text transform="translate({place}) rotate(-90)">{escape(word)}</text>'
+            )
         for y, (word, row) in enumerate(zip(self.rows, self.weights.tolist(), strict=True)):
             at = top + CELL * y
-            elements.append(f'<text x="{x0 - 5}" y="{at + 13}" text-anchor="end">{escape(word)}</text>')
+            elements.append(
+                f'<text x="{x0 - 5}" y="{at + 13}" text-anchor="end">{escape(word)}</text>'
+            )
             for x, weight in enumerate(row):
                 square = f'x="{x0 + CELL * x}" y="{at}" width="{CELL}" height="{CELL}"'
                 elements.append(f'<rect {square} fill="#1f5f9e" fill-opacity="{weight:.3f}"/>')
         head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" y="{y}"'
         style = 'font-family="monospace" font-size="13"'
-        return "\n".join([f"{head} {style}>", f"<title>{escape(self.path)}</title>", *elements, "</svg>", ""])
+        return "\n".join(
+            [f"{head} {style}>", f"<title>{escape(self.path)}</title>", *elements, "</svg>", ""]
+        )
 
     def _size(self) -> tuple[int, int, int, int]:
         """Where the cells begin and where they end, in dots: left, top, width, height."""
@@ -76,8 +90,13 @@ def svg(drawn: Sequence[Alignment]) -> str:
     """All of them as one drawing, one below the other."""
     sizes = [picture._size()[2:] for picture in drawn]
     begins = list(itertools.accumulate((height + CELL for _, height in sizes), initial=0))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(w for w, _ in sizes)}" height="{begins[-1] - CELL}">'
-    return "\n".join([head, *(picture.svg(y) for picture, y in zip(drawn, begins, strict=False)), "</svg>", ""])
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(w for w, _ in sizes)}" '
+        f'height="{begins[-1] - CELL}">'
+    )
+    return "\n".join(
+        [head, *(picture.svg(y) for picture, y in zip(drawn, begins, strict=False)), "</svg>", ""]
+    )
 
 
 def alignments(
@@ -89,27 +108,42 @@ def alignments(
     head: int | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> list[Alignment]:
-    """The attentions that match ``patterns`` while the model reads ``text``; of a pair, by default, those across.
+    """The attentions that match ``patterns`` while the model reads ``text``; of a pair, by default,
+    those across.
 
-    ``head`` is the one that is drawn, counted from 0; None draws the mean of all. ``edits`` change the run.
+    ``head`` is the one that is drawn, counted from 0; None draws the mean of all. ``edits`` change
+    the run.
 
-    A row across is named by the word that comes of it, the one after the word that is read. Raises UserError where
-    nothing that matches is an attention.
+    A row across is named by the word that comes of it, the one after the word that is read. Raises
+    UserError where nothing that matches is an attention.
     """
     names = patterns or ("*.cross.pattern" if source is not None else "*.pattern",)
     recorded = look(model, tokenizer, text, *names, source=source, edits=edits)
-    pictures = {path: value for path, value in recorded.items() if path.endswith(".pattern") and value.ndim == 4}
+    pictures = {
+        path: value
+        for path, value in recorded.items()
+        if path.endswith(".pattern") and value.ndim == 4
+    }
     if not pictures:
         raise UserError(
-            'None of these values is an attention; give a name that ends in "pattern", as "*.attn.pattern".'
+            'None of these values is an attention; give a name that ends in "pattern", as '
+            '"*.attn.pattern".'
         )
     least = min(value.shape[1] for value in pictures.values())
-    need(head is None or 0 <= head < least, f"head is {head}; these attentions have heads 0 to {least - 1}.")
-    chosen = {path: value[0].float().mean(0) if head is None else value[0, head] for path, value in pictures.items()}
+    need(
+        head is None or 0 <= head < least,
+        f"head is {head}; these attentions have heads 0 to {least - 1}.",
+    )
+    chosen = {
+        path: value[0].float().mean(0) if head is None else value[0, head]
+        for path, value in pictures.items()
+    }
     return list(_named(chosen, tokenizer, read_tokens(model, tokenizer, text, source, edits)))
 
 
-def _named(pictures: Mapping[str, Tensor], tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> Iterator[Alignment]:
+def _named(
+    pictures: Mapping[str, Tensor], tokenizer: Tokenizer, metadata: Mapping[str, Any]
+) -> Iterator[Alignment]:
     query_words = [_word(tokenizer, number) for number in metadata["ids"]]
     written = [*query_words[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
     key_words = (

@@ -1,4 +1,5 @@
-"""A trace as a page reads it: the tokens with their bytes, the plan with words, a cell with where it goes from here."""
+"""A trace as a page reads it: the tokens with their bytes, the plan with words, a cell with where
+it goes from here."""
 
 from __future__ import annotations
 
@@ -81,11 +82,20 @@ KIND_WORDS = {
 
 
 def card(cfg: config.Model) -> dict[str, Any]:
-    """What a page must know of a model before it is loaded: its kind, sizes, and what can be asked of it."""
+    """What a page must know of a model before it is loaded: its kind, sizes, and what can be asked
+    of it."""
     nodes = list(_walk(cfg))
     recurrent = any(isinstance(node, config.Recurrent) for node in nodes)
     pair, encoder = isinstance(cfg, config.EncoderDecoder), isinstance(cfg, config.Encoder)
-    kind = "encoder-decoder" if pair else "encoder" if encoder else "recurrent" if recurrent else "decoder"
+    kind = (
+        "encoder-decoder"
+        if pair
+        else "encoder"
+        if encoder
+        else "recurrent"
+        if recurrent
+        else "decoder"
+    )
     head = cfg.head is not None
     can = {
         "generate": head and not encoder,
@@ -113,9 +123,12 @@ def _walk(node: Any) -> Iterator[Any]:
 
 
 def tokens(
-    tokenizer: Tokenizer | None, ids: Sequence[int], spans: Mapping[int, tuple[int, int]] | None = None
+    tokenizer: Tokenizer | None,
+    ids: Sequence[int],
+    spans: Mapping[int, tuple[int, int]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Each token's id, bytes (base64: it may be a part of a character), span in characters, whether special or unknown.
+    """Each token's id, bytes (base64: it may be a part of a character), span in characters, whether
+    special or unknown.
 
     ``spans``: of the places that stand for a piece of the text; the others stand for nothing of it.
     """
@@ -125,7 +138,11 @@ def tokens(
         raw, special, unknown = b"", False, False
         if tokenizer is not None and id < tokenizer.size:
             special, unknown = tokenizer.hides(id), id == tokenizer.unk
-            raw = tokenizer.token(id).encode() if special else tokenizer.bytes_of(id, start == 0 and end > 0)
+            raw = (
+                tokenizer.token(id).encode()
+                if special
+                else tokenizer.bytes_of(id, start == 0 and end > 0)
+            )
         entries.append(
             {
                 "id": id,
@@ -140,7 +157,8 @@ def tokens(
 
 
 def vocabulary(tokenizer: Tokenizer) -> bytes:
-    """For each id its length as uint32, little-endian, and its bytes; special tokens by their name."""
+    """For each id its length as uint32, little-endian, and its bytes; special tokens by their
+    name."""
     chunks = []
     for id in range(tokenizer.size):
         raw = tokenizer.token(id).encode() if tokenizer.hides(id) else tokenizer.bytes_of(id)
@@ -148,8 +166,11 @@ def vocabulary(tokenizer: Tokenizer) -> bytes:
     return b"".join(chunks)
 
 
-def spans(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None) -> dict[int, tuple[int, int]]:
-    """Where in ``text`` each of ``ids`` stands, by its place; what was put around the text has no place in it."""
+def spans(
+    tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None
+) -> dict[int, tuple[int, int]]:
+    """Where in ``text`` each of ``ids`` stands, by its place; what was put around the text has no
+    place in it."""
     if tokenizer is None or not text:
         return {}
     for special in (False, True):
@@ -159,7 +180,9 @@ def spans(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None) -> 
             if inside and list(ids[shift : shift + len(inside)]) == inside:
                 return {shift + at: span for at, span in enumerate(offsets)}
     short = tokenizer.encode(text)  # cut at the context
-    lead = next((at for at in range(min(3, len(ids))) if list(ids[at:]) == short[: len(ids) - at]), None)
+    lead = next(
+        (at for at in range(min(3, len(ids))) if list(ids[at:]) == short[: len(ids) - at]), None
+    )
     return {} if lead is None else dict(enumerate(tokenizer.offsets(text)[: len(ids) - lead], lead))
 
 
@@ -169,23 +192,37 @@ def words(op: Any) -> str:
 
 
 def plan(trace: Any) -> list[dict[str, Any]]:
-    """The operations as JSON holds them, each with its words, its other names and whether it grows with the square."""
+    """The operations as JSON holds them, each with its words, its other names and whether it grows
+    with the square."""
     return [
-        {**op.to_dict(), "words": words(op), "quadratic": op.quadratic, "names": trace.names.get(op.id, [])}
+        {
+            **op.to_dict(),
+            "words": words(op),
+            "quadratic": op.quadratic,
+            "names": trace.names.get(op.id, []),
+        }
         for op in trace.plan
     ]
 
 
 def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -> dict[str, Any]:
-    """What a page is told of a pass; ``places`` are where its tokens stand in the text, before edits."""
+    """What a page is told of a pass; ``places`` are where its tokens stand in the text, before
+    edits."""
     ids = trace.tokens[0].tolist()
     model_card = card(trace.model.config)
     payload: dict[str, Any] = {
-        "task": {"encoder": "masked", "encoder-decoder": "seq2seq"}.get(model_card["kind"], "causal"),
+        "task": {"encoder": "masked", "encoder-decoder": "seq2seq"}.get(
+            model_card["kind"], "causal"
+        ),
         "kind": model_card["kind"],
         "abilities": model_card["abilities"],
         "dtype": str(next(trace.model.parameters()).dtype).removeprefix("torch."),
-        "streams": [{"name": "encoder" if model_card["kind"] == "encoder" else "decoder", "length": len(ids)}],
+        "streams": [
+            {
+                "name": "encoder" if model_card["kind"] == "encoder" else "decoder",
+                "length": len(ids),
+            }
+        ],
         "tokens": tokens(trace.tokenizer, ids, places),
         "plan": plan(trace),
         "weights": {name: list(trace.shape(name)[0]) for name in trace.plan.weights},
@@ -200,8 +237,11 @@ def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -
     return payload
 
 
-def experts(trace: Any, pass_lock: Callable[[], AbstractContextManager[Any]] = nullcontext) -> dict[str, Any]:
-    """Each mixture's experts with their loads, and each token's choice with its weight; ``held`` while one is read."""
+def experts(
+    trace: Any, pass_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> dict[str, Any]:
+    """Each mixture's experts with their loads, and each token's choice with its weight; ``held``
+    while one is read."""
     layers = []
     for path in [op.id.removesuffix(".router") for op in trace.plan if op.kind == "router"]:
         with pass_lock():
@@ -229,7 +269,8 @@ def experts(trace: Any, pass_lock: Callable[[], AbstractContextManager[Any]] = n
 
 
 def cell(trace: Any, address: str, terms: int) -> dict[str, Any]:
-    """One number's arithmetic; ``next`` are the operations that read it, ``python`` the line that gives it."""
+    """One number's arithmetic; ``next`` are the operations that read it, ``python`` the line that
+    gives it."""
     explanation = trace.explain(address)
     payload = explanation.to_dict(terms)
     name, _, index = payload["address"].partition("[")

@@ -1,6 +1,8 @@
-"""Other models that must say what a model says: of another engine, format or library, adapted, saved, compiled.
+"""Other models that must say what a model says: of another engine, format or library, adapted,
+saved, compiled.
 
-None of these changes the model that it is made of. Each function raises NotRun where there is no such counterpart.
+None of these changes the model that it is made of. Each function raises NotRun where there is no
+such counterpart.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class NotRun(Exception):
 
 
 def with_engine(model: Model, name: str) -> Model:
-    """The same model and weights, its attention computed by the engine of that name where it can."""
+    """The same model and weights, its attention computed by the engine of that name where it
+    can."""
     view = copy.copy(model)
     view.engine = name
     return view
@@ -55,8 +58,8 @@ def with_engine(model: Model, name: str) -> Model:
 def engines_of(
     model: Model, documents: Documents, names: Sequence[str], packed: bool = False
 ) -> dict[str, Counter[str]]:
-    """By the name that is asked for: how many attentions each engine would compute while the model reads, ``packed`` or
-    each text alone."""
+    """By the name that is asked for: how many attentions each engine would compute while the model
+    reads, ``packed`` or each text alone."""
     engine_counts = {name: Counter[str]() for name in names}
 
     def ask(attention: Any, args: tuple[Any, ...]) -> None:
@@ -69,7 +72,11 @@ def engines_of(
         for name in names:
             engine_counts[name][choose(inputs, name).name] += 1
 
-    handles = [module.register_forward_pre_hook(ask) for module in model.modules() if isinstance(module, Attention)]
+    handles = [
+        module.register_forward_pre_hook(ask)
+        for module in model.modules()
+        if isinstance(module, Attention)
+    ]
     try:
         (Reader(model).packed if packed else Reader(model).alone)(documents)
     finally:
@@ -92,19 +99,30 @@ def in_format(model: Model, dtype: torch.dtype) -> Model:
 
 def _room(model: Model, size: int, device: torch.device) -> None:
     """Raise NotRun where ``size`` bytes for each weight do not fit the memory of a device."""
-    needed, free = sum(weight.numel() for weight in model.parameters()) * size, available_memory(device)
+    needed, free = (
+        sum(weight.numel() for weight in model.parameters()) * size,
+        available_memory(device),
+    )
     if free is not None and needed > 0.9 * free:
-        raise NotRun(f"a copy takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free")
+        raise NotRun(
+            f"a copy takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free"
+        )
 
 
 # ------------------------------------------------------------------------------------------ weights
 
 
 def loaded_again(model: Model, folder: Path) -> tuple[Model, str]:
-    """The model as it comes back from ``folder``, in which it is saved, and the layout it has there."""
-    weights, disk = sum(weight.nbytes for weight in model.parameters()), shutil.disk_usage(folder.parent)
+    """The model as it comes back from ``folder``, in which it is saved, and the layout it has
+    there."""
+    weights, disk = (
+        sum(weight.nbytes for weight in model.parameters()),
+        shutil.disk_usage(folder.parent),
+    )
     if weights * 1.1 > disk.free:
-        raise NotRun(f"saving takes {weights / 1e9:.1f} GB and {disk.free / 1e9:.1f} GB of disk are free")
+        raise NotRun(
+            f"saving takes {weights / 1e9:.1f} GB and {disk.free / 1e9:.1f} GB of disk are free"
+        )
     store.save(model, folder)
     weight = next(model.parameters())
     layout = "glassformer" if "glassformer" in files.read_json(folder / "config.json") else "hf"
@@ -112,7 +130,8 @@ def loaded_again(model: Model, folder: Path) -> tuple[Model, str]:
 
 
 def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
-    """The model with its LoRA ``apart``, ``merged``, and merged and taken out again; a drawn one where it has none."""
+    """The model with its LoRA ``apart``, ``merged``, and merged and taken out again; a drawn one
+    where it has none."""
     layers, description = lora.adapted(model), "its own adapter"
     if not layers:
         plain = {path: module for path, module in model.named_modules() if type(module) is Linear}
@@ -122,7 +141,10 @@ def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
         chosen = chosen or [path for path in plain if path.endswith((".input", ".up"))]
         if not chosen:
             raise NotRun("no linear layer here is one that an adapter is usually drawn for")
-        layers, description = {path: _drawn(plain[path], seed + n) for n, path in enumerate(chosen)}, "a drawn adapter"
+        layers, description = (
+            {path: _drawn(plain[path], seed + n) for n, path in enumerate(chosen)},
+            "a drawn adapter",
+        )
     copies: dict[str, Model] = {}
     for name in ("apart", "merged", "unmerged"):
         unshared = {path: _unshared(layer) for path, layer in layers.items()}
@@ -131,7 +153,9 @@ def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
                 layer.merge()
             if name == "unmerged":
                 layer.unmerge()
-        copies[name] = replaced(model, {model.get_submodule(path): layer for path, layer in unshared.items()})
+        copies[name] = replaced(
+            model, {model.get_submodule(path): layer for path, layer in unshared.items()}
+        )
     return copies, f"{description} on {len(layers)} layers"
 
 
@@ -155,7 +179,8 @@ def _unshared(layer: lora.LoRALinear) -> lora.LoRALinear:
 
 
 def with_prepacked(model: Model) -> Model:
-    """A view of the model whose products read copies of the weights, as generation does it on a CPU."""
+    """A view of the model whose products read copies of the weights, as generation does it on a
+    CPU."""
     if not any(True for _ in packable(model)):
         raise NotRun("no weights here gain by a copy in the processor's own order")
     weight = next(model.parameters())
@@ -167,7 +192,8 @@ def with_prepacked(model: Model) -> Model:
 
 
 def quietly(work: Callable[[], T]) -> T:
-    """What ``work`` gives, without the remarks of PyTorch's compiler, and of FlexAttention that it is not compiled."""
+    """What ``work`` gives, without the remarks of PyTorch's compiler, and of FlexAttention that it
+    is not compiled."""
     log = logging.getLogger("torch._dynamo")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -180,19 +206,24 @@ def quietly(work: Callable[[], T]) -> T:
 
 
 def shortened(model: Model) -> tuple[Model, int]:
-    """The model with only as many blocks as differ and one more, which takes far less compiling; how many are left."""
+    """The model with only as many blocks as differ and one more, which takes far less compiling;
+    how many are left."""
     swaps: dict[nn.Module, nn.Module] = {}
     for name, stack in config.stacks(model.config).items():
         blocks = model.get_submodule(f"{name}.blocks")
         assert isinstance(blocks, nn.ModuleList)
         swaps[blocks] = nn.ModuleList(list(blocks)[: len(stack.pattern) + 1])
-    return replaced(model, swaps), sum(len(modules) for modules in swaps.values() if isinstance(modules, nn.ModuleList))
+    return replaced(model, swaps), sum(
+        len(modules) for modules in swaps.values() if isinstance(modules, nn.ModuleList)
+    )
 
 
 def compiled_copy(model: Model) -> Model:
     """The model under torch.compile, as training does it."""
     if not config.stacks(model.config):
-        raise NotRun("recurrent layers are not compiled: how long documents are is not known before")
+        raise NotRun(
+            "recurrent layers are not compiled: how long documents are is not known before"
+        )
     device = next(model.parameters()).device.type
     try:
         if device == "cpu":
@@ -216,7 +247,8 @@ def compiled_copy(model: Model) -> Model:
 
 
 class Theirs:
-    """A model as ``transformers`` reads it from a folder; it answers as a Reader does, with its hidden states."""
+    """A model as ``transformers`` reads it from a folder; it answers as a Reader does, with its
+    hidden states."""
 
     def __init__(self, folder: Path, of: Model) -> None:
         try:
@@ -225,7 +257,9 @@ class Theirs:
             raise NotRun("transformers is not installed: pip install transformers") from None
         raw = files.read_json(folder / "config.json")
         names = raw.get("architectures") or []
-        kind = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+        kind = next(
+            (getattr(transformers, name) for name in names if hasattr(transformers, name)), None
+        )
         if "glassformer" in raw or kind is None:
             raise NotRun("no layout that transformers knows holds this model")
         self.of, weight = of, next(of.parameters())
@@ -235,7 +269,10 @@ class Theirs:
     def alone(self, documents: Documents) -> list[Values]:
         """Each document by itself: logits, and hidden states by the paths that they have here."""
         sources: Sequence[Tensor | None] = documents.sources or [None] * len(documents.tokens)
-        return [self._answers(tokens, source) for tokens, source in zip(documents.tokens, sources, strict=True)]
+        return [
+            self._answers(tokens, source)
+            for tokens, source in zip(documents.tokens, sources, strict=True)
+        ]
 
     def _answers(self, tokens: Tensor, source: Tensor | None) -> Values:
         inputs = {"input_ids": tokens[None]}
@@ -245,21 +282,35 @@ class Theirs:
             output = self.model(**inputs, output_hidden_states=True)
         values: Values = {}
         for side, body in config.stacks(self.of.config).items():
-            name = f"{side}_hidden_states" if isinstance(self.of, EncoderDecoder) else "hidden_states"
+            name = (
+                f"{side}_hidden_states" if isinstance(self.of, EncoderDecoder) else "hidden_states"
+            )
             states: Sequence[Tensor] = getattr(output, name, None) or ()
-            if len(states) == body.depth + 1:  # what enters each block, and what leaves the last norm
-                places = [f"{side}.embed", *(f"{side}.blocks.{i}.resid" for i in range(body.depth - 1)), f"{side}.out"]
+            # what enters each block, and what leaves the last norm
+            if len(states) == body.depth + 1:
+                places = [
+                    f"{side}.embed",
+                    *(f"{side}.blocks.{i}.resid" for i in range(body.depth - 1)),
+                    f"{side}.out",
+                ]
                 values |= {path: state[0] for path, state in zip(places, states, strict=True)}
         return values | self._ends(output, len(tokens))
 
     def _ends(self, output: Any, length: int) -> Values:
-        """What stands at the model's ends, by our names; a bare model has only its hidden states."""
+        """What stands at the model's ends, by our names; a bare model has only its hidden
+        states."""
         cfg, named = self.of.config, {name: getattr(output, name, None) for name in ANSWERS}
         logits, words, pair, first, last = named.values()
         values: dict[str, Tensor | None] = {"logits": words, "pool.write": pair}
         if logits is not None:
             has_token_head = getattr(cfg, "token_head", None) is not None
-            path = "token_head.write" if has_token_head else "pool.write" if cfg.head is None else "logits"
+            path = (
+                "token_head.write"
+                if has_token_head
+                else "pool.write"
+                if cfg.head is None
+                else "logits"
+            )
             values[path] = logits.reshape(1, length, -1) if has_token_head else logits
         elif first is not None and last is not None:
             values["token_head.write"] = torch.stack((first, last), -1)

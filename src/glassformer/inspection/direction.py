@@ -1,9 +1,11 @@
 """A logit's direction carried back through the residual stream, to what each part added along it.
 
-    logit <-- head <-- last norm <-- block N: d . write of each head, MLP, expert <-- (norm) <-- block N-1 .. <-- embed
+    logit <-- head <-- last norm <-- block N: d . write of each head, MLP, expert <-- (norm) <--
+    block N-1 .. <-- embed
 
-Every norm is held at the scale that it had (and centres, where it is a LayerNorm), so that it is linear. Sums are made
-in fp64 from the values that the model had. d direction, C model dim, H heads, D head dim, F hidden, K experts a token.
+Every norm is held at the scale that it had (and centres, where it is a LayerNorm), so that it is
+linear. Sums are made in fp64 from the values that the model had. d direction, C model dim, H heads,
+D head dim, F hidden, K experts a token.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ INSTEAD = "`glassformer saliency` asks the input instead."
 
 @dataclass(frozen=True)
 class Part:
-    """What one part added: ``kind`` is head, mlp, expert, token, position, bias, edit, ..; ``address`` where it stands.
+    """What one part added: ``kind`` is head, mlp, expert, token, position, bias, edit, ..;
+    ``address`` where it stands.
 
     ``block`` is its block, counted from 0, and ``index`` its number there: a head's, an expert's.
     """
@@ -69,7 +72,8 @@ def watched(body: str) -> list[str]:
 
 
 class Sweep:
-    """A direction (C) carried back from a logit to the embedding; ``parts`` are found from the last to the first."""
+    """A direction (C) carried back from a logit to the embedding; ``parts`` are found from the last
+    to the first."""
 
     def __init__(self, model: Model, tape: AtOnePlace, place: str | None = None) -> None:
         self.model, self.tape, self.seen = model, tape, tape.records
@@ -79,17 +83,26 @@ class Sweep:
         self.notes: list[str] = []
         self.d = torch.empty(0)
 
-    def add(self, kind: str, address: str, value: Tensor, block: int | None = None, index: int | None = None) -> None:
+    def add(
+        self,
+        kind: str,
+        address: str,
+        value: Tensor,
+        block: int | None = None,
+        index: int | None = None,
+    ) -> None:
         """One more part."""
         self.parts.append(Part(kind, address, float(value), block, index))
 
     def edited(self, path: str, now: Tensor, made: Tensor, block: int | None = None) -> None:
-        """What an edit of the run added that changed a value on the stream (C) from what was ``made``."""
+        """What an edit of the run added that changed a value on the stream (C) from what was
+        ``made``."""
         if self.tape.changes(path):
             self.add("edit", f"{path}[{self.place}]", self.d @ (now - made), block)
 
     def carry_back(self, hidden: Tensor, token: int, against: int | None) -> None:
-        """From the logit of ``token``, less that of ``against``, to the tables; the head reads ``hidden`` (C)."""
+        """From the logit of ``token``, less that of ``against``, to the tables; the head reads
+        ``hidden`` (C)."""
         self.head(hidden, token, against)
         self.through_stack(hidden)
 
@@ -98,14 +111,17 @@ class Sweep:
         stack: Any = self.model.get_submodule(self.body)
         _known(type(stack) is Stack, stack)
         states = [self.seen[f"{self.body}.embed"]]
-        states += [self.seen[f"{self.body}.blocks.{number}.resid"] for number in range(len(stack.blocks))]
+        states += [
+            self.seen[f"{self.body}.blocks.{number}.resid"] for number in range(len(stack.blocks))
+        ]
         self.edited(f"{self.body}.out", hidden, _normed(stack.last_norm, states[-1]))
         self.d = self.through(stack.last_norm, states[-1], self.d, f"{self.body}.last_norm")
         for number in reversed(range(len(stack.blocks))):
             self.block(number, stack.blocks[number], states[number], states[number + 1])
         self.embedding(stack, states[0])
 
-    # ------------------------------------------------------------------------------------- the two ends
+    # ------------------------------------------------------------------------------------- the two
+    # ends
 
     def head(self, hidden: Tensor, token: int, against: int | None) -> None:
         """From the logit (the difference of two) back to ``hidden`` (C), which the head reads."""
@@ -133,7 +149,10 @@ class Sweep:
         embed: Any = self.model.embed
         names = {path: path.split(".")[1] for path in self.seen if path.startswith("embed.")}
         scale = torch.tensor(embed.scale, dtype=embed.token.weight.dtype).double()
-        found = {path: self.seen[path] * (scale if name in ("token", "lag") else 1.0) for path, name in names.items()}
+        found = {
+            path: self.seen[path] * (scale if name in ("token", "lag") else 1.0)
+            for path, name in names.items()
+        }
         whole = torch.stack([*found.values()]).sum(0)
         made = _normed(stack.first_norm, whole)
         made = _apply(stack.project, made) if isinstance(stack.project, Linear) else made
@@ -144,9 +163,12 @@ class Sweep:
         self.d = self.through(stack.first_norm, whole, self.d, f"{self.body}.first_norm")
         for path, value in reversed(found.items()):
             kind, _, index = path.removeprefix("embed.").partition(".")
-            self.add(kind, f"{path}[{self.place}]", self.d @ value, index=int(index) if index else None)
+            self.add(
+                kind, f"{path}[{self.place}]", self.d @ value, index=int(index) if index else None
+            )
 
-    # --------------------------------------------------------------------------------------- the blocks
+    # --------------------------------------------------------------------------------------- the
+    # blocks
 
     def block(self, number: int, block: Any, before: Tensor, after: Tensor) -> None:
         """From the states ``after`` a block (C) back to those ``before`` it."""
@@ -163,13 +185,22 @@ class Sweep:
         inside = [before, *(self.seen[place] for place in places), after]
         for at in reversed(range(len(names))):
             name, x, write = names[at], inside[at], writes[names[at]]
-            leaves, norm = [*places, f"{path}.resid"][at], f"{name}_{'post_' * (block.place == 'sandwich')}norm"
+            leaves, norm = (
+                [*places, f"{path}.resid"][at],
+                f"{name}_{'post_' * (block.place == 'sandwich')}norm",
+            )
             if block.place == "post":
-                self.edited(leaves, inside[at + 1], _normed(getattr(block, norm), x + write), number)
-                self.d = self.through(getattr(block, norm), x + write, self.d, f"{path}.{norm}", number)
+                self.edited(
+                    leaves, inside[at + 1], _normed(getattr(block, norm), x + write), number
+                )
+                self.d = self.through(
+                    getattr(block, norm), x + write, self.d, f"{path}.{norm}", number
+                )
                 d = self.d
             elif block.place == "sandwich":
-                self.edited(leaves, inside[at + 1], x + _normed(getattr(block, norm), write), number)
+                self.edited(
+                    leaves, inside[at + 1], x + _normed(getattr(block, norm), write), number
+                )
                 d = self.through(getattr(block, norm), write, self.d, f"{path}.{norm}", number)
             else:
                 self.edited(leaves, inside[at + 1], x + write, number)
@@ -196,7 +227,8 @@ class Sweep:
         elif type(part) is MoE:
             if part.shared is not None:
                 self.sublayer(f"{path}.shared", part.shared, d, block)
-            weights, hidden = self.seen[f"{path}.weight"], self.seen[f"{path}.hidden"]  # (K), (K, F)
+            # (K), (K, F)
+            weights, hidden = self.seen[f"{path}.weight"], self.seen[f"{path}.hidden"]
             for slot, expert in reversed(list(enumerate(self.seen[f"{path}.chosen"].tolist()))):
                 if part.down_bias is not None:
                     value = weights[slot] * (fp64(part.down_bias[expert]) @ d)
@@ -204,13 +236,21 @@ class Sweep:
                 value = weights[slot] * (d @ fp64(part.down[expert]) @ hidden[slot])
                 self.add("expert", f"{path}.hidden[{place},{slot}]", value, block, expert)
         else:  # a part of somebody's own: as a whole
-            self.add(path.rpartition(".")[2], f"{path}.write[{place}]", d @ self.seen[f"{path}.write"], block)
+            self.add(
+                path.rpartition(".")[2],
+                f"{path}.write[{place}]",
+                d @ self.seen[f"{path}.write"],
+                block,
+            )
         if self.tape.changes(f"{path}.write"):
             made = math.fsum(one.value for one in self.parts[first:])
             self.add("edit", f"{path}.write[{place}]", d @ self.seen[f"{path}.write"] - made, block)
 
-    def through(self, norm: nn.Module, x: Tensor, d: Tensor, path: str, block: int | None = None) -> Tensor:
-        """The direction before a norm that read ``x`` (C), held at its scale; what its shift added is a part."""
+    def through(
+        self, norm: nn.Module, x: Tensor, d: Tensor, path: str, block: int | None = None
+    ) -> Tensor:
+        """The direction before a norm that read ``x`` (C), held at its scale; what its shift added
+        is a part."""
         if isinstance(norm, LayerNorm) and norm.bias is not None:
             self.add("bias", f"{path}.bias", d @ fp64(norm.bias), block)
         return _before(norm, d, x)
@@ -219,7 +259,9 @@ class Sweep:
 def _known(fact: bool, part: nn.Module) -> None:
     if not fact:
         name = type(part).__name__
-        raise UserError(f"{name} is a part of your own, whose arithmetic attribution does not know; {INSTEAD}")
+        raise UserError(
+            f"{name} is a part of your own, whose arithmetic attribution does not know; {INSTEAD}"
+        )
 
 
 def _before(norm: nn.Module, d: Tensor, x: Tensor) -> Tensor:
@@ -254,14 +296,16 @@ def _apply(layer: Linear, x: Tensor) -> Tensor:
 
 
 def gated(layer: Linear, act: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What a layer and its activation make of x (I), and the gate act(y)/y (O) at which that is linear."""
+    """What a layer and its activation make of x (I), and the gate act(y)/y (O) at which that is
+    linear."""
     y = _apply(layer, x)
     made: Tensor = act(y)
     return made, torch.where(y == 0, 0.0, made / y)
 
 
 def back(layer: Linear, d: Tensor) -> tuple[Tensor, Tensor]:
-    """The direction (I) before a layer whose output has the direction (O), and what its bias adds."""
+    """The direction (I) before a layer whose output has the direction (O), and what its bias
+    adds."""
     along = d @ fp64(layer.weight)
     if isinstance(layer, LoRALinear) and layer.original is None:
         along = along + layer.scale * (d @ fp64(layer.up)) @ fp64(layer.down)

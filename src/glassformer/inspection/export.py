@@ -1,7 +1,8 @@
-"""A trace as one file that opens without a server: the page's own code, and the numbers, gzip and base64 within it.
+"""A trace as one file that opens without a server: the page's own code, and the numbers, gzip and
+base64 within it.
 
-What does not fit within the bound is left out by a fixed order (attention and the stream first, weights never), and the
-page says so. Nothing in the file asks any network.
+What does not fit within the bound is left out by a fixed order (attention and the stream first,
+weights never), and the page says so. Nothing in the file asks any network.
 """
 
 from __future__ import annotations
@@ -31,26 +32,37 @@ CELLS = 400  # cells whose arithmetic is computed beforehand, at most
 TERMS = 64
 ASKED = 4096  # terms of a cell that the caller named
 HELD = ("source", "attention", "experts", "pool")  # abilities that need no model
-WORDS = 0.15  # of a file, at most, for the vocabulary; without it the tokens that are not in the text are numbers
+# of a file, at most, for the vocabulary; without it the tokens that are not in the text are numbers
+WORDS = 0.15
 UNQUOTED = "!'()*~"  # what a browser's encodeURIComponent leaves as it is
 ROWS = (
     ("pattern", "logits"),
     ("resid", "embed", "out", "mid", "mid_cross", "state", "write", "vector"),
     ("q", "k", "v", "z", "scores", "router", "router_probs", "weight", "chosen"),
 )
-"""Last words of addresses in the order in which they are kept; whatever else there is comes after."""
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""Last words of addresses in the order in which they are kept; whatever else there is comes
+after."""
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+)
 
 
 def run_id(trace: Any) -> str:
     """The same trace has the same id."""
-    named = [list(trace.plan.ops), trace.tokens.tolist(), None if trace.source is None else trace.source.tolist()]
+    named = [
+        list(trace.plan.ops),
+        trace.tokens.tolist(),
+        None if trace.source is None else trace.source.tolist(),
+    ]
     last = trace[list(trace.plan.ops)[-1]].detach().float().cpu().numpy()
     return f"r_{hashlib.sha256(repr(named).encode() + last.tobytes()).hexdigest()[:16]}"
 
 
-def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "", text: str | None = None) -> bytes:
-    """The trace as gzipped safetensors of at most ``most`` bytes: tensors by address, ``answers`` and ``cells``.
+def container(
+    trace: Any, most: int, cells: Iterable[str] = (), name: str = "", text: str | None = None
+) -> bytes:
+    """The trace as gzipped safetensors of at most ``most`` bytes: tensors by address, ``answers``
+    and ``cells``.
 
     ``name`` is what the page calls the model; without one it says its kind.
     """
@@ -81,7 +93,11 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "", 
     query = {"model": name, "text": text} | ({} if source is None else {"source": source})
     tensors: dict[str, wire.Array] = {}
     kept_bytes = 0
-    words = "" if trace.tokenizer is None else base64.b64encode(answers.vocabulary(trace.tokenizer)).decode()
+    words = (
+        ""
+        if trace.tokenizer is None
+        else base64.b64encode(answers.vocabulary(trace.tokenizer)).decode()
+    )
     spent = len(gzip.compress(words.encode()))
     if spent > most * WORDS:
         words, spent = "", 0
@@ -100,7 +116,9 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "", 
     note = f"{missing} of {len(sizes)} values are left out" if missing else ""
     if kind == "f16":
         note += (" and the" if note else "The") + " numbers have 11 bits (f16)"
-    run_record["cut"] = f"{note[0].upper()}{note[1:]}; “glassformer page” has them all." if note else None
+    run_record["cut"] = (
+        f"{note[0].upper()}{note[1:]}; “glassformer page” has them all." if note else None
+    )
     run_record["saved"] = {"as": kind, "left_out": missing}
     beside: dict[str, Any] = {
         "GET api/models": [card],
@@ -112,18 +130,29 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "", 
     if words:
         beside[f"GET api/vocab/{quote(name, safe=UNQUOTED)}"] = {"base64": words}
     explained: dict[str, Any] = {}
-    for address, terms in (*((cell, ASKED) for cell in cells), *((one, TERMS) for one in _pinned(trace))):
+    for address, terms in (
+        *((cell, ASKED) for cell in cells),
+        *((one, TERMS) for one in _pinned(trace)),
+    ):
         if len(explained) >= CELLS:
             break
         answer = answers.cell(trace, address, terms)
         explained.setdefault(answer["address"], answer)
     while True:
-        facts = {"answers": beside, "cells": explained, "start": {"model": name, **query}, "run": id}
+        facts = {
+            "answers": beside,
+            "cells": explained,
+            "start": {"model": name, **query},
+            "run": id,
+        }
         data = wire.packed(tensors, {key: dumped(record) for key, record in facts.items()})
         packed = gzip.compress(data, 9, mtime=0)
         if len(packed) <= most:
             return packed
-        need(bool(tensors) or bool(explained), f"This trace does not fit in {most:,} bytes; give a shorter text.")
+        need(
+            bool(tensors) or bool(explained),
+            f"This trace does not fit in {most:,} bytes; give a shorter text.",
+        )
         if explained:  # what is least missed goes first
             explained = dict(list(explained.items())[: len(explained) // 2])
         else:
@@ -152,13 +181,16 @@ def order(trace: Any) -> Iterator[str]:
     def rank(address: str) -> int:
         names = (address, *trace.names.get(address, ()))
         is_input = trace.plan[address].kind == "leaf"  # ids and positions: small
-        return -1 if is_input else min(ranks.get(name.rpartition(".")[2], len(ROWS)) for name in names)
+        return (
+            -1 if is_input else min(ranks.get(name.rpartition(".")[2], len(ROWS)) for name in names)
+        )
 
     yield from sorted(ops, key=rank)
 
 
 def _pinned(trace: Any) -> Iterator[str]:
-    """Cells that are likely to be asked for: of the last token its likeliest word, and where each head looks most."""
+    """Cells that are likely to be asked for: of the last token its likeliest word, and where each
+    head looks most."""
     last = trace.tokens.shape[1] - 1
     for name in ("probs", "logits"):
         if name in trace.plan:
@@ -196,14 +228,19 @@ def plain(value: Any) -> Any:
 
 
 def page(trace: Any, title: str = "glassformer", most: int = MOST, **options: Any) -> str:
-    """One HTML document with the page and the trace, ``most`` bytes at most. Raises UserError without the build."""
+    """One HTML document with the page and the trace, ``most`` bytes at most. Raises UserError
+    without the build."""
     room = (most - len(_with(title, "trace", "").encode())) * 3 // 4 - 16
-    need(room > 20_000, f"{most:,} bytes have no room for a trace beside the page itself; allow more.")
+    need(
+        room > 20_000,
+        f"{most:,} bytes have no room for a trace beside the page itself; allow more.",
+    )
     return _with(title, "trace", base64.b64encode(container(trace, room, **options)).decode())
 
 
 def live(start: Mapping[str, Any]) -> str:
-    """The page as one document whose requests go to whoever holds its frame (page/live.py), opened at ``start``."""
+    """The page as one document whose requests go to whoever holds its frame (page/live.py), opened
+    at ``start``."""
     return _with("glassformer", "live", dumped(start).replace("<", "\\u003c"))
 
 
@@ -211,8 +248,14 @@ def _with(title: str, kind: str, payload: str) -> str:
     """The page as one document, with what it holds in a script element."""
     script, style = built("inline.js").replace("</script", "<\\/script"), built("app.css")
     head = f'<meta name="color-scheme" content="light dark"><style>{style}</style>'
-    body = '<div id="app"><noscript>This page is drawn by JavaScript, all of it in this file.</noscript></div>'
-    body += f'<script type="text/plain" id="glassformer-{kind}">{payload}</script><script>{script}</script>'
+    body = (
+        '<div id="app"><noscript>This page is drawn by JavaScript, all of it in this '
+        "file.</noscript></div>"
+    )
+    body += (
+        '<script type="text/plain" '
+        f'id="glassformer-{kind}">{payload}</script><script>{script}</script>'
+    )
     return document(title, body, POLICY, head)
 
 
@@ -222,18 +265,23 @@ def built(name: str) -> str:
         return (resources.files("glassformer") / "static" / name).read_text(encoding="utf-8")
     except OSError:
         advice = "build it in web/ (npm ci, npm run build), or install the wheel"
-        raise UserError(f"The page's build, glassformer/static/{name}, is missing here; {advice}.") from None
+        raise UserError(
+            f"The page's build, glassformer/static/{name}, is missing here; {advice}."
+        ) from None
 
 
 def save(trace: Any, path: str | Path, **options: Any) -> Path:
-    """Write the trace as one HTML file, or as safetensors (.safetensors) with every value of its plan."""
+    """Write the trace as one HTML file, or as safetensors (.safetensors) with every value of its
+    plan."""
     target = Path(path).expanduser()
     if target.suffix.lower() in (".html", ".htm"):
         files.write(target, page(trace, target.stem, **options))
     elif target.suffix.lower() == ".safetensors":
         files.write(target, tensors_of(trace))
     else:
-        raise UserError(f"{target} is neither .html nor .safetensors; give a name that ends in one of them.")
+        raise UserError(
+            f"{target} is neither .html nor .safetensors; give a name that ends in one of them."
+        )
     return target
 
 
@@ -246,19 +294,26 @@ def tensors_of(trace: Any) -> bytes:
 
 
 def frame(trace: Any, **options: Any) -> str:
-    """HTML for a notebook: the page in a frame of its own, and below it what a reader without scripts can read."""
+    """HTML for a notebook: the page in a frame of its own, and below it what a reader without
+    scripts can read."""
     try:
         inside = page(trace, most=1_900_000, **options)
-    except UserError as error:  # no build of the page, or a text that is too long: what can be read is shown
+    except (
+        UserError
+    ) as error:  # no build of the page, or a text that is too long: what can be read is shown
         return f"{summary(trace)}<p>{html.escape(str(error))}</p>"
     quoted = inside.replace("&", "&amp;").replace('"', "&quot;")
     look = "width:100%;height:560px;border:1px solid #8888;border-radius:6px"
-    markup = f'<iframe sandbox="allow-scripts allow-downloads" style="{look}" srcdoc="{quoted}"></iframe>'
+    markup = (
+        f'<iframe sandbox="allow-scripts allow-downloads" style="{look}" '
+        f'srcdoc="{quoted}"></iframe>'
+    )
     return f"{markup}\n{summary(trace)}"
 
 
 def summary(trace: Any) -> str:
-    """The likeliest words after the last token as a table, and the last attention as a picture; no script."""
+    """The likeliest words after the last token as a table, and the last attention as a picture; no
+    script."""
     ids, tokenizer = trace.tokens[0].tolist(), trace.tokenizer
     lines = []
     if "probs" in trace.plan and tokenizer is not None:
@@ -267,16 +322,24 @@ def summary(trace: Any) -> str:
         words = streams.shown(tokenizer, best.indices.tolist())
         chances = [f"{chance:.4f}" for chance in best.values.tolist()]
         lines.append(Table("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
-    patterns = [op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")]
+    patterns = [
+        op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")
+    ]
     if patterns:
         mean = wire.Part(trace, patterns[-1]).to_array((64, 64)).mean(0)
         rows, columns = (
-            streams.shown(trace.reads(patterns[-1], axis), trace.side(patterns[-1], axis)[0].tolist())
+            streams.shown(
+                trace.reads(patterns[-1], axis), trace.side(patterns[-1], axis)[0].tolist()
+            )
             for axis in ("T", "S")
         )
         if mean.shape != (len(rows), len(columns)):  # pooled
             rows, columns = ([""] * side for side in mean.shape)
-        lines.append(Heat(f"{patterns[-1]}, the mean of its heads", mean, rows, columns, span=(0.0, 1.0)).html())
+        lines.append(
+            Heat(
+                f"{patterns[-1]}, the mean of its heads", mean, rows, columns, span=(0.0, 1.0)
+            ).html()
+        )
     text = "" if tokenizer is None else f": {html.escape(tokenizer.decode(ids[:64]))}"
     inside = f'<div style="{BOX}">{"".join(lines)}</div>'
     return f"<details><summary>{len(ids)} tokens{text}</summary>{inside}</details>"

@@ -1,8 +1,10 @@
-"""What an answer owes to each token of the input: its gradient, gradient times input, and integrated gradients.
+"""What an answer owes to each token of the input: its gradient, gradient times input, and
+integrated gradients.
 
-The input is a token's vector as its table gives it. Integrated gradients (Sundararajan et al. 2017) walk from a
-baseline to it and sum to what the answer changes by on the way, up to a gap that is told: the quadrature's error. It is
-great from zeros, where a norm turns everything about within a step.
+The input is a token's vector as its table gives it. Integrated gradients (Sundararajan et al. 2017)
+walk from a baseline to it and sum to what the answer changes by on the way, up to a gap that is
+told: the quadrature's error. It is great from zeros, where a norm turns everything about within a
+step.
 
 B points of the walk at once, T tokens, C model dim.
 """
@@ -41,7 +43,8 @@ TOKENS = 1 << 11  # that are walked with at a time
 
 @dataclass(frozen=True)
 class Share:
-    """One token of the input: ``norm`` of its gradient, ``product`` with the input, ``integrated`` gradients."""
+    """One token of the input: ``norm`` of its gradient, ``product`` with the input, ``integrated``
+    gradients."""
 
     position: int
     token: int
@@ -53,11 +56,13 @@ class Share:
 
 @dataclass(frozen=True, repr=False)
 class Saliency(Shown):
-    """What the answer ``value`` owes to each token: ``of`` a logit, a log-probability or a label's logit.
+    """What the answer ``value`` owes to each token: ``of`` a logit, a log-probability or a label's
+    logit.
 
-    ``at_baseline`` is the answer where every token has the vector of the ``baseline``, in ``steps`` points from which
-    the walk goes; ``sum`` is that of the integrated gradients and ``gap`` what it lacks to value - at_baseline.
-    ``tokens`` are the text's, ``source`` those that an encoder-decoder's encoder reads.
+    ``at_baseline`` is the answer where every token has the vector of the ``baseline``, in ``steps``
+    points from which the walk goes; ``sum`` is that of the integrated gradients and ``gap`` what it
+    lacks to value - at_baseline. ``tokens`` are the text's, ``source`` those that an
+    encoder-decoder's encoder reads.
     """
 
     of: str
@@ -75,7 +80,13 @@ class Saliency(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return {**vars(self), **{name: [vars(token) for token in getattr(self, name)] for name in ("tokens", "source")}}
+        return {
+            **vars(self),
+            **{
+                name: [vars(token) for token in getattr(self, name)]
+                for name in ("tokens", "source")
+            },
+        }
 
     @property
     def title(self) -> str:
@@ -86,7 +97,9 @@ class Saliency(Shown):
     def charts(self) -> Iterator[Chart]:
         """The integrated gradients of each token as a map, zero in the middle; then all numbers."""
         summary = f"{self.value:.4f}, at the baseline ({self.baseline}) {self.at_baseline:.4f}"
-        yield Prose([summary, f"integrated gradients add up to {self.sum:.4f}: {self.gap:.1e} is lacking"])
+        yield Prose(
+            [summary, f"integrated gradients add up to {self.sum:.4f}: {self.gap:.1e} is lacking"]
+        )
         for name, shares in self._sides():
             cells = np.array([[share.integrated for share in shares]])
             words = [[f"{share.integrated:+.2f}" for share in shares]]
@@ -105,25 +118,40 @@ class Saliency(Shown):
         names = ("norm", "product", "integrated")
         columns = [(side, shares, name) for side, shares in self._sides() for name in names]
         return {
-            f"{side}.{name}": np.array([getattr(share, name) for share in shares]) for side, shares, name in columns
+            f"{side}.{name}": np.array([getattr(share, name) for share in shares])
+            for side, shares, name in columns
         }
 
     def facts(self) -> Mapping[str, Any]:
         """What was asked, and the tokens."""
-        fields = {name: value for name, value in vars(self).items() if name not in ("tokens", "source")}
-        return {**fields, **{side: [share.piece for share in shares] for side, shares in self._sides()}}
+        fields = {
+            name: value for name, value in vars(self).items() if name not in ("tokens", "source")
+        }
+        return {
+            **fields,
+            **{side: [share.piece for share in shares] for side, shares in self._sides()},
+        }
 
     def _sides(self) -> list[tuple[str, list[Share]]]:
-        return [(name, shares) for name, shares in (("source", self.source), ("text", self.tokens)) if shares]
+        return [
+            (name, shares)
+            for name, shares in (("source", self.source), ("text", self.tokens))
+            if shares
+        ]
 
     def table(self) -> list[str]:
         """A line for each token, rounded to four places, with a bar of its integrated gradients."""
-        most = max((abs(share.integrated) for share in (*self.source, *self.tokens)), default=0.0) or 1.0
+        most = (
+            max((abs(share.integrated) for share in (*self.source, *self.tokens)), default=0.0)
+            or 1.0
+        )
         rows = []
         for name, shares in (("source", self.source), ("", self.tokens)):
             for share in shares:
                 numbers = (f"{share.norm:.4f}", f"{share.product:+.4f}", f"{share.integrated:+.4f}")
-                bar = ("+" if share.integrated > 0 else "-") * round(20 * abs(share.integrated) / most)
+                bar = ("+" if share.integrated > 0 else "-") * round(
+                    20 * abs(share.integrated) / most
+                )
                 rows.append((f"{name} {share.position}".strip(), share.piece.shown, *numbers, bar))
         heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
         return tables.lines(rows, heading, left_columns=(0, 1, 5))
@@ -148,17 +176,22 @@ def saliency(
     edits: Sequence[ModelEdit | str] = (),
     progress: Callable[[int, int], None] | bool = True,
 ) -> Saliency:
-    """What the logit of ``token`` (None: the likeliest) at ``position`` owes to each token of the text.
+    """What the logit of ``token`` (None: the likeliest) at ``position`` owes to each token of the
+    text.
 
-    ``of`` may be "logprob", or "label": the logit of ``label`` (None: the likeliest) that a classifier gives the text;
-    None is "label" for a model with labels and no head, else "logit". ``position`` None is an encoder's only mask
-    token, else the last. The walk begins at the ``baseline``: the "mean" of the table, "zero", or the "pad" token's
-    vector (an encoder's mask token where there is one), in ``steps`` points of Gauss and Legendre; ``progress`` is a
-    bar on a terminal, or is told (done, of all); ``edits`` (inspection.edits) change the run. Raises UserError for an
-    answer that the model does not give.
+    ``of`` may be "logprob", or "label": the logit of ``label`` (None: the likeliest) that a
+    classifier gives the text; None is "label" for a model with labels and no head, else "logit".
+    ``position`` None is an encoder's only mask token, else the last. The walk begins at the
+    ``baseline``: the "mean" of the table, "zero", or the "pad" token's vector (an encoder's mask
+    token where there is one), in ``steps`` points of Gauss and Legendre; ``progress`` is a bar on a
+    terminal, or is told (done, of all); ``edits`` (inspection.edits) change the run. Raises
+    UserError for an answer that the model does not give.
     """
     need(steps >= 1, f"steps is {steps}; give 1 or more.")
-    need(baseline in ("mean", "zero", "pad"), f'There is no baseline "{baseline}"; give mean, zero or pad.')
+    need(
+        baseline in ("mean", "zero", "pad"),
+        f'There is no baseline "{baseline}"; give mean, zero or pad.',
+    )
     inputs = streams.prepare(model, tokenizer, text, source, edits)
     target = _Asked(model, tokenizer, inputs, _kind(model, of), position)
     target.choose(label if target.of == "label" else token)
@@ -166,7 +199,9 @@ def saliency(
     (value,), at_input = target.gradients(start, torch.ones(1))
     (empty,), _ = target.gradients(start, torch.zeros(1))
     walked = {path: torch.zeros_like(streams.fp64(grad[0])) for path, grad in at_input.items()}
-    points, weights = (torch.from_numpy(nodes) / 2 for nodes in np.polynomial.legendre.leggauss(steps))
+    points, weights = (
+        torch.from_numpy(nodes) / 2 for nodes in np.polynomial.legendre.leggauss(steps)
+    )
     batch_size = max(1, TOKENS // sum(ids.shape[1] for ids in target.given))
     with Progress("integrated gradients", progress) as report:
         for low in range(0, steps, batch_size):
@@ -177,8 +212,12 @@ def saliency(
             report(min(low + batch_size, steps), steps)
     numbers = {}
     for path, x in target.vectors.items():
-        grad, vector, away = (streams.fp64(tensor[0]) for tensor in (at_input[path], x, x - start[path]))
-        numbers[path] = torch.stack((grad.square().sum(-1), (grad * vector).sum(-1), (walked[path] * away).sum(-1)))
+        grad, vector, away = (
+            streams.fp64(tensor[0]) for tensor in (at_input[path], x, x - start[path])
+        )
+        numbers[path] = torch.stack(
+            (grad.square().sum(-1), (grad * vector).sum(-1), (walked[path] * away).sum(-1))
+        )
     total = math.fsum(triple[2].sum().item() for triple in numbers.values())
     return Saliency(
         target.of,
@@ -197,7 +236,8 @@ def saliency(
 
 
 class _Asked:
-    """One answer of a model, and its input's vectors (1, T, C) by their path: ``embed.token``, ``embed.lag.0``, .."""
+    """One answer of a model, and its input's vectors (1, T, C) by their path: ``embed.token``,
+    ``embed.lag.0``, .."""
 
     def __init__(
         self,
@@ -224,19 +264,26 @@ class _Asked:
         if self.of == "label":
             return streams.wide(output.pooled)
         head: Any = self.model.head
-        return streams.wide(head(output.hidden[:, self.position : self.position + 1], self.model.embed)[:, 0])
+        return streams.wide(
+            head(output.hidden[:, self.position : self.position + 1], self.model.embed)[:, 0]
+        )
 
     def choose(self, token: str | int | None) -> None:
         """Which token or label is asked for; None is the likeliest that the tokenizer knows."""
         many = len(self.answers)
         if self.of == "label":
-            need(token is None or token in range(many), f"Label {token} is not there; this model has 0 to {many - 1}.")
+            need(
+                token is None or token in range(many),
+                f"Label {token} is not there; this model has 0 to {many - 1}.",
+            )
             self.chosen = int(self.answers.argmax()) if token is None else int(token)
             self.name = Piece(f"label {self.chosen}")
             return
         vocab_size = many if self.tokenizer is None else min(many, self.tokenizer.size)
         likeliest = int(self.answers[:vocab_size].argmax())
-        self.chosen = likeliest if token is None else streams.word_id(self.model, self.tokenizer, token)
+        self.chosen = (
+            likeliest if token is None else streams.word_id(self.model, self.tokenizer, token)
+        )
         (self.name,) = streams.pieces(self.tokenizer, [self.chosen])
 
     def baseline(self, kind: Baseline) -> tuple[str, dict[str, Tensor]]:
@@ -251,13 +298,18 @@ class _Asked:
                 pad, reads = self.pad(side), self.reads(side)
                 start[path], description = table.weight[pad], streams.pieces(reads, [pad])[0]
             else:  # the last row of an earlier token's table is for none
-                row = {"mean": streams.wide(table.weight).mean(0).to(x.dtype), "pad": table.weight[-1]}
+                row = {
+                    "mean": streams.wide(table.weight).mean(0).to(x.dtype),
+                    "pad": table.weight[-1],
+                }
                 start[path] = row.get(kind, torch.zeros_like(x[0, 0]))
         return description, start
 
     def reads(self, side: str) -> Tokenizer | None:
         """The tokenizer of one side."""
-        return self.tokenizer and (self.tokenizer.for_source if side == "source_embed" else self.tokenizer)
+        return self.tokenizer and (
+            self.tokenizer.for_source if side == "source_embed" else self.tokenizer
+        )
 
     def pad(self, side: str) -> int:
         """The token that stands for nothing: an encoder's mask token, else the padding."""
@@ -265,11 +317,17 @@ class _Asked:
         mask, pad = (None, None) if reads is None else (reads.mask, reads.pad)
         pad_id = mask if encoder and mask is not None else pad
         if pad_id is None:
-            raise UserError("This tokenizer has no pad or mask token to begin from; take the baseline mean or zero.")
+            raise UserError(
+                "This tokenizer has no pad or mask token to begin from; take the "
+                "baseline mean or zero."
+            )
         return pad_id
 
-    def gradients(self, start: dict[str, Tensor], share: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The answer (B) at so great a ``share`` (B) of the way to the input, and its gradients (B, T, C)."""
+    def gradients(
+        self, start: dict[str, Tensor], share: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The answer (B) at so great a ``share`` (B) of the way to the input, and its gradients (B,
+        T, C)."""
         leaves = {}
         for path, x in self.vectors.items():
             alpha = share.to(x.device, x.dtype)[:, None, None]
@@ -304,7 +362,9 @@ class _Asked:
         rows = total.T.tolist()
         return [
             Share(at, id, piece, math.sqrt(square), product, walked)
-            for at, (id, piece, (square, product, walked)) in enumerate(zip(ids, pieces, rows, strict=True))
+            for at, (id, piece, (square, product, walked)) in enumerate(
+                zip(ids, pieces, rows, strict=True)
+            )
         ]
 
 
@@ -318,7 +378,10 @@ def _kind(model: Model, of: Of | None) -> Of:
     labels = pool is not None and pool.labels > 0
     if of is None:
         of = "label" if labels and model.head is None else "logit"
-    need(of in ("logit", "logprob", "label"), f'There is no answer "{of}"; give logit, logprob or label.')
+    need(
+        of in ("logit", "logprob", "label"),
+        f'There is no answer "{of}"; give logit, logprob or label.',
+    )
     if of == "label":
         need(labels, "This model has no labels for a text; ask for a logit or logprob.")
     else:

@@ -1,7 +1,9 @@
-"""What each attention head does, as numbers: where it looks in random tokens that come twice, beside a baseline.
+"""What each attention head does, as numbers: where it looks in random tokens that come twice,
+beside a baseline.
 
-Random tokens say nothing but their order, so that a head that looks back at the first copy does so for the repetition
-alone. A text is one opening token, L drawn ones and the same L again; its baseline has the second L shuffled.
+Random tokens say nothing but their order, so that a head that looks back at the first copy does so
+for the repetition alone. A text is one opening token, L drawn ones and the same L again; its
+baseline has the second L shuffled.
 
     previous    weight on the token just before; ``next`` on the one just after, where the future is seen
     induction   weight on what came after this token the first time (Olsson et al. 2022, arXiv 2209.11895)
@@ -11,10 +13,11 @@ alone. A text is one opening token, L drawn ones and the same L again; its basel
     norm        size of what is moved: sum over keys of |weight x value x W_out| (Kobayashi et al. 2020, 2004.10102)
     first_norm  the first token's share of that
 
-What lies on the first token is taken away before the others are measured: of the rest, what share is on the target.
-Each is held to a baseline: induction and duplicate to the same places in the shuffled text, previous and next to the
-other distances, first to the other tokens of the first half; and to an even spread over all that a head may look at.
-B draws, H heads, T queries, S keys, L drawn tokens, C model dim.
+What lies on the first token is taken away before the others are measured: of the rest, what share
+is on the target. Each is held to a baseline: induction and duplicate to the same places in the
+shuffled text, previous and next to the other distances, first to the other tokens of the first
+half; and to an even spread over all that a head may look at. B draws, H heads, T queries, S keys, L
+drawn tokens, C model dim.
 """
 
 from __future__ import annotations
@@ -51,11 +54,12 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class Head:
-    """One head's ``scores`` (means over the draws) by name, None where a score makes no sense for it.
+    """One head's ``scores`` (means over the draws) by name, None where a score makes no sense for
+    it.
 
-    ``baseline`` and ``deviation`` are the mean and standard deviation of what the score is held to, ``even`` is what
-    an even spread would give; ``labels`` are the scores above the baseline by more than DEVIATIONS deviations and above
-    the even spread, the furthest above the baseline first.
+    ``baseline`` and ``deviation`` are the mean and standard deviation of what the score is held to,
+    ``even`` is what an even spread would give; ``labels`` are the scores above the baseline by more
+    than DEVIATIONS deviations and above the even spread, the furthest above the baseline first.
     """
 
     path: str
@@ -69,7 +73,8 @@ class Head:
 
 @dataclass(frozen=True, repr=False)
 class HeadScores(Shown):
-    """Every head's numbers, measured on ``draws`` texts of ``length`` random tokens and the same again."""
+    """Every head's numbers, measured on ``draws`` texts of ``length`` random tokens and the same
+    again."""
 
     heads: list[Head]
     draws: int
@@ -81,10 +86,13 @@ class HeadScores(Shown):
         return asdict(self)
 
     def sorted(self, name: str) -> HeadScores:
-        """The highest in one score first; those without it last. UserError for a name that is none."""
+        """The highest in one score first; those without it last. UserError for a name that is
+        none."""
         need(name in SCORES, f'There is no score "{name}"; give one of {", ".join(SCORES)}.')
         scored = [(head.scores.get(name), head) for head in self.heads]
-        order = sorted(scored, key=lambda pair: -math.inf if pair[0] is None else pair[0], reverse=True)
+        order = sorted(
+            scored, key=lambda pair: -math.inf if pair[0] is None else pair[0], reverse=True
+        )
         return HeadScores([head for _, head in order], self.draws, self.length, self.seed)
 
     def first(self, count: int) -> HeadScores:
@@ -94,23 +102,36 @@ class HeadScores(Shown):
     @property
     def title(self) -> str:
         """What was measured."""
-        return f"Head scores on {self.draws} draws of {self.length} random tokens that come twice (seed {self.seed})"
+        return (
+            f"Head scores on {self.draws} draws of {self.length} random tokens that come "
+            f"twice (seed {self.seed})"
+        )
 
     def charts(self) -> Iterator[Chart]:
         """A map of attentions and heads for each score that is a share; the table, folded."""
-        clear = [(f"{entry.path} head {entry.head}", ", ".join(entry.labels)) for entry in self.heads if entry.labels]
+        clear = [
+            (f"{entry.path} head {entry.head}", ", ".join(entry.labels))
+            for entry in self.heads
+            if entry.labels
+        ]
         yield Table("above the baseline", ("", "score"), clear, (0, 1))
         paths = list(dict.fromkeys(entry.path for entry in self.heads))
         numbers = sorted({entry.head for entry in self.heads})
         by_place = {(entry.path, entry.head): entry for entry in self.heads}
         named = [f"head {number}" for number in numbers]
         for name in self._shown():
-            cells = [[_number(by_place.get((path, head)), name) for head in numbers] for path in reversed(paths)]
+            cells = [
+                [_number(by_place.get((path, head)), name) for head in numbers]
+                for path in reversed(paths)
+            ]
             words = [[_short(None if math.isnan(cell) else cell) for cell in row] for row in cells]
             span = (0.0, 1.0) if name not in ("entropy", "norm") else None
             yield Heat(name, np.array(cells), paths[::-1], named, words, span=span)
         heading, rows = self.records()
-        lines = [[f"{value:.4f}" if isinstance(value, float) else str(value) for value in row] for row in rows]
+        lines = [
+            [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row]
+            for row in rows
+        ]
         yield Folded("every score beside its baseline", [Table("", heading, lines, (0,))])
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
@@ -124,7 +145,8 @@ class HeadScores(Shown):
         ]  # fmt: skip
 
     def tensors(self) -> dict[str, Array]:
-        """Each score (heads), NaN where it makes no sense; ``heads`` of the metadata says which head is which."""
+        """Each score (heads), NaN where it makes no sense; ``heads`` of the metadata says which
+        head is which."""
         return {name: np.array([_number(head, name) for head in self.heads]) for name in SCORES}
 
     def facts(self) -> dict[str, Any]:
@@ -133,14 +155,19 @@ class HeadScores(Shown):
         return {**settings, "heads": [[head.path, head.head] for head in self.heads]}
 
     def _shown(self) -> list[str]:
-        return [name for name in SCORES if any(head.scores.get(name) is not None for head in self.heads)]
+        return [
+            name for name in SCORES if any(head.scores.get(name) is not None for head in self.heads)
+        ]
 
     def table(self) -> list[str]:
-        """A line a head, shares and bits to three places, a heading above; columns nobody has are left out."""
+        """A line a head, shares and bits to three places, a heading above; columns nobody has are
+        left out."""
         names = self._shown()
         rows = [(head.path, str(head.head), *(_short(head.scores.get(name)) for name in names), ", ".join(head.labels))
                 for head in self.heads]  # fmt: skip
-        return tables.lines(rows, ("attention", "head", *names, "above baseline"), left_columns=(0, len(names) + 2))
+        return tables.lines(
+            rows, ("attention", "head", *names, "above baseline"), left_columns=(0, len(names) + 2)
+        )
 
 
 def _short(score: float | None) -> str:
@@ -153,17 +180,27 @@ def _number(head: Head | None, name: str) -> float:
 
 
 def head_scores(
-    model: Model, tokenizer: Tokenizer | None = None, *, draws: int = 8, length: int = 32, seed: int = 0
+    model: Model,
+    tokenizer: Tokenizer | None = None,
+    *,
+    draws: int = 8,
+    length: int = 32,
+    seed: int = 0,
 ) -> HeadScores:
-    """Measure every attention head of a model on repeated random tokens; ``tokenizer`` gives what opens a text.
+    """Measure every attention head of a model on repeated random tokens; ``tokenizer`` gives what
+    opens a text.
 
-    ``length`` is cut to half the context. An encoder-decoder reads the tokens once in its source and twice in its
-    target. Raises UserError for a model without heads, and for fewer than 2 draws or 4 tokens.
+    ``length`` is cut to half the context. An encoder-decoder reads the tokens once in its source
+    and twice in its target. Raises UserError for a model without heads, and for fewer than 2 draws
+    or 4 tokens.
     """
     cfg = model.config
     modules = {module.path: module for module in model.modules() if isinstance(module, Attention)}
     if not modules:
-        raise UserError("A recurrent model has no attention heads; glassformer look shows its states and its pattern.")
+        raise UserError(
+            "A recurrent model has no attention heads; glassformer look shows its "
+            "states and its pattern."
+        )
     length = int(min(length, (min(cfg.context, model.limit) - 1) // 2))
     need(draws > 1, f"draws is {draws}; a baseline needs 2 or more.")
     need(length > 3, f"length is {length}; give 4 tokens or more, and a model whose context has 9.")
@@ -174,20 +211,25 @@ def head_scores(
         texts, sources = _texts(model, tokenizer, length, generator)
         tape, device = Tape(*watched), next(model.parameters()).device
         with inference(model):
-            inputs = [texts.to(device)] if sources is None else [texts.to(device), sources.to(device)]
+            inputs = (
+                [texts.to(device)] if sources is None else [texts.to(device), sources.to(device)]
+            )
             output = model(*inputs, tape=tape, logits="none")
             must_be_finite(model, output.hidden)
         for path, attention in modules.items():
             pattern, v = tape[f"{path}.pattern"].double(), tape[f"{path}.v"].double()
             shared = sources is None or getattr(cfg, "source_embed", None) is None
             size = _sizes(attention, v)
-            draws_by_path[path].append(measure(pattern, length, _kind(model, attention), size, shared))
+            draws_by_path[path].append(
+                measure(pattern, length, _kind(model, attention), size, shared)
+            )
     heads = [head for path, measured in draws_by_path.items() for head in _heads(path, measured)]
     return HeadScores(heads, draws, length, seed)
 
 
 def _kind(model: Model, module: Attention) -> str:
-    """What a head may look at: "causal" what came before, "both" everything, "source" the source or "across" to it."""
+    """What a head may look at: "causal" what came before, "both" everything, "source" the source or
+    "across" to it."""
     if module.cross:
         return "across"
     if isinstance(model, EncoderDecoder) and module.path.startswith("encoder."):
@@ -198,21 +240,27 @@ def _kind(model: Model, module: Attention) -> str:
 def _texts(
     model: Model, tokenizer: Tokenizer | None, length: int, draw: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
-    """Tokens (2, 1 + 2L), repeated and with the second half shuffled; and an encoder-decoder's sources (2, 1 + L)."""
+    """Tokens (2, 1 + 2L), repeated and with the second half shuffled; and an encoder-decoder's
+    sources (2, 1 + L)."""
     cfg, two = model.config, isinstance(model, EncoderDecoder)
     vocab = min(cfg.embed.vocab, config.source_embed(cfg).vocab)
-    opening = None if tokenizer is None else target_start(tokenizer) if two else document_start(tokenizer)
+    opening = (
+        None if tokenizer is None else target_start(tokenizer) if two else document_start(tokenizer)
+    )
     drawn = torch.randint(0, vocab, (length + 1,), generator=draw)
     if vocab > length:  # no token twice but by the repetition
         drawn = torch.randperm(vocab, generator=draw)[: length + 1]
     first = drawn[:1] if opening is None else torch.tensor([opening])
     shuffled = drawn[1:][_shuffle(length, draw)]
     texts = torch.stack([torch.cat((first, drawn[1:], again)) for again in (drawn[1:], shuffled)])
-    return texts, torch.cat((drawn[:1], drawn[1:]))[None].expand(2, -1).contiguous() if two else None
+    return texts, torch.cat((drawn[:1], drawn[1:]))[None].expand(
+        2, -1
+    ).contiguous() if two else None
 
 
 def _shuffle(length: int, draw: torch.Generator) -> Tensor:
-    """An order in which nothing keeps its place, nor follows what it followed: drawn until it is one."""
+    """An order in which nothing keeps its place, nor follows what it followed: drawn until it is
+    one."""
     for _ in range(1000):
         order = torch.randperm(length, generator=draw)
         if bool((order != torch.arange(length)).all() and (order[1:] != order[:-1] + 1).all()):
@@ -229,34 +277,46 @@ def _sizes(module: Attention, v: Tensor) -> Tensor:
     return sizes
 
 
-# -------------------------------------------------------------------------------------------- measuring
+# --------------------------------------------------------------------------------------------
+# measuring
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One draw's ``scores`` (H,) by name, what each is held to (N, H), and what an even spread gives."""
+    """One draw's ``scores`` (H,) by name, what each is held to (N, H), and what an even spread
+    gives."""
 
     scores: dict[str, Tensor]
     baselines: dict[str, Tensor]
     even: dict[str, float] = field(default_factory=dict)
 
 
-def measure(pattern: Tensor, length: int, kind: str, size: Tensor | None = None, shared: bool = True) -> Measured:
+def measure(
+    pattern: Tensor, length: int, kind: str, size: Tensor | None = None, shared: bool = True
+) -> Measured:
     """Patterns (2, H, T, S) over the repeated text and over the shuffled one -> scores.
 
-    ``kind`` is "causal", "both" (directions), "source" (of which there is one copy: L tokens after the opening one) or
-    "across" (queries of the target, keys of such a source, in a ``shared`` vocabulary). ``size`` (2, H, S) is what
-    each key would write.
+    ``kind`` is "causal", "both" (directions), "source" (of which there is one copy: L tokens after
+    the opening one) or "across" (queries of the target, keys of such a source, in a ``shared``
+    vocabulary). ``size`` (2, H, S) is what each key would write.
     """
     measured = _measure(pattern, length, kind, shared)
-    spread = torch.ones_like(pattern[:, :1]).tril() if kind == "causal" else torch.ones_like(pattern[:, :1])
+    spread = (
+        torch.ones_like(pattern[:, :1]).tril()
+        if kind == "causal"
+        else torch.ones_like(pattern[:, :1])
+    )
     even = _measure(spread / spread.sum(-1, keepdim=True), length, kind, shared).scores
     measured.scores["entropy"] = _entropy(pattern[0])
     if size is not None:
         moved = pattern[0] * size[0][:, None]  # (H, T, S)
         measured.scores["norm"] = moved.sum(-1).mean(-1)
-        measured.scores["first_norm"] = moved[:, 1:, 0].sum(-1) / moved[:, 1:].sum((-1, -2)).clamp(min=TINY)
-    return Measured(measured.scores, measured.baselines, {name: float(value) for name, value in even.items()})
+        measured.scores["first_norm"] = moved[:, 1:, 0].sum(-1) / moved[:, 1:].sum((-1, -2)).clamp(
+            min=TINY
+        )
+    return Measured(
+        measured.scores, measured.baselines, {name: float(value) for name, value in even.items()}
+    )
 
 
 def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
@@ -269,13 +329,20 @@ def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
         reach = max(2, T // 4)  # the same queries for every distance
         queries = place[reach + 1 :] if kind == "causal" else place[reach + 1 : T - reach]
         for name, step in (("previous", 1), ("next", -1))[: 1 if kind == "causal" else 2]:
-            shares = [_on(repeated, queries, queries - step * distance) for distance in range(reach)]
+            shares = [
+                _on(repeated, queries, queries - step * distance) for distance in range(reach)
+            ]
             scores[name], baselines[name] = shares[1], torch.stack(shares[:1] + shares[2:])
     second = place[length + 1 :]
     if kind in ("causal", "both"):
-        targets = {"duplicate": second - length, **({"induction": second - length + 1} if kind == "causal" else {})}
+        targets = {
+            "duplicate": second - length,
+            **({"induction": second - length + 1} if kind == "causal" else {}),
+        }
         for name, keys in targets.items():
-            scores[name], baselines[name] = (_on(attention, second, keys) for attention in (repeated, shuffled))
+            scores[name], baselines[name] = (
+                _on(attention, second, keys) for attention in (repeated, shuffled)
+            )
     elif kind == "across" and shared:
         for name, step in (("duplicate", 0), ("induction", 1)):
             early = second[: length - step]
@@ -283,19 +350,25 @@ def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
                 _on(attention, early, early - length + step) for attention in (repeated, shuffled)
             )
     half = T // 2
-    on_each = repeated[:, half:, : half if kind != "across" else None].mean(1)  # (H, keys) that all of them may see
+    # (H, keys) that all of them may see
+    on_each = repeated[:, half:, : half if kind != "across" else None].mean(1)
     scores["first"], baselines["first"] = on_each[:, 0], on_each[:, 1:].T
-    return Measured(scores, {name: values if values.ndim > 1 else values[None] for name, values in baselines.items()})
+    return Measured(
+        scores,
+        {name: values if values.ndim > 1 else values[None] for name, values in baselines.items()},
+    )
 
 
 def _on(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Of what these queries do not spend on the first key, the share on the key of each: (H, T, S) -> (H,)."""
+    """Of what these queries do not spend on the first key, the share on the key of each: (H, T, S)
+    -> (H,)."""
     off_first = 1 - pattern[:, queries, 0]
     return pattern[:, queries, keys].sum(-1) / off_first.sum(-1).clamp(min=TINY)
 
 
 def _entropy(pattern: Tensor) -> Tensor:
-    """In bits, of the weights without the first key's, each query counted by what it spends on them (H,)."""
+    """In bits, of the weights without the first key's, each query counted by what it spends on them
+    (H,)."""
     weights = pattern[:, 1:, 1:]
     total = weights.sum(-1, keepdim=True)
     share = weights / total.clamp(min=TINY)
@@ -306,13 +379,19 @@ def _entropy(pattern: Tensor) -> Tensor:
 def _heads(path: str, measured: Sequence[Measured]) -> list[Head]:
     """The heads of one attention, over all draws."""
     first = measured[0]
-    means = {name: torch.stack([draw.scores[name] for draw in measured]).mean(0) for name in first.scores}
-    baselines = {name: torch.cat([draw.baselines[name] for draw in measured]) for name in first.baselines}
+    means = {
+        name: torch.stack([draw.scores[name] for draw in measured]).mean(0) for name in first.scores
+    }
+    baselines = {
+        name: torch.cat([draw.baselines[name] for draw in measured]) for name in first.baselines
+    }
     heads = []
     for head in range(len(means["first"])):
         scores = {name: float(means[name][head]) if name in means else None for name in SCORES}
         baseline = {name: float(values[:, head].mean()) for name, values in baselines.items()}
-        deviation = {name: float(values[:, head].std(correction=0)) for name, values in baselines.items()}
+        deviation = {
+            name: float(values[:, head].std(correction=0)) for name, values in baselines.items()
+        }
         above = {name: (scores[name] or 0.0) - baseline[name] for name in baselines}
         clear = [name for name in baselines if above[name] > DEVIATIONS * deviation[name]]
         labels = [name for name in clear if (scores[name] or 0.0) > first.even[name]]

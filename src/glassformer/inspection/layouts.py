@@ -1,7 +1,9 @@
-"""The same documents read alone, in chunks, in a batch, padded or packed, and answered document by document.
+"""The same documents read alone, in chunks, in a batch, padded or packed, and answered document by
+document.
 
-However they were read, a document's values come back as if it had been read alone: without the batch row, and without
-what is not its own, so that an index into them is an address. B batch, T tokens, S source tokens, H heads, E experts.
+However they were read, a document's values come back as if it had been read alone: without the
+batch row, and without what is not its own, so that an index into them is an address. B batch, T
+tokens, S source tokens, H heads, E experts.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from ..nn import Cache, EncoderDecoder, Model, Tape
 from ..nn.inference import inference
 
 Values: TypeAlias = dict[str, Tensor]
-"""One document's values by their path on a tape, in the order in which they are made: logits (T, V), .."""
+"""One document's values by their path on a tape, in the order in which they are made: logits (T,
+V), .."""
 
 SPARE = 3  # columns of padding even beside the longest row
 BY_HEAD = ("q", "k", "v", "z", "scores", "pattern")  # (B, H, T, ..)
@@ -27,7 +30,8 @@ BY_HEAD = ("q", "k", "v", "z", "scores", "pattern")  # (B, H, T, ..)
 
 @dataclass(frozen=True)
 class Documents:
-    """What is read: a row of ids (T,) for each document, and for an encoder-decoder its source (S,).
+    """What is read: a row of ids (T,) for each document, and for an encoder-decoder its source
+    (S,).
 
     ``numbers`` are theirs among all, where these are some of them (empty: all, in order).
     """
@@ -48,9 +52,11 @@ class Documents:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a document, or its tokens from ``start`` on, lies in a batch: its ``row`` and its ``columns`` there.
+    """Where a document, or its tokens from ``start`` on, lies in a batch: its ``row`` and its
+    ``columns`` there.
 
-    ``source`` are the columns of its source; ``keys`` those of its keys, where a cache holds more than this pass reads.
+    ``source`` are the columns of its source; ``keys`` those of its keys, where a cache holds more
+    than this pass reads.
     """
 
     document: int
@@ -62,9 +68,11 @@ class Place:
 
 
 class Held:
-    """What holds the experts that tokens choose, and their weights, to those of another pass: its ``values``.
+    """What holds the experts that tokens choose, and their weights, to those of another pass: its
+    ``values``.
 
-    ``moved`` is how far the routers' own logits (T, E) were from the other pass's, beside the largest of these.
+    ``moved`` is how far the routers' own logits (T, E) were from the other pass's, beside the
+    largest of these.
     """
 
     def __init__(self, values: Mapping[int, Values]) -> None:
@@ -72,9 +80,11 @@ class Held:
 
 
 class Reader:
-    """A model that reads documents; with a ``tape`` every value comes back, without only its answers.
+    """A model that reads documents; with a ``tape`` every value comes back, without only its
+    answers.
 
-    Answers are logits, what a Pool and a TokenHead say, and of a model without any the last hidden states.
+    Answers are logits, what a Pool and a TokenHead say, and of a model without any the last hidden
+    states.
     """
 
     def __init__(self, model: Model, tape: bool = False, pinned: Held | None = None) -> None:
@@ -82,7 +92,8 @@ class Reader:
         self.device = next(model.parameters()).device
         self.body = "encoder" if isinstance(model.config, config.Encoder) else "decoder"
 
-    # ------------------------------------------------------------------------------------- ways to read
+    # ------------------------------------------------------------------------------------- ways to
+    # read
 
     def alone(self, documents: Documents) -> list[Values]:
         """Each by itself: what every other way is held to."""
@@ -99,14 +110,20 @@ class Reader:
         sources = {} if documents.sources is None else {"source": torch.stack(documents.sources)}
         width = 0 if documents.sources is None else len(documents.sources[0])
         target_range, across = self._range(tokens.shape[1]), self._range(width)
-        places = [Place(documents.number(row), row, target_range, across) for row in range(len(tokens))]
+        places = [
+            Place(documents.number(row), row, target_range, across) for row in range(len(tokens))
+        ]
         return self._read(tokens, places, **sources)
 
     def padded(self, documents: Documents, side: str) -> list[Values]:
-        """All in one batch, filled up on the left or on the right; the sources on the other side."""
+        """All in one batch, filled up on the left or on the right; the sources on the other
+        side."""
         tokens, pos, columns = self._pad(documents.tokens, side)
         kwargs, across = self._padded_sources(documents, "right" if side == "left" else "left")
-        places = [Place(row, row, columns_of_row, across[row]) for row, columns_of_row in enumerate(columns)]
+        places = [
+            Place(row, row, columns_of_row, across[row])
+            for row, columns_of_row in enumerate(columns)
+        ]
         return self._read(tokens, places, pos=pos, **kwargs)
 
     def packed(self, documents: Documents) -> list[Values]:
@@ -116,8 +133,15 @@ class Reader:
         across: Sequence[Tensor | None] = [None] * len(columns)
         if documents.sources is not None:
             source, source_pos, source_ids, across = self._pack(documents.sources)
-            kwargs |= {"source": source, "source_pos": source_pos, "source_document_ids": source_ids}
-        places = [Place(number, 0, columns_of_row, across[number]) for number, columns_of_row in enumerate(columns)]
+            kwargs |= {
+                "source": source,
+                "source_pos": source_pos,
+                "source_document_ids": source_ids,
+            }
+        places = [
+            Place(number, 0, columns_of_row, across[number])
+            for number, columns_of_row in enumerate(columns)
+        ]
         return self._read(tokens, places, pos=pos, **kwargs)
 
     def chunked(self, documents: Documents, chunks: Callable[[int], list[int]]) -> list[Values]:
@@ -126,21 +150,33 @@ class Reader:
         for number, tokens in enumerate(documents.tokens):
             source, columns = self._source(documents, number)
             cache, chunk_values, start = Cache(self.model.config), [], 0
-            encoded = self._memory(source, [Place(documents.number(number), 0, self._range(0), columns)])
+            encoded = self._memory(
+                source, [Place(documents.number(number), 0, self._range(0), columns)]
+            )
             for chunk in torch.split(tokens, chunks(len(tokens))):
                 end = start + len(chunk)
-                place = Place(documents.number(number), 0, self._range(len(chunk)), columns, self._range(end), start)
+                place = Place(
+                    documents.number(number),
+                    0,
+                    self._range(len(chunk)),
+                    columns,
+                    self._range(end),
+                    start,
+                )
                 chunk_values.append(self._read(chunk[None], [place], cache=cache, **encoded))
                 start = end
             values += _joined(chunk_values, cache)
         return values
 
     def generated(self, documents: Documents, side: str, steps: int) -> list[Values]:
-        """As generation reads: all but the last ``steps`` of each in one padded batch, then a token of each at once."""
+        """As generation reads: all but the last ``steps`` of each in one padded batch, then a token
+        of each at once."""
         tokens, pos, columns = self._pad([ids[:-steps] for ids in documents.tokens], side)
         kwargs, across = self._padded_sources(documents, side)
         rows = range(len(tokens))
-        encoded = self._memory(kwargs, [Place(row, row, self._range(0), across[row]) for row in rows])
+        encoded = self._memory(
+            kwargs, [Place(row, row, self._range(0), across[row]) for row in rows]
+        )
         cache, width = Cache(self.model.config), tokens.shape[1]
         places = [Place(row, row, columns[row], across[row], columns[row]) for row in rows]
         passes = [self._read(tokens, places, pos=pos, cache=cache, **encoded)]
@@ -148,7 +184,14 @@ class Reader:
             column = torch.stack([ids[len(ids) - steps + step] for ids in documents.tokens])
             later = self._range(step + 1) + width
             places = [
-                Place(row, row, self._range(1), across[row], torch.cat((columns[row], later)), len(columns[row]) + step)
+                Place(
+                    row,
+                    row,
+                    self._range(1),
+                    across[row],
+                    torch.cat((columns[row], later)),
+                    len(columns[row]) + step,
+                )
                 for row in rows
             ]
             passes.append(self._read(column[:, None], places, cache=cache, **encoded))
@@ -178,7 +221,11 @@ class Reader:
             return {}
         with inference(self.model):
             tape = None if self.held is None else self._tape(places)
-            return {"memory": self.model.encode(source["source"], pos=source.get("source_pos"), tape=tape)}
+            return {
+                "memory": self.model.encode(
+                    source["source"], pos=source.get("source_pos"), tape=tape
+                )
+            }
 
     def _tape(self, places: Sequence[Place]) -> Tape | None:
         pinned = self.held
@@ -193,20 +240,27 @@ class Reader:
                 document_value = pinned.values[place.document][path].to(x.device)
                 replacement = document_value[start : start + len(columns)]
                 if logits:
-                    moved = (x[place.row, columns] - replacement).abs().max() / document_value.abs().max().clamp(
-                        min=1e-30
-                    )
+                    moved = (
+                        x[place.row, columns] - replacement
+                    ).abs().max() / document_value.abs().max().clamp(min=1e-30)
                     pinned.moved = max(pinned.moved, float(moved))
                 else:
                     x[place.row, columns] = replacement.to(x.dtype)
             return x
 
-        return Tape(*["*"] * self.tape, edits={f"*.ffn.{name}": hold for name in ("router", "weight", "chosen")})
+        return Tape(
+            *["*"] * self.tape,
+            edits={f"*.ffn.{name}": hold for name in ("router", "weight", "chosen")},
+        )
 
     def _columns(self, path: str, place: Place) -> Tensor:
         """Where a document's tokens lie in a value: its source's in what the encoder makes."""
-        of_source = isinstance(self.model, EncoderDecoder) and path.startswith(("encoder.", "source_embed."))
-        columns = place.source if of_source or path.endswith((".cross.k", ".cross.v")) else place.columns
+        of_source = isinstance(self.model, EncoderDecoder) and path.startswith(
+            ("encoder.", "source_embed.")
+        )
+        columns = (
+            place.source if of_source or path.endswith((".cross.k", ".cross.v")) else place.columns
+        )
         assert columns is not None
         return columns
 
@@ -215,9 +269,13 @@ class Reader:
         if path.startswith("pool."):
             return value[number]
         columns, leaf = self._columns(path, place), path.rpartition(".")[2]
-        cells = value[min(place.row, len(value) - 1)].index_select(int(_by_head(leaf, value.ndim)), columns)
+        cells = value[min(place.row, len(value) - 1)].index_select(
+            int(_by_head(leaf, value.ndim)), columns
+        )
         if leaf in ("scores", "pattern"):
-            keys = place.source if ".cross." in path else columns if place.keys is None else place.keys
+            keys = (
+                place.source if ".cross." in path else columns if place.keys is None else place.keys
+            )
             assert keys is not None
             cells = (
                 cells.index_select(-1, keys) if int(keys.max()) < cells.shape[-1] else cells
@@ -232,9 +290,13 @@ class Reader:
     def _source(self, documents: Documents, number: int) -> tuple[dict[str, Any], Tensor | None]:
         if documents.sources is None:
             return {}, None
-        return {"source": documents.sources[number][None]}, self._range(len(documents.sources[number]))
+        return {"source": documents.sources[number][None]}, self._range(
+            len(documents.sources[number])
+        )
 
-    def _padded_sources(self, documents: Documents, side: str) -> tuple[dict[str, Any], Sequence[Tensor | None]]:
+    def _padded_sources(
+        self, documents: Documents, side: str
+    ) -> tuple[dict[str, Any], Sequence[Tensor | None]]:
         if documents.sources is None:
             return {}, [None] * len(documents.tokens)
         source, source_pos, columns = self._pad(documents.sources, side)
@@ -264,7 +326,8 @@ def _by_head(leaf: str, dimensions: int) -> bool:
 
 
 def _joined(chunk_values: Sequence[list[Values]], cache: Cache) -> list[Values]:
-    """Documents read in parts, put together; scores of a part are filled up with what was not read yet.
+    """Documents read in parts, put together; scores of a part are filled up with what was not read
+    yet.
 
     A ring keeps its keys in an order of its own, so that scores over it are left out.
     """
@@ -278,7 +341,9 @@ def _joined(chunk_values: Sequence[list[Values]], cache: Cache) -> list[Values]:
                     continue
                 fill = float("-inf") if leaf == "scores" else 0.0
                 longest = pieces[-1].shape[-1]
-                pieces = [F.pad(piece, (0, longest - piece.shape[-1]), value=fill) for piece in pieces]
+                pieces = [
+                    F.pad(piece, (0, longest - piece.shape[-1]), value=fill) for piece in pieces
+                ]
             across = path.endswith((".cross.k", ".cross.v"))
             axis = int(_by_head(leaf, pieces[0].ndim + 1))
             values[path] = pieces[0] if across else torch.cat(pieces, axis)

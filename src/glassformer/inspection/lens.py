@@ -1,7 +1,7 @@
 """The logit lens: what the model would say if it stopped at each depth (nostalgebraist 2020).
 
-The states after a block go through the model's own last norm and head, as those of the last block do; or first through
-a translator that was fitted for that depth (tuned_lens.py).
+The states after a block go through the model's own last norm and head, as those of the last block
+do; or first through a translator that was fitted for that depth (tuned_lens.py).
 
 D depths, P asked positions, T tokens, C model dim, V vocabulary.
 """
@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 
 BESIDE = 12  # positions side by side in a picture
 MOST = 16  # positions where none are asked for
-NUMBERS = 1 << 21  # logits made at a time: twice as many are 4 % faster on a CPU and take several times the memory
+# logits made at a time: twice as many are 4 % faster on a CPU and take several times the memory
+NUMBERS = 1 << 21
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """One token through the depths: ``probability`` and ``rank`` are (D, P); rank 1 is the likeliest."""
+    """One token through the depths: ``probability`` and ``rank`` are (D, P); rank 1 is the
+    likeliest."""
 
     token: int
     piece: Piece
@@ -54,9 +56,9 @@ class Tracked:
 class Lens(Shown):
     """What each depth says at each asked position; the last depth is the model's own answer.
 
-    ``top``, ``top_pieces`` and ``probability`` are (D, P, N): the N likeliest tokens. ``entropy`` and ``kl`` are
-    (D, P), in nats: of the depth's distribution, and from the model's own to it, KL(own || depth). ``notes`` say
-    how it was read and what was left out.
+    ``top``, ``top_pieces`` and ``probability`` are (D, P, N): the N likeliest tokens. ``entropy``
+    and ``kl`` are (D, P), in nats: of the depth's distribution, and from the model's own to it,
+    KL(own || depth). ``notes`` say how it was read and what was left out.
     """
 
     lens: str  # "logit lens" or "tuned lens"
@@ -83,27 +85,51 @@ class Lens(Shown):
         return f"{self.lens}: the likeliest token of each depth, coloured by its probability"
 
     def charts(self) -> Iterator[Chart]:
-        """The likeliest tokens as a map of depths and positions; the tracked ones and KL as lines over the depths."""
+        """The likeliest tokens as a map of depths and positions; the tracked ones and KL as lines
+        over the depths."""
         yield Prose(self.notes)
         chance = np.array(self.probability)[::-1, :, 0]
         words = [[word[0].shown for word in row] for row in reversed(self.top_pieces)]
-        heads = [f"{number}:{piece.shown}" for number, piece in zip(self.positions, self.pieces, strict=True)]
+        heads = [
+            f"{number}:{piece.shown}"
+            for number, piece in zip(self.positions, self.pieces, strict=True)
+        ]
         for low in range(0, len(heads), BESIDE):
             window = slice(low, low + BESIDE)
-            named = f"positions {self.positions[low]} to {self.positions[window][-1]} of {self.length}"
+            named = (
+                f"positions {self.positions[low]} to {self.positions[window][-1]} of {self.length}"
+            )
             cells = [row[window] for row in words]
-            yield Heat(named, chance[:, window], self.depths[::-1], heads[window], cells, span=(0.0, 1.0))
+            yield Heat(
+                named, chance[:, window], self.depths[::-1], heads[window], cells, span=(0.0, 1.0)
+            )
         steps = list(range(len(self.depths)))
         last = f"at {heads[-1]}, by depth (0: {self.depths[0]})"
         if self.tracked:
-            lines = {token.piece.shown: (steps, [row[-1] for row in token.probability]) for token in self.tracked}
+            lines = {
+                token.piece.shown: (steps, [row[-1] for row in token.probability])
+                for token in self.tracked
+            }
             yield Curves(f"probability {last}", lines, "depth", tuple(lines))
         kl = {"KL to the answer": (steps, [row[-1] for row in self.kl])}
-        yield Curves(f"nats {last}", kl | {"entropy": (steps, [row[-1] for row in self.entropy])}, "depth")
+        yield Curves(
+            f"nats {last}", kl | {"entropy": (steps, [row[-1] for row in self.entropy])}, "depth"
+        )
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each depth, position and likely token; rank 0 are the tracked ones' own."""
-        names = ("depth", "position", "token", "rank", "likely", "likely_id", "probability", "entropy", "kl", "tracked")
+        names = (
+            "depth",
+            "position",
+            "token",
+            "rank",
+            "likely",
+            "likely_id",
+            "probability",
+            "entropy",
+            "kl",
+            "tracked",
+        )
         return names, self._rows()
 
     def _rows(self) -> Iterator[Sequence[Any]]:
@@ -111,16 +137,28 @@ class Lens(Shown):
             for at, position in enumerate(self.positions):
                 context = (name, position, self.pieces[at])
                 facts = self.entropy[depth][at], self.kl[depth][at]
-                best = zip(self.top_pieces[depth][at], self.top[depth][at], self.probability[depth][at], strict=True)
+                best = zip(
+                    self.top_pieces[depth][at],
+                    self.top[depth][at],
+                    self.probability[depth][at],
+                    strict=True,
+                )
                 for rank, entry in enumerate(best, 1):
                     yield (*context, rank, *entry, *facts, "")
                 for followed in self.tracked:
-                    target = followed.rank[depth][at], followed.piece, followed.token, followed.probability[depth][at]
+                    target = (
+                        followed.rank[depth][at],
+                        followed.piece,
+                        followed.token,
+                        followed.probability[depth][at],
+                    )
                     yield (*context, *target, *facts, "tracked")
 
     def tensors(self) -> dict[str, Array]:
         """The facts as (D, P, ..), and of the tracked tokens (W, D, P)."""
-        arrays = {name: np.array(getattr(self, name)) for name in ("top", "probability", "entropy", "kl")}
+        arrays = {
+            name: np.array(getattr(self, name)) for name in ("top", "probability", "entropy", "kl")
+        }
         if self.tracked:
             arrays["tracked_probability"] = np.array([token.probability for token in self.tracked])
             arrays["tracked_rank"] = np.array([token.rank for token in self.tracked])
@@ -128,29 +166,45 @@ class Lens(Shown):
 
     def facts(self) -> Mapping[str, Any]:
         """What the sides of the tensors are."""
-        named = {name: getattr(self, name) for name in ("lens", "depths", "positions", "tokens", "pieces", "notes")}
-        return {**named, "tracked": [{"token": token.token, "piece": token.piece} for token in self.tracked]}
+        named = {
+            name: getattr(self, name)
+            for name in ("lens", "depths", "positions", "tokens", "pieces", "notes")
+        }
+        return {
+            **named,
+            "tracked": [{"token": token.token, "piece": token.piece} for token in self.tracked],
+        }
 
     def table(self, column: int = -1) -> list[str]:
-        """One position's depths as lines, the answer first: the likeliest tokens, entropy, KL, tracked tokens."""
+        """One position's depths as lines, the answer first: the likeliest tokens, entropy, KL,
+        tracked tokens."""
         rows = []
         for depth in reversed(range(len(self.depths))):
             words, chances = self.top_pieces[depth][column], self.probability[depth][column]
-            likely = "  ".join(f"{word.shown} {chance:.3f}" for word, chance in zip(words, chances, strict=True))
+            likely = "  ".join(
+                f"{word.shown} {chance:.3f}" for word, chance in zip(words, chances, strict=True)
+            )
             numbers = [f"{self.entropy[depth][column]:.3f}", f"{self.kl[depth][column]:.3f}"]
             for token in self.tracked:
-                numbers += [f"{token.probability[depth][column]:.4f}", f"{token.rank[depth][column]:,}"]
+                numbers += [
+                    f"{token.probability[depth][column]:.4f}",
+                    f"{token.rank[depth][column]:,}",
+                ]
             rows.append((self.depths[depth], *numbers, likely))
         named = [name for token in self.tracked for name in (f"p({token.piece.shown})", "rank")]
         heading = ("depth", "entropy", "KL", *named, "likeliest, with their probabilities")
         return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
 
     def text(self, width: int | None = None) -> str:
-        """For a terminal: the likeliest token of every depth and position, as many columns side by side as fit."""
+        """For a terminal: the likeliest token of every depth and position, as many columns side by
+        side as fit."""
         width = width or shutil.get_terminal_size((100, 24)).columns
         likely = zip(self.top_pieces, self.probability, strict=True)
         cells = [[f"{w[0].shown} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in likely]
-        heads = [f"{number}:{piece.shown}" for number, piece in zip(self.positions, self.pieces, strict=True)]
+        heads = [
+            f"{number}:{piece.shown}"
+            for number, piece in zip(self.positions, self.pieces, strict=True)
+        ]
         sizes = [max(map(len, column)) + 2 for column in zip(heads, *cells, strict=True)]
         first = max(map(len, self.depths)) + 2
         borders, line_width = [0], first
@@ -162,7 +216,9 @@ class Lens(Shown):
         blocks = []
         for low, high in pairwise([*borders, len(heads)]):
             rows = [(name, *row[low:high]) for name, row in zip(self.depths, cells, strict=True)]
-            lines = tables.lines(reversed(rows), ("depth", *heads[low:high]), left_columns=range(high - low + 1))
+            lines = tables.lines(
+                reversed(rows), ("depth", *heads[low:high]), left_columns=range(high - low + 1)
+            )
             blocks.append("\n".join(lines))
         return "\n\n".join(blocks)
 
@@ -179,12 +235,14 @@ def logit_lens(
     tuned: TunedLens | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Lens:
-    """What each depth of ``model`` says at the asked positions of ``text`` (None: the last 16; "all": every one).
+    """What each depth of ``model`` says at the asked positions of ``text`` (None: the last 16;
+    "all": every one).
 
-    An encoder-decoder's decoder is read, beside its ``source``; of an encoder each token's own place. ``track`` names
-    tokens to follow, by their text, name or id; ``tuned`` puts a fitted translator in front of the head; ``edits``
-    (inspection.edits) change the run. Only the asked columns are computed. Raises UserError for a model without a head,
-    a position that is not there and a tracked word of several tokens.
+    An encoder-decoder's decoder is read, beside its ``source``; of an encoder each token's own
+    place. ``track`` names tokens to follow, by their text, name or id; ``tuned`` puts a fitted
+    translator in front of the head; ``edits`` (inspection.edits) change the run. Only the asked
+    columns are computed. Raises UserError for a model without a head, a position that is not there
+    and a tracked word of several tokens.
     """
     streams.needs_head(model, "`glassformer contexts` compares its vectors layer by layer.")
     need(top >= 1, f"top is {top}; give 1 or more.")
@@ -195,9 +253,13 @@ def logit_lens(
         tuned.must_fit(model)
     followed = [streams.word_id(model, tokenizer, word) for word in track]
     ids, hidden = inputs.tokens[0, columns].tolist(), streams.states(model, inputs).at(columns)
-    lens = lens_of_states(model, tokenizer, hidden, ids, columns, length, track=followed, top=top, tuned=tuned)
+    lens = lens_of_states(
+        model, tokenizer, hidden, ids, columns, length, track=followed, top=top, tuned=tuned
+    )
     if positions is None and length > MOST:
-        lens.notes.append(f"The last {MOST} of {length} positions; --positions chooses others (all: every one).")
+        lens.notes.append(
+            f"The last {MOST} of {length} positions; --positions chooses others (all: every one)."
+        )
     return lens
 
 
@@ -213,8 +275,13 @@ def lens_of_states(
     top: int = 5,
     tuned: TunedLens | None = None,
 ) -> Lens:
-    """The same of states that are there: ``seen`` (P, C) of the tokens ``ids`` at the positions ``asked`` of a text."""
-    vocab_size = model.config.embed.vocab if tokenizer is None else min(tokenizer.size, model.config.embed.vocab)
+    """The same of states that are there: ``seen`` (P, C) of the tokens ``ids`` at the positions
+    ``asked`` of a text."""
+    vocab_size = (
+        model.config.embed.vocab
+        if tokenizer is None
+        else min(tokenizer.size, model.config.embed.vocab)
+    )
     followed = torch.tensor(track, dtype=torch.long)
     stats = _Columns(model, min(top, vocab_size), vocab_size, followed)
     vocab = model.config.embed.vocab
@@ -236,7 +303,12 @@ def lens_of_states(
         stats.table("entropy"),
         stats.table("kl"),
         [
-            Tracked(number, streams.pieces(tokenizer, [number])[0], stats.table("chance", at), stats.table("rank", at))
+            Tracked(
+                number,
+                streams.pieces(tokenizer, [number])[0],
+                stats.table("chance", at),
+                stats.table("rank", at),
+            )
             for at, number in enumerate(followed.tolist())
         ],
         _notes(model, tuned),
@@ -251,45 +323,61 @@ def logits_by_depth(
     positions: Sequence[int] | None = None,
     tuned: TunedLens | None = None,
 ) -> dict[str, Tensor]:
-    """The lens's logits (P, V) by the path of each depth, for one text (1, T); the last are the model's own bits.
+    """The lens's logits (P, V) by the path of each depth, for one text (1, T); the last are the
+    model's own bits.
 
-    With fewer positions than the text has, the head's product has another shape, which may round otherwise.
+    With fewer positions than the text has, the head's product has another shape, which may round
+    otherwise.
     """
     streams.needs_head(model, "there is nothing to read its states with.")
     hidden = streams.states(model, streams.Read(tokens, source, {}))
-    columns = list(range(tokens.shape[1])) if positions is None else streams.places(positions, tokens.shape[1])
+    columns = (
+        list(range(tokens.shape[1]))
+        if positions is None
+        else streams.places(positions, tokens.shape[1])
+    )
     with inference(model):
         final, *earlier = _logits(model, hidden, columns, tuned)
     return dict(zip(hidden.by_path, [*earlier, final], strict=True))
 
 
-def _logits(model: Model, hidden: streams.States, columns: Sequence[int], tuned: TunedLens | None) -> Iterator[Tensor]:
-    """The logits (P, V) of the last depth, which are the model's own, then of each depth before it in order."""
+def _logits(
+    model: Model, hidden: streams.States, columns: Sequence[int], tuned: TunedLens | None
+) -> Iterator[Tensor]:
+    """The logits (P, V) of the last depth, which are the model's own, then of each depth before it
+    in order."""
     head: Any = model.head
     last_norm = getattr(model.get_submodule(hidden.body), "last_norm", torch.nn.Identity())
     yield head(hidden.out[None, list(columns)], model.embed)[0]
     before = list(hidden.by_path.values())[:-1]
-    group = max(1, NUMBERS // (len(columns) * model.config.embed.vocab))  # the head's table is read once for them all
+    # the head's table is read once for them all
+    group = max(1, NUMBERS // (len(columns) * model.config.embed.vocab))
     for low in range(0, len(before), group):
         group_states = [states[list(columns)] for states in before[low : low + group]]
         if tuned is not None:
-            group_states = [tuned.translate(low + number, states) for number, states in enumerate(group_states)]
+            group_states = [
+                tuned.translate(low + number, states) for number, states in enumerate(group_states)
+            ]
         yield from head(last_norm(torch.stack(group_states)), model.embed)
 
 
 class _Columns:
-    """What is kept of the logits: N likeliest tokens, entropy, KL and the tracked tokens, for each depth (D, P, ..)."""
+    """What is kept of the logits: N likeliest tokens, entropy, KL and the tracked tokens, for each
+    depth (D, P, ..)."""
 
     def __init__(self, model: Model, top: int, vocab_size: int, followed: Tensor) -> None:
         self.model, self.top, self.known, self.followed = model, top, vocab_size, followed
-        self.kept: dict[str, list[Tensor]] = {}  # by name, a tensor (P, D, ..) for each stretch of positions
+        # by name, a tensor (P, D, ..) for each stretch of positions
+        self.kept: dict[str, list[Tensor]] = {}
 
     def add(self, logits: Iterator[Tensor]) -> None:
         """One stretch of positions: the own logits first, as ``_logits`` gives them."""
         must_be_finite(self.model, first := next(logits))
         final = _logprobs(first)
         chance = final.exp()
-        rows = [self.row(_logprobs(layer), final, chance) for layer in logits] + [self.row(final, final, chance)]
+        rows = [self.row(_logprobs(layer), final, chance) for layer in logits] + [
+            self.row(final, final, chance)
+        ]
         for name in rows[0]:
             self.kept.setdefault(name, []).append(torch.stack([row[name] for row in rows], 1).cpu())
 
@@ -298,7 +386,9 @@ class _Columns:
         likely = logprobs[:, : self.known].topk(self.top)
         tracked = logprobs[:, self.followed.to(logprobs.device)]  # (P, W)
         rank = torch.stack(
-            [(logprobs > column[:, None]).sum(-1) + 1 for column in tracked.unbind(1)] or [tracked.long()], 1
+            [(logprobs > column[:, None]).sum(-1) + 1 for column in tracked.unbind(1)]
+            or [tracked.long()],
+            1,
         )
         return {
             "top": likely.indices,
@@ -310,7 +400,8 @@ class _Columns:
         }
 
     def table(self, name: str, at: int | None = None) -> Any:
-        """A fact of all depths and positions (D, P, ..) as lists; of one tracked token where ``at`` is its number."""
+        """A fact of all depths and positions (D, P, ..) as lists; of one tracked token where ``at``
+        is its number."""
         values = torch.cat(self.kept[name]).transpose(0, 1)
         return (values if at is None else values[..., at]).tolist()
 
@@ -326,15 +417,25 @@ def _notes(model: Model, tuned: TunedLens | None) -> list[str]:
     through = ["the head's transform, norm and table" if head.transform else "the head"]
     notes = []
     if isinstance(body, config.Recurrent):
-        notes.append("A recurrent model has no residual stream: only the last layer's states were made for the head.")
+        notes.append(
+            "A recurrent model has no residual stream: only the last layer's states "
+            "were made for the head."
+        )
     elif body.last_norm is not None:
         through.insert(0, f"{name}.last_norm ({type(body.last_norm).__name__})")
     elif all(block.place == "post" for block in body.pattern):
-        notes.append("Norms stand after each block here: every depth is normed already and no last norm is applied.")
+        notes.append(
+            "Norms stand after each block here: every depth is normed already and no "
+            "last norm is applied."
+        )
     else:
         notes.append("This model has no last norm; none is applied.")
     first = "a translator fitted for the depth, " if tuned is not None else ""
-    notes.insert(0, f"Each depth is read through {first}{' and '.join(through)}; entropy and KL(own || depth) in nats.")
+    notes.insert(
+        0,
+        f"Each depth is read through {first}{' and '.join(through)}; entropy and "
+        "KL(own || depth) in nats.",
+    )
     if tuned is not None:
         notes.append(f"Tuned lens: {tuned.about()}")
     if isinstance(model.config, config.EncoderDecoder):

@@ -38,17 +38,22 @@ def look(
     source: Text | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Seen:
-    """The values whose paths match any of ``patterns``, in the order in which the model makes them, detached.
+    """The values whose paths match any of ``patterns``, in the order in which the model makes them,
+    detached.
 
-    ``text`` is a text, or token ids (length) or (batch, length), for which ``tokenizer`` may be None; an
-    encoder-decoder's encoder reads ``source``. A text gets the bos that generation would give it, an encoder's
-    text also eos. No pattern means every value. ``edits`` (inspection.edits) change the run, and what is seen is the
-    changed one's. Raises UserError for a pattern that matches nothing, for a text that the model cannot read and for
-    an edit of what is not there.
+    ``text`` is a text, or token ids (length) or (batch, length), for which ``tokenizer`` may be
+    None; an encoder-decoder's encoder reads ``source``. A text gets the bos that generation would
+    give it, an encoder's text also eos. No pattern means every value. ``edits`` (inspection.edits)
+    change the run, and what is seen is the changed one's. Raises UserError for a pattern that
+    matches nothing, for a text that the model cannot read and for an edit of what is not there.
     """
     tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
     sides = [shown(tokenizer, tokens[0].tolist())]
-    sides += [] if source_ids is None else [shown(tokenizer and tokenizer.for_source, source_ids[0].tolist())]
+    sides += (
+        []
+        if source_ids is None
+        else [shown(tokenizer and tokenizer.for_source, source_ids[0].tolist())]
+    )
     tape = Tape(*(patterns or ("*",)), edits=changes)
     _run(model, [tokens] if source_ids is None else [tokens, source_ids], tape)
     if not all(any(fnmatchcase(path, pattern) for path in tape.records) for pattern in patterns):
@@ -57,22 +62,34 @@ def look(
 
 
 def must_match(patterns: Sequence[str], names: Sequence[str]) -> None:
-    """UserError for a pattern that none of a model's paths matches, with the nearest one and all there are."""
+    """UserError for a pattern that none of a model's paths matches, with the nearest one and all
+    there are."""
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in names):
             leaf_patterns = {f"*.{path.rpartition('.')[2]}" for path in names}
             meant = "".join(
-                f' Did you mean "{name}"?' for name in get_close_matches(pattern, [*names, *leaf_patterns], n=1)
+                f' Did you mean "{name}"?'
+                for name in get_close_matches(pattern, [*names, *leaf_patterns], n=1)
             )
-            raise UserError(f'No value is called "{pattern}".{meant} There are: {", ".join(listing(names))}.')
+            raise UserError(
+                f'No value is called "{pattern}".{meant} There are: {", ".join(listing(names))}.'
+            )
 
 
 def inputs(
-    model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None, edits: Sequence[ModelEdit | str]
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    source: Text | None,
+    edits: Sequence[ModelEdit | str],
 ) -> tuple[Tensor, Tensor | None, Mapping[str, Edit]]:
-    """What a model reads, (batch, length) of the text and of an encoder-decoder's source, and a tape's edits."""
+    """What a model reads, (batch, length) of the text and of an encoder-decoder's source, and a
+    tape's edits."""
     pair = isinstance(model.config, config.EncoderDecoder)
-    need(not pair or source is not None, "An encoder-decoder reads two texts; give the encoder's as source (--source).")
+    need(
+        not pair or source is not None,
+        "An encoder-decoder reads two texts; give the encoder's as source (--source).",
+    )
     need(pair or source is None, "Only an encoder-decoder has a source; leave it out.")
     tokens = token_ids(model, tokenizer, text, second=pair)
     source_ids = None if source is None else token_ids(model, tokenizer, source)
@@ -87,24 +104,36 @@ def predictions(
     source: Text | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> list[dict[str, Any]]:
-    """For each token that a decoder reads its id, piece and log-probability (None for the first), and what is next.
+    """For each token that a decoder reads its id, piece and log-probability (None for the first),
+    and what is next.
 
-    ``next`` holds the ``count`` likeliest tokens after it, each with its id, piece and log-probability; ``edits``
-    change the run, and the tokens told are those that it reads. Raises UserError for an encoder, which reads everything
-    at once.
+    ``next`` holds the ``count`` likeliest tokens after it, each with its id, piece and
+    log-probability; ``edits`` change the run, and the tokens told are those that it reads. Raises
+    UserError for an encoder, which reads everything at once.
     """
     if isinstance(model.config, config.Encoder):
-        raise UserError("An encoder does not predict the next token; `glassformer fill` shows what it puts in a blank.")
-    need(model.config.head is not None, "This model has no head over tokens and predicts none; give one that has.")
+        raise UserError(
+            "An encoder does not predict the next token; `glassformer fill` shows "
+            "what it puts in a blank."
+        )
+    need(
+        model.config.head is not None,
+        "This model has no head over tokens and predicts none; give one that has.",
+    )
     need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
     logits = look(model, tokenizer, text, "logits", source=source, edits=edits)["logits"][0]
     logprobs = logits.float().log_softmax(-1)
     ids = read_tokens(model, tokenizer, text, source, edits)["ids"]
     target_logprobs = [
         None,
-        *logprobs[:-1].gather(1, torch.tensor(ids[1:], device=logprobs.device)[:, None]).flatten().tolist(),
+        *logprobs[:-1]
+        .gather(1, torch.tensor(ids[1:], device=logprobs.device)[:, None])
+        .flatten()
+        .tolist(),
     ]
-    values, best = (x.tolist() for x in logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size)))
+    values, best = (
+        x.tolist() for x in logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size))
+    )
 
     def named(token: int, logprob: float | None) -> dict[str, Any]:
         return {"token": token, "piece": tokenizer.token(token), "logprob": logprob}
@@ -117,7 +146,11 @@ def predictions(
 
 
 def read_tokens(
-    model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None, edits: Sequence[ModelEdit | str] = ()
+    model: Model,
+    tokenizer: Tokenizer,
+    text: Text,
+    source: Text | None = None,
+    edits: Sequence[ModelEdit | str] = (),
 ) -> dict[str, Any]:
     """The ids that the model reads, with the piece that each stands for; of a source too."""
     rows = token_ids(model, tokenizer, text, second=source is not None).tolist()
@@ -129,7 +162,10 @@ def read_tokens(
     record = {"ids": rows[0], "pieces": pieces(tokenizer, rows[0])}
     if sources is None:
         return record
-    return {**record, "source": {"ids": sources[0], "pieces": pieces(tokenizer.for_source, sources[0])}}
+    return {
+        **record,
+        "source": {"ids": sources[0], "pieces": pieces(tokenizer.for_source, sources[0])},
+    }
 
 
 def paths(model: Model) -> list[str]:
@@ -145,7 +181,10 @@ def listing(names: Sequence[str]) -> list[str]:
         names_of_leaf = leaves.setdefault(above, [])
         if leaf not in names_of_leaf:
             names_of_leaf.append(leaf)
-    grouped = {above: group[0] if len(group) == 1 else f"{{{','.join(group)}}}" for above, group in leaves.items()}
+    grouped = {
+        above: group[0] if len(group) == 1 else f"{{{','.join(group)}}}"
+        for above, group in leaves.items()
+    }
     return [f"{above}.{group}" if above else group for above, group in grouped.items()]
 
 
@@ -157,9 +196,11 @@ def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
 
 
 def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:
-    """One entry per value, as JSON holds it: path, shape, dtype, mean, std, min, max, and its first numbers.
+    """One entry per value, as JSON holds it: path, shape, dtype, mean, std, min, max, and its first
+    numbers.
 
-    The four are of the finite numbers (None without any); ``infinite`` counts the others, such as masked scores.
+    The four are of the finite numbers (None without any); ``infinite`` counts the others, such as
+    masked scores.
     """
     return [{"path": path, **_numbers(value, first)} for path, value in values.items()]
 
@@ -215,9 +256,14 @@ def _short(number: float | None) -> str:
 
 
 def token_ids(
-    model: Model, tokenizer: Tokenizer | None, text: Text, second: bool = False, truncate: bool = False
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    second: bool = False,
+    truncate: bool = False,
 ) -> Tensor:
-    """The text as (batch, length) ids, cut at the context if ``truncate``, else refused where it is longer.
+    """The text as (batch, length) ids, cut at the context if ``truncate``, else refused where it is
+    longer.
 
     ``second`` is the text that a decoder writes beside a source.
     """
@@ -232,7 +278,9 @@ def token_ids(
             ids = ([] if opening is None else [opening]) + tokenizer.encode(text)
         else:
             alone = isinstance(cfg, config.Encoder)
-            ids = tokenizer.encode(text, bos=alone and tokenizer.bos is not None, eos=tokenizer.eos is not None)
+            ids = tokenizer.encode(
+                text, bos=alone and tokenizer.bos is not None, eos=tokenizer.eos is not None
+            )
         tokens = torch.tensor([ids], dtype=torch.long)
     else:
         tokens = torch.as_tensor(text)
@@ -243,5 +291,8 @@ def token_ids(
     must_be_known(tokens.flatten().tolist(), vocab)
     tokens = tokens[:, : cfg.context] if truncate else tokens
     if tokens.shape[-1] > cfg.context:
-        raise UserError(f"The text has {tokens.shape[-1]} tokens and the model's context is {cfg.context}; shorten it.")
+        raise UserError(
+            f"The text has {tokens.shape[-1]} tokens and the model's context is "
+            f"{cfg.context}; shorten it."
+        )
     return tokens.to(next(model.parameters()).device)

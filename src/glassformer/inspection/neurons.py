@@ -1,4 +1,5 @@
-"""What a neuron is for: the places of a corpus where it, or an expert's share of the router, is greatest.
+"""What a neuron is for: the places of a corpus where it, or an expert's share of the router, is
+greatest.
 
 The corpus is streamed; of a pass only the asked neurons are kept, and of a neuron its best rows.
 
@@ -36,7 +37,8 @@ FORM = re.compile(r"(?P<path>[\w.]+)\[(?P<index>\d{1,9}(?:,\d{1,9})?)\]")
 
 @dataclass(frozen=True)
 class Hit:
-    """One place: the ``value``, the ``row`` of the corpus, counted from 0, the token there and the text around it."""
+    """One place: the ``value``, the ``row`` of the corpus, counted from 0, the token there and the
+    text around it."""
 
     value: float
     row: int
@@ -51,8 +53,9 @@ class Hit:
 class Neuron:
     """The places with the greatest values of one neuron, the greatest first, at most one of a row.
 
-    ``what`` is "activation" or "router probability"; ``mean`` and ``above_zero`` (a share) are of the ``tokens`` at
-    which it has a value, of ``read`` that were read: an expert's own neurons have none where it was not chosen.
+    ``what`` is "activation" or "router probability"; ``mean`` and ``above_zero`` (a share) are of
+    the ``tokens`` at which it has a value, of ``read`` that were read: an expert's own neurons have
+    none where it was not chosen.
     """
 
     name: str
@@ -91,22 +94,28 @@ def top_activations(
     lowest: bool = False,
     progress: Callable[[int, int], None] | bool = True,
 ) -> list[Neuron]:
-    """Where each of ``neurons`` is greatest (``lowest``: least) in ``texts``, read in rows of ``context`` tokens.
+    """Where each of ``neurons`` is greatest (``lowest``: least) in ``texts``, read in rows of
+    ``context`` tokens.
 
-    A neuron is a value's path and its number, ``decoder.blocks.3.ffn.hidden[42]``; in a mixture the expert comes first,
-    ``hidden[2,42]``, and ``router[2]`` is the probability of expert 2. ``around`` tokens are kept on both sides, at
-    most ``limit`` tokens are read (None: all); ``progress`` is a bar on a terminal, or is told (tokens read,
-    the limit or 0). Special tokens are not counted.
-    Raises UserError for a path or number that the model does not have.
+    A neuron is a value's path and its number, ``decoder.blocks.3.ffn.hidden[42]``; in a mixture the
+    expert comes first, ``hidden[2,42]``, and ``router[2]`` is the probability of expert 2.
+    ``around`` tokens are kept on both sides, at most ``limit`` tokens are read (None: all);
+    ``progress`` is a bar on a terminal, or is told (tokens read, the limit or 0). Special tokens
+    are not counted. Raises UserError for a path or number that the model does not have.
     """
     need(top >= 1, f"top is {top}; give 1 or more.")
     need(limit is None or limit >= 1, f"limit is {limit}; give 1 or more.")
     need(around >= 0, f"around is {around}; give 0 or more.")
     need(bool(neurons), "No neuron is named; give one, such as decoder.blocks.0.ffn.hidden[0].")
-    requests = [_Asked.of(model, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)]
+    requests = [
+        _Asked.of(model, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)
+    ]
     side = {request.path.split(".")[0] for request in requests}
     paired = isinstance(model.config, config.EncoderDecoder)
-    sentence = "The decoder of an encoder-decoder writes beside a source, and a corpus has none; ask for its encoder."
+    sentence = (
+        "The decoder of an encoder-decoder writes beside a source, and a corpus has none; "
+        "ask for its encoder."
+    )
     need(not paired or side == {"encoder"}, sentence)
     reads = tokenizer.for_source if paired else tokenizer
     tape, tokens_read, number = _Columns(requests), 0, 0
@@ -121,7 +130,10 @@ def top_activations(
             must_be_finite(model, answer)
             for request in requests:
                 request.see(tape.records, rows, real, number, around, reads)
-            tokens_read, number = tokens_read + sum(row.shape[1] for row in rows), number + len(rows)
+            tokens_read, number = (
+                tokens_read + sum(row.shape[1] for row in rows),
+                number + len(rows),
+            )
             report(tokens_read, limit or 0)
     need(tokens_read > 0, "The texts are empty; give some with words in them.")
     return [request.result(tokens_read) for request in requests]
@@ -129,7 +141,8 @@ def top_activations(
 
 @dataclass
 class _Asked:
-    """One neuron while the corpus is read: its place, and a heap of the best (sign * value, -row, hit)."""
+    """One neuron while the corpus is read: its place, and a heap of the best (sign * value, -row,
+    hit)."""
 
     name: str
     path: str
@@ -147,18 +160,24 @@ class _Asked:
         """The neuron of that name; UserError where there is none."""
         form = FORM.fullmatch(name.replace(" ", ""))
         if form is None:
-            raise UserError(f'"{name}" is no neuron; give a path and a number, such as decoder.blocks.0.ffn.hidden[0].')
+            raise UserError(
+                f'"{name}" is no neuron; give a path and a number, such as '
+                "decoder.blocks.0.ffn.hidden[0]."
+            )
         path, numbers = form["path"], [int(number) for number in form["index"].split(",")]
         shapes = _shapes(model)
         if path not in shapes:
             close = get_close_matches(path, shapes, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
             raise UserError(
-                f'No value of each token is called "{path}".{hint} There are: {", ".join(listing(list(shapes)))}.'
+                f'No value of each token is called "{path}".{hint} There are: '
+                f"{', '.join(listing(list(shapes)))}."
             )
         sizes = shapes[path]
         have = f"{path} has numbers up to [{','.join(str(size - 1) for size in sizes)}]"
-        fits = len(numbers) == len(sizes) and all(n < size for n, size in zip(numbers, sizes, strict=True))
+        fits = len(numbers) == len(sizes) and all(
+            n < size for n, size in zip(numbers, sizes, strict=True)
+        )
         need(fits, f'There is no "{name}": {have}{" (expert, neuron)" if len(sizes) == 2 else ""}.')
         return cls(name, path, numbers[-1], numbers[0] if len(numbers) == 2 else None, top, sign)
 
@@ -180,7 +199,8 @@ class _Asked:
         around: int,
         tokenizer: Tokenizer,
     ) -> None:
-        """The values of some rows, the first of them ``number``; ``real`` (B, T) is true for tokens of the text."""
+        """The values of some rows, the first of them ``number``; ``real`` (B, T) is true for tokens
+        of the text."""
         values = streams.wide(seen[self.name])
         if self.expert is not None:
             routed = seen[f"{self.path.rpartition('.')[0]}.chosen"] == self.expert  # (B, T, K)
@@ -189,7 +209,9 @@ class _Asked:
         self.total += streams.fp64(torch.where(real, values, 0.0)).sum().item()
         self.above += int((real & (values > 0)).sum())
         keys = torch.where(real, self.sign * values, float("-inf")).max(-1)
-        for row, (key, at) in enumerate(zip(keys.values.tolist(), keys.indices.tolist(), strict=True)):
+        for row, (key, at) in enumerate(
+            zip(keys.values.tolist(), keys.indices.tolist(), strict=True)
+        ):
             if key == float("-inf") or (len(self.best) == self.top and key <= self.best[0][0]):
                 continue
             ids = rows[row][0].tolist()
@@ -202,17 +224,32 @@ class _Asked:
 
     def result(self, tokens_read: int) -> Neuron:
         """What was found in so many tokens."""
-        hits = [hit for _, _, hit in sorted(self.best, key=lambda hit_entry: hit_entry[:2], reverse=True)]
+        hits = [
+            hit
+            for _, _, hit in sorted(self.best, key=lambda hit_entry: hit_entry[:2], reverse=True)
+        ]
         count = max(self.tokens, 1)
         quantity = "router probability" if self.router else "activation"
-        return Neuron(self.name, quantity, hits, self.tokens, tokens_read, self.total / count, self.above / count)
+        return Neuron(
+            self.name,
+            quantity,
+            hits,
+            self.tokens,
+            tokens_read,
+            self.total / count,
+            self.above / count,
+        )
 
 
 class _Columns(Tape):
     """Keeps of each path the asked neurons alone, by their names, and which experts were chosen."""
 
     def __init__(self, requests: Sequence[_Asked]) -> None:
-        experts = {f"{request.path.rpartition('.')[0]}.chosen" for request in requests if request.expert is not None}
+        experts = {
+            f"{request.path.rpartition('.')[0]}.chosen"
+            for request in requests
+            if request.expert is not None
+        }
         super().__init__(*dict.fromkeys(request.path for request in requests), *sorted(experts))
         self.asked = requests
 
@@ -230,11 +267,19 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     device = next(model.parameters()).device
     tokens, tape = torch.zeros(1, 2, dtype=torch.long, device=device), Tape("*")
     with inference(model):
-        model(*([tokens, tokens] if isinstance(model.config, config.EncoderDecoder) else [tokens]), tape=tape)
+        model(
+            *([tokens, tokens] if isinstance(model.config, config.EncoderDecoder) else [tokens]),
+            tape=tape,
+        )
     shapes: dict[str, tuple[int, ...]] = {}
     for path, value in tape.records.items():
         router = tape.records.get(f"{path.rpartition('.')[0]}.router")
-        if value.ndim == 3 and value.shape[:2] == (1, 2) and value.is_floating_point() and path != "logits":
+        if (
+            value.ndim == 3
+            and value.shape[:2] == (1, 2)
+            and value.is_floating_point()
+            and path != "logits"
+        ):
             shapes[path] = (value.shape[-1],)
         elif value.ndim == 4 and router is not None and value.shape[:2] == (1, 2):
             shapes[path] = (router.shape[-1], value.shape[-1])
@@ -242,13 +287,18 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def _batches(rows: Iterator[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
-    """Rows together, about ``TOKENS`` tokens with their padding, until ``limit`` tokens were read."""
+    """Rows together, about ``TOKENS`` tokens with their padding, until ``limit`` tokens were
+    read."""
     batch: list[Tensor] = []
     remaining = float("inf") if limit is None else limit
     for row in rows:
         row = row[:, : int(min(remaining, row.shape[1]))]
         remaining -= row.shape[1]
-        if batch and (len(batch) + 1) * max(row.shape[1], *(other_row.shape[1] for other_row in batch)) > TOKENS:
+        if (
+            batch
+            and (len(batch) + 1) * max(row.shape[1], *(other_row.shape[1] for other_row in batch))
+            > TOKENS
+        ):
             yield batch
             batch = []
         batch.append(row)
@@ -259,7 +309,8 @@ def _batches(rows: Iterator[Tensor], limit: int | None) -> Iterator[list[Tensor]
 
 
 def _padded(rows: Sequence[Tensor], tokenizer: Tokenizer) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Rows side by side (B, T), their positions (None: all count on), and which tokens are of the text (B, T)."""
+    """Rows side by side (B, T), their positions (None: all count on), and which tokens are of the
+    text (B, T)."""
     lengths = torch.tensor([row.shape[1] for row in rows])
     places = torch.arange(int(lengths.max()))[None].expand(len(rows), -1)
     is_real = places < lengths[:, None]

@@ -1,8 +1,9 @@
 """Many patched runs at once: a row of a batch for each value that is patched.
 
-Rows begin at the block that they change. Where tokens see what came before them alone, rows also begin at the position
-that they change, and read the keys and values before it from the corrupted run, in which they are the same; a patch
-of what is equal in both runs, or of what nobody reads any more, is not computed at all.
+Rows begin at the block that they change. Where tokens see what came before them alone, rows also
+begin at the position that they change, and read the keys and values before it from the corrupted
+run, in which they are the same; a patch of what is equal in both runs, or of what nobody reads any
+more, is not computed at all.
 
 R rows, T tokens, H heads, C model dim, D head dim.
 """
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
 
 TOKENS = 1024  # computed at once: rows times their tokens
 ONLY_HERE = ("resid", "mid", "mid_cross", "write", "z", "hidden", "pre", "gate", "up")
-"""Values that attention of their own block does not read: in the last block they act at their own position alone."""
+"""Values that attention of their own block does not read: in the last block they act at their own
+position alone."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One patch: of a part of a block, of one of its heads or all, at one position or (None) all of them."""
+    """One patch: of a part of a block, of one of its heads or all, at one position or (None) all of
+    them."""
 
     component: str
     layer: int
@@ -54,46 +57,71 @@ class Job:
 class Runs:
     """The two runs, and what patched ones have in common with the corrupted one."""
 
-    def __init__(self, model: Model, side: str, tokens: Tensor, runs: list[tuple[Tensor, ...]], at: int) -> None:
+    def __init__(
+        self, model: Model, side: str, tokens: Tensor, runs: list[tuple[Tensor, ...]], at: int
+    ) -> None:
         self.model, self.side, self.told, self.given, self.at = model, side, tokens, runs, at
         self.cfg: config.Stack = getattr(model.config, side)
         self.stack: Any = getattr(model, side)
-        self.alone = side == "decoder" and self.cfg.causal  # a token's values depend on those before it alone
+        # a token's values depend on those before it alone
+        self.alone = side == "decoder" and self.cfg.causal
         masks = [self.cfg.block(layer).attention.mask for layer in range(self.cfg.depth)]
-        self.ahead = max(mask.prefix_length for mask in masks)  # tokens that see each other all the same
+        # tokens that see each other all the same
+        self.ahead = max(mask.prefix_length for mask in masks)
         if self.alone:
             self.told = tokens[:, : max(at + 1, self.ahead)]
         self.length = self.told.shape[1]
         differ = (self.told[0] != self.told[1]).nonzero().flatten().tolist()
-        self.first = differ[0] if differ and self.alone and differ[0] >= self.ahead else 0  # until there all is equal
+        # until there all is equal
+        self.first = differ[0] if differ and self.alone and differ[0] >= self.ahead else 0
         self.clean: dict[str, Tensor] = {}
         self.kept: dict[str, Tensor] = {}
 
     @classmethod
     def of(
-        cls, model: Model, tokenizer: Tokenizer | None, clean: Text, corrupted: Text, source: Any, at: int | None
+        cls,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        clean: Text,
+        corrupted: Text,
+        source: Any,
+        at: int | None,
     ) -> Runs:
         """The texts read; UserError where they do not correspond."""
         streams.needs_head(model, "give one that does.")
         if any(isinstance(body, config.Recurrent) for body in config.bodies(model.config).values()):
-            raise UserError("A recurrent model has no blocks to patch one by one; use edits.patch with its own values.")
+            raise UserError(
+                "A recurrent model has no blocks to patch one by one; use "
+                "edits.patch with its own values."
+            )
         pair = isinstance(source, tuple)
         sources = source if pair else (source, source)
-        need(len(sources) == 2, f"source holds {len(sources)} texts; give one, or a pair: clean and corrupted.")
+        need(
+            len(sources) == 2,
+            f"source holds {len(sources)} texts; give one, or a pair: clean and corrupted.",
+        )
         run_inputs = [
-            streams.read_pair(model, tokenizer, *pair) for pair in zip((clean, corrupted), sources, strict=True)
+            streams.read_pair(model, tokenizer, *pair)
+            for pair in zip((clean, corrupted), sources, strict=True)
         ]
         for side_name, (first, second) in (
             ("texts", [text for text, _ in run_inputs]),
             ("sources", [beside for _, beside in run_inputs]),
         ):
             sizes = [0 if row is None else row.shape[1] for row in (first, second)]
-            message = f"The {side_name} have {sizes[0]} and {sizes[1]} tokens; patching needs as many in both"
+            message = (
+                f"The {side_name} have {sizes[0]} and {sizes[1]} tokens; patching needs as "
+                "many in both"
+            )
             need(sizes[0] == sizes[1], f"{message}: see them with glassformer tokens.")
         side = streams.body_of(model) if not pair else "encoder"
-        tokens = torch.cat([beside if pair and beside is not None else text for text, beside in run_inputs])
+        tokens = torch.cat(
+            [beside if pair and beside is not None else text for text, beside in run_inputs]
+        )
         place = streams.place(at, run_inputs[0][0], tokenizer)
-        return cls(model, side, tokens, [streams.forward_inputs(*pair) for pair in run_inputs], place)
+        return cls(
+            model, side, tokens, [streams.forward_inputs(*pair) for pair in run_inputs], place
+        )
 
     def columns(self, positions: str | Sequence[int]) -> list[int | None]:
         """The positions patched one by one; [None] for all at once."""
@@ -109,16 +137,26 @@ class Runs:
         shapes = {path: tuple(value.shape) for path, value in one_token(self.model).items()}
         jobs = []
         for component in components:
-            layers = [layer for layer in range(self.cfg.depth) if self.path(component, layer) in shapes]
+            layers = [
+                layer for layer in range(self.cfg.depth) if self.path(component, layer) in shapes
+            ]
             if not layers or component in ("cross.k", "cross.v"):  # whose tokens are the source's
                 prefix = f"{self.side}.blocks."
-                known_components = dict.fromkeys(path.split(".", 3)[3] for path in shapes if path.startswith(prefix))
-                raise UserError(f'No block has a part "{component}"; there are {", ".join(known_components)}.')
+                known_components = dict.fromkeys(
+                    path.split(".", 3)[3] for path in shapes if path.startswith(prefix)
+                )
+                raise UserError(
+                    f'No block has a part "{component}"; there are {", ".join(known_components)}.'
+                )
             for layer in layers:
                 shape = shapes[self.path(component, layer)]
                 many = len(shape) == 4 and component.startswith(("attn.", "cross."))
                 heads: Sequence[int | None] = range(shape[1]) if many else [None]
-                jobs += [Job(component, layer, head, at) for head in heads for at in self.columns(positions)]
+                jobs += [
+                    Job(component, layer, head, at)
+                    for head in heads
+                    for at in self.columns(positions)
+                ]
         return jobs
 
     def path(self, component: str, layer: int) -> str:
@@ -140,7 +178,8 @@ class Runs:
         return start if start >= self.ahead else 0
 
     def batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
-        """Patches that begin at one block and at about one position, as many as are computed at once."""
+        """Patches that begin at one block and at about one position, as many as are computed at
+        once."""
 
         def order(job: Job) -> tuple[bool, int, int]:
             return self.acts(job), job.start, -self.begins(job)
@@ -157,7 +196,8 @@ class Runs:
             yield batch
 
     def run(self, ids: Sequence[int], paths: Sequence[str]) -> tuple[float, float]:
-        """Both runs: what the clean one's values are, what the corrupted one's parts have in common; both answers."""
+        """Both runs: what the clean one's values are, what the corrupted one's parts have in
+        common; both answers."""
         patterns = (
             "embed",
             "blocks.*.resid",
@@ -167,7 +207,9 @@ class Runs:
             "blocks.*.cross.v",
         )
         records = []
-        for number, paths_of_run in enumerate((paths, [f"{self.side}.{name}" for name in patterns])):
+        for number, paths_of_run in enumerate(
+            (paths, [f"{self.side}.{name}" for name in patterns])
+        ):
             tape = Tape(*paths_of_run, *(["encoder.out"] if len(self.given[0]) > 1 else []))
             text, *source = self.given[number]
             text = text if self.side == "encoder" else self.told[number : number + 1]
@@ -182,23 +224,30 @@ class Runs:
         head: Any = self.model.head
         if type(head) is Head and type(head.proj) is Projection:  # these rows of the table alone
             bias = None if head.proj.bias is None else head.proj.bias[list(ids)]
-            logits = F.linear(head.prepare(hidden), head.table(self.model.embed)[list(ids)], bias).float()
+            logits = F.linear(
+                head.prepare(hidden), head.table(self.model.embed)[list(ids)], bias
+            ).float()
             if head.softcap is not None:
                 logits = head.softcap * torch.tanh(logits / head.softcap)
         else:
             logits = head(hidden[:, None], self.model.embed)[:, 0, list(ids)].float()
-        values: list[float] = (logits[:, 0] - logits[:, 1] if len(ids) > 1 else logits[:, 0]).tolist()
+        values: list[float] = (
+            logits[:, 0] - logits[:, 1] if len(ids) > 1 else logits[:, 0]
+        ).tolist()
         return values
 
     def patched(self, jobs: Sequence[Job], ids: Sequence[int]) -> list[float]:
-        """The answers of patched runs, a row each, from the block and the position on that they change."""
+        """The answers of patched runs, a row each, from the block and the position on that they
+        change."""
         start, first_position = jobs[0].start, min(map(self.begins, jobs))
         before = f"{self.side}.blocks.{start - 1}.resid" if start else f"{self.side}.embed"
         x = self.kept[before][:, first_position:].repeat(len(jobs), 1, 1)
         inside: dict[str, list[int]] = {}
         for row, job in enumerate(jobs):
             if job.component == "resid":
-                x[row, self._cells(job, first_position)] = self.clean[before][0, self._cells(job, 0)]
+                x[row, self._cells(job, first_position)] = self.clean[before][
+                    0, self._cells(job, 0)
+                ]
             else:
                 inside.setdefault(self.path(job.component, job.layer), []).append(row)
 
@@ -218,7 +267,9 @@ class Runs:
         crossed = self.side == "decoder" and "encoder.out" in self.kept
         if crossed:
             encoded = self.kept["encoder.out"]
-            flow.memory = Memory(encoded, torch.arange(encoded.shape[1], device=x.device)[None], True)
+            flow.memory = Memory(
+                encoded, torch.arange(encoded.shape[1], device=x.device)[None], True
+            )
         for layer in range(start, self.cfg.depth):
             x = self.stack.blocks[layer](
                 x, flow, self.stack.position, self._known(layer, first_position, len(jobs), crossed)
@@ -242,7 +293,9 @@ class Runs:
         if not start and not crossed:
             return None
         prefix = f"{self.side}.blocks.{layer}"
-        cache = _Known(self.kept[f"{prefix}.attn.k"], self.kept[f"{prefix}.attn.v"], start, self.length)
+        cache = _Known(
+            self.kept[f"{prefix}.attn.k"], self.kept[f"{prefix}.attn.v"], start, self.length
+        )
         cross = CrossKV()
         if f"{prefix}.cross.k" in self.kept:
             k, v = (self.kept[f"{prefix}.cross.{name}"].expand(rows, -1, -1, -1) for name in "kv")

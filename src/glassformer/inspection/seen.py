@@ -1,4 +1,5 @@
-"""What ``look`` gives: a dict of tensors that shows itself, attention as pictures of who looks at whom."""
+"""What ``look`` gives: a dict of tensors that shows itself, attention as pictures of who looks at
+whom."""
 
 from __future__ import annotations
 
@@ -21,19 +22,25 @@ MOST_NUMBERS = 200_000  # numbers that are still worth a row of text each
 
 
 class Seen(dict[str, Tensor], Shown):
-    """Values by their path, as the model made them; ``words`` are the text's tokens, ``source`` an encoder's.
+    """Values by their path, as the model made them; ``words`` are the text's tokens, ``source`` an
+    encoder's.
 
     Pictures are of the first row of a batch.
     """
 
     def __init__(
-        self, values: Mapping[str, Tensor], words: Sequence[str] = (), source: Sequence[str] | None = None
+        self,
+        values: Mapping[str, Tensor],
+        words: Sequence[str] = (),
+        source: Sequence[str] | None = None,
     ) -> None:
         super().__init__(values)
         self.words, self.source = list(words), None if source is None else list(source)
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{path} {'x'.join(map(str, value.shape)) or 'number'}" for path, value in self.items())
+        shapes = ", ".join(
+            f"{path} {'x'.join(map(str, value.shape)) or 'number'}" for path, value in self.items()
+        )
         return f"Seen({shapes})"
 
     def head(self, number: int) -> Seen:
@@ -41,8 +48,12 @@ class Seen(dict[str, Tensor], Shown):
         patterns = {path: value for path, value in self.items() if _square(path, value)}
         need(bool(patterns), 'There is no attention here; look at "*.pattern".')
         least = min(value.shape[1] for value in patterns.values())
-        need(0 <= number < least, f"head is {number}; these attentions have heads 0 to {least - 1}.")
-        named = {f"{path}[{number}]": value[:, number : number + 1] for path, value in patterns.items()}
+        need(
+            0 <= number < least, f"head is {number}; these attentions have heads 0 to {least - 1}."
+        )
+        named = {
+            f"{path}[{number}]": value[:, number : number + 1] for path, value in patterns.items()
+        }
         return Seen(named, self.words, self.source)
 
     @property
@@ -52,7 +63,8 @@ class Seen(dict[str, Tensor], Shown):
         return f"{' '.join(self.words)}{beside}"
 
     def charts(self) -> Iterator[Chart]:
-        """Of each attention the mean of its heads, and folded each head; of other values their numbers as colours."""
+        """Of each attention the mean of its heads, and folded each head; of other values their
+        numbers as colours."""
         plain_values = []
         for path, value in self.items():
             if not _square(path, value):
@@ -77,19 +89,32 @@ class Seen(dict[str, Tensor], Shown):
         value = self[path].detach().float().cpu()
         value = value[0] if value.ndim > 1 else value
         if value.ndim < 2 or not value.numel():
-            yield Table(path, ("value",), [(" ".join(f"{x:.4g}" for x in value.flatten()[:16].tolist()),)])
+            yield Table(
+                path, ("value",), [(" ".join(f"{x:.4g}" for x in value.flatten()[:16].tolist()),)]
+            )
             return
-        flat = value.movedim(-2, 0).flatten(1).numpy() if value.ndim > 2 else value.numpy()  # a row for each token
+        # a row for each token
+        flat = value.movedim(-2, 0).flatten(1).numpy() if value.ndim > 2 else value.numpy()
         pooled = wire.pooled(flat, (64, ACROSS))
         small = pooled.shape == flat.shape
         words = self._sides(path, len(flat), 0)[0]
-        rows = words if pooled.shape[0] == len(words) else [str(at) for at in range(pooled.shape[0])]
-        of = "" if small else f", of each tile of {'x'.join(map(str, flat.shape))} what is furthest from 0"
-        yield Heat(f"{path}{of}", pooled, rows, [str(at) for at in range(pooled.shape[1])], signed=True)
+        rows = (
+            words if pooled.shape[0] == len(words) else [str(at) for at in range(pooled.shape[0])]
+        )
+        of = (
+            ""
+            if small
+            else (f", of each tile of {'x'.join(map(str, flat.shape))} what is furthest from 0")
+        )
+        yield Heat(
+            f"{path}{of}", pooled, rows, [str(at) for at in range(pooled.shape[1])], signed=True
+        )
 
     def _sides(self, path: str, queries: int, keys: int) -> tuple[list[str], list[str]]:
         """The words of both sides of a value, or numbers where they do not fit."""
-        query_words = self.source if path.startswith("encoder.") and self.source is not None else self.words
+        query_words = (
+            self.source if path.startswith("encoder.") and self.source is not None else self.words
+        )
         key_words = self.source if ".cross." in path and self.source is not None else query_words
         return _fit(query_words, queries), _fit(key_words or [], keys)
 
@@ -98,7 +123,8 @@ class Seen(dict[str, Tensor], Shown):
         total = sum(value.numel() for value in self.values())
         need(
             total <= MOST_NUMBERS,
-            f"These are {total:,} numbers, too many for .csv; save as .safetensors, or look at fewer.",
+            f"These are {total:,} numbers, too many for .csv; save as .safetensors, or look at "
+            "fewer.",
         )
         if all(_square(path, value) for path, value in self.items()):
             names = ("path", "row", "head", "query", "key", "query_token", "key_token", "value")
@@ -119,7 +145,10 @@ class Seen(dict[str, Tensor], Shown):
     def tensors(self) -> dict[str, Array]:
         """The values by their paths; what numpy does not know (bf16) as fp32."""
         odd = torch.bfloat16
-        return {path: (x.float() if x.dtype == odd else x).detach().cpu().numpy() for path, x in self.items()}
+        return {
+            path: (x.float() if x.dtype == odd else x).detach().cpu().numpy()
+            for path, x in self.items()
+        }
 
     def facts(self) -> Mapping[str, Any]:
         """The tokens that were read."""

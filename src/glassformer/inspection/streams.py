@@ -1,4 +1,5 @@
-"""The stream of hidden states at every depth, and what a user names in it: a text, places in it, a word.
+"""The stream of hidden states at every depth, and what a user names in it: a text, places in it, a
+word.
 
 T tokens, C model dim.
 """
@@ -37,7 +38,8 @@ BLANK = "___"  # an encoder's mask token, as `fill` takes it
 
 @dataclass(frozen=True)
 class States:
-    """Hidden states (T, C) by their path, from the embedding to the last block, and ``out``: after the last norm."""
+    """Hidden states (T, C) by their path, from the embedding to the last block, and ``out``: after
+    the last norm."""
 
     body: str  # "decoder" or "encoder"
     by_path: dict[str, Tensor]
@@ -45,7 +47,11 @@ class States:
 
     def at(self, columns: Sequence[int]) -> States:
         """Those of some tokens alone."""
-        return States(self.body, {path: x[list(columns)] for path, x in self.by_path.items()}, self.out[list(columns)])
+        return States(
+            self.body,
+            {path: x[list(columns)] for path, x in self.by_path.items()},
+            self.out[list(columns)],
+        )
 
 
 def body_of(model: Model) -> str:
@@ -60,7 +66,8 @@ def is_recurrent(model: Model) -> bool:
 
 @dataclass(frozen=True)
 class Read:
-    """What a model is to read: ids (1, T) and an encoder-decoder's source, and what a tape is to change."""
+    """What a model is to read: ids (1, T) and an encoder-decoder's source, and what a tape is to
+    change."""
 
     tokens: Tensor
     source: Tensor | None
@@ -81,10 +88,15 @@ def prepare(
 ) -> Read:
     """The text as the model reads it; in an encoder's text ``___`` is its mask token.
 
-    Raises UserError for what the model cannot read, for several texts at once, for a source that is missing or that
-    nobody reads, and for an edit of what is not there.
+    Raises UserError for what the model cannot read, for several texts at once, for a source that is
+    missing or that nobody reads, and for an edit of what is not there.
     """
-    if isinstance(model.config, config.Encoder) and isinstance(text, str) and tokenizer and tokenizer.mask is not None:
+    if (
+        isinstance(model.config, config.Encoder)
+        and isinstance(text, str)
+        and tokenizer
+        and tokenizer.mask is not None
+    ):
         mark = tokenizer.token(tokenizer.mask)
         text = text.replace(BLANK, mark)
         if mark in text:
@@ -111,9 +123,16 @@ def forward_inputs(tokens: Tensor, source: Tensor | None) -> tuple[Tensor, ...]:
 def states(model: Model, inputs: Read) -> States:
     """Every depth's states of one text, in one pass without logits."""
     body = body_of(model)
-    crossed = is_recurrent(model) and getattr(model.config, body).cross is not None  # its answer is no layer's state
+    # its answer is no layer's state
+    crossed = is_recurrent(model) and getattr(model.config, body).cross is not None
     last = [f"{body}.out"] if crossed else []
-    tape = Tape(f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state", *last, edits=inputs.edits)
+    tape = Tape(
+        f"{body}.embed",
+        f"{body}.blocks.*.resid",
+        f"{body}.cells.*.state",
+        *last,
+        edits=inputs.edits,
+    )
     with inference(model):
         output = model(*inputs.inputs, tape=tape, logits="none")
         must_be_finite(model, output.hidden)
@@ -122,7 +141,8 @@ def states(model: Model, inputs: Read) -> States:
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """Meanwhile no weight asks for a gradient, so that a backward pass keeps and makes only what others ask for."""
+    """Meanwhile no weight asks for a gradient, so that a backward pass keeps and makes only what
+    others ask for."""
     asking = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in asking:
         weight.requires_grad_(False)
@@ -133,11 +153,14 @@ def frozen(model: Model) -> Iterator[None]:
             weight.requires_grad_(True)
 
 
-def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: int | None = None) -> Iterator[Tensor]:
-    """Texts as rows of ids (1, T), in pieces where they are longer than ``length`` tokens (None: the model's context).
+def windows(
+    model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: int | None = None
+) -> Iterator[Tensor]:
+    """Texts as rows of ids (1, T), in pieces where they are longer than ``length`` tokens (None:
+    the model's context).
 
-    Each begins and ends as the model reads a text, an encoder-decoder's encoder its source. Raises UserError for a
-    length without room.
+    Each begins and ends as the model reads a text, an encoder-decoder's encoder its source. Raises
+    UserError for a length without room.
     """
     limit = int(min(model.config.context, model.limit))
     kind = type(model.config)
@@ -146,7 +169,11 @@ def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: in
     special_ids = (opening, None if kind is config.Decoder else tokenizer.eos)
     before, after = ([] if end is None else [end] for end in special_ids)
     inside = min(limit, length or limit) - len(before) - len(after)
-    need(inside > 0, f"The context is {length or limit} tokens, and there is no room for a text in it; give more.")
+    need(
+        inside > 0,
+        f"The context is {length or limit} tokens, and there is no room for a text "
+        "in it; give more.",
+    )
     device = next(model.parameters()).device
     for text in texts:
         ids = tokenizer.encode(text)
@@ -154,8 +181,11 @@ def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: in
             yield torch.tensor([[*before, *ids[low : low + inside], *after]], device=device)
 
 
-def pairs(model: Model, tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """(source, target) texts as an encoder-decoder reads them: what the decoder reads (1, T), and its source (1, S).
+def pairs(
+    model: Model, tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(source, target) texts as an encoder-decoder reads them: what the decoder reads (1, T), and
+    its source (1, S).
 
     What is longer than the context loses its end.
     """
@@ -167,8 +197,11 @@ def pairs(model: Model, tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) 
         yield torch.tensor([opened], device=device), torch.tensor([source_ids], device=device)
 
 
-def places(positions: str | Sequence[int] | None, length: int, most: int | None = None) -> list[int]:
-    """Positions in a text of so many tokens: a list, or as ``"0,3-5,-1"`` or ``"all"``; None is the last ``most``.
+def places(
+    positions: str | Sequence[int] | None, length: int, most: int | None = None
+) -> list[int]:
+    """Positions in a text of so many tokens: a list, or as ``"0,3-5,-1"`` or ``"all"``; None is the
+    last ``most``.
 
     Negative ones count from the end. Raises UserError for one that the text does not have.
     """
@@ -177,10 +210,15 @@ def places(positions: str | Sequence[int] | None, length: int, most: int | None 
     if isinstance(positions, str):
         if positions.strip() == "all":
             return list(range(length))
-        positions = [number for span in positions.split(",") for number in _span(span.strip(), length)]
+        positions = [
+            number for span in positions.split(",") for number in _span(span.strip(), length)
+        ]
     columns = []
     for number in positions:
-        need(-length <= number < length, f"Position {number} is not in the text; it has tokens 0 to {length - 1}.")
+        need(
+            -length <= number < length,
+            f"Position {number} is not in the text; it has tokens 0 to {length - 1}.",
+        )
         columns.append(number % length)
     need(bool(columns), "No position is named; give some, such as 0,3-5,-1, or all.")
     return list(dict.fromkeys(columns))
@@ -189,18 +227,26 @@ def places(positions: str | Sequence[int] | None, length: int, most: int | None 
 def _span(span: str, length: int) -> list[int]:
     form = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", span)
     if form is None or max(map(len, form.groups(""))) > 12:
-        raise UserError(f'"{span}" is no position; give numbers and spans, such as 0,3-5,-1, or all.')
+        raise UserError(
+            f'"{span}" is no position; give numbers and spans, such as 0,3-5,-1, or all.'
+        )
     first = int(form[1])
     if form[2] is None:
         return [first]
     bounds = [number + length if number < 0 else number for number in (first, int(form[2]))]
-    need(bounds[0] <= bounds[1], f'"{span}" ends before it begins; give the smaller position first.')
-    need(bounds[0] >= 0 and bounds[1] < length, f"Positions {span} are not all in the text; it has 0 to {length - 1}.")
+    need(
+        bounds[0] <= bounds[1], f'"{span}" ends before it begins; give the smaller position first.'
+    )
+    need(
+        bounds[0] >= 0 and bounds[1] < length,
+        f"Positions {span} are not all in the text; it has 0 to {length - 1}.",
+    )
     return list(range(bounds[0], bounds[1] + 1))
 
 
 def place(position: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> int:
-    """One position of a text (1, T); None is its only mask token where it has one, else its last."""
+    """One position of a text (1, T); None is its only mask token where it has one, else its
+    last."""
     if position is not None:
         return places([position], tokens.shape[1])[0]
     mask = None if tokenizer is None else tokenizer.mask
@@ -209,10 +255,11 @@ def place(position: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> 
 
 
 def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
-    """The one token that a word is: an id, a name of the vocabulary (``Ġtired``), a text of one token (" tired"), or
-    the token as a table shows it (``·tired``).
+    """The one token that a word is: an id, a name of the vocabulary (``Ġtired``), a text of one
+    token (" tired"), or the token as a table shows it (``·tired``).
 
-    Raises UserError for an id that the model lacks and for a text of several tokens, which are named.
+    Raises UserError for an id that the model lacks and for a text of several tokens, which are
+    named.
     """
     vocab = model.config.embed.vocab
     if isinstance(word, int):
@@ -225,13 +272,24 @@ def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
         ids = tokenizer.encode(word)
         if len(ids) != 1:
             ids = [
-                id for id, piece in enumerate(pieces(tokenizer, range(tokenizer.size))) if piece.shown == word
+                id
+                for id, piece in enumerate(pieces(tokenizer, range(tokenizer.size)))
+                if piece.shown == word
             ] or ids
         named = " ".join(shown(tokenizer, ids))
-        hint = f"; give one of them, or a word of one token{'' if word.startswith(' ') else ', perhaps with a space'}"
-        need(len(ids) == 1, f'"{word}" is {len(ids)} tokens for this tokenizer ({named}){hint if ids else ""}.')
+        hint = (
+            "; give one of them, or a word of one "
+            f"token{'' if word.startswith(' ') else ', perhaps with a space'}"
+        )
+        need(
+            len(ids) == 1,
+            f'"{word}" is {len(ids)} tokens for this tokenizer ({named}){hint if ids else ""}.',
+        )
         token = ids[0]
-    need(token < vocab, f'"{word}" is token {token} and this model knows 0 to {vocab - 1}; use its own tokenizer.')
+    need(
+        token < vocab,
+        f'"{word}" is token {token} and this model knows 0 to {vocab - 1}; use its own tokenizer.',
+    )
     return token
 
 
@@ -245,7 +303,8 @@ def needs_stream(model: Model, method: str, instead: str) -> None:
     """Refuse a recurrent body, which has no residual stream that parts write to."""
     if is_recurrent(model):
         raise UserError(
-            f"{method} follows what parts add to a residual stream, and a recurrent model has none; {instead}"
+            f"{method} follows what parts add to a residual stream, and a recurrent model has "
+            f"none; {instead}"
         )
 
 

@@ -1,10 +1,12 @@
-"""The tuned lens: an affine translator for each depth, fitted so that it says what the model will (Belrose et al.).
+"""The tuned lens: an affine translator for each depth, fitted so that it says what the model will
+(Belrose et al.).
 
 arXiv 2303.08112:
 
     states of depth d (C) --> h + W_d h + b_d --> the model's own last norm and head --> logits
 
-W and b start at zero, which is the logit lens; they are moved by KL(own || depth), nothing in the model is.
+W and b start at zero, which is the logit lens; they are moved by KL(own || depth), nothing in the
+model is.
 
 D depths, T tokens, C model dim, V vocabulary.
 """
@@ -45,10 +47,12 @@ Report = Callable[[int, float], None]  # steps done, the mean KL of the last
 
 @dataclass(frozen=True, repr=False)
 class TunedLens(Shown):
-    """Translators ``weight`` (D, C, C) and ``bias`` (D, C) of every depth but the last, which is the model itself.
+    """Translators ``weight`` (D, C, C) and ``bias`` (D, C) of every depth but the last, which is
+    the model itself.
 
-    ``before`` and ``after`` are the mean KL of each depth in nats, on texts that were not fitted to; ``model`` is
-    the fingerprint of the model, ``data`` what it was fitted on, ``tokens`` how many of them, in so many ``steps``.
+    ``before`` and ``after`` are the mean KL of each depth in nats, on texts that were not fitted
+    to; ``model`` is the fingerprint of the model, ``data`` what it was fitted on, ``tokens`` how
+    many of them, in so many ``steps``.
     """
 
     weight: Tensor
@@ -69,12 +73,19 @@ class TunedLens(Shown):
     def must_fit(self, model: Model) -> None:
         """Raise UserError for a model that it was not fitted to."""
         same = self.weight.shape[-1] == model.config.dim and self.model == fingerprint(model)
-        need(same, "This tuned lens was fitted to another model; fit one to this model: glassformer lens --fit DATA.")
+        need(
+            same,
+            "This tuned lens was fitted to another model; fit one to this model: "
+            "glassformer lens --fit DATA.",
+        )
 
     def about(self) -> str:
         """Where it comes from, in a sentence."""
         first, last = (sum(kl) / len(kl) for kl in (self.before, self.after))
-        fitted = f"fitted on {self.data} in {self.steps:,} steps of {self.tokens // max(self.steps, 1):,} tokens"
+        fitted = (
+            f"fitted on {self.data} in {self.steps:,} steps of "
+            f"{self.tokens // max(self.steps, 1):,} tokens"
+        )
         return f"{fitted}; mean KL of the depths on texts held out {first:.4f} -> {last:.4f} nats."
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,13 +102,22 @@ class TunedLens(Shown):
         yield Prose([self.about()])
         steps = list(range(len(self.depths)))
         lines = {"before": (steps, self.before), "after": (steps, self.after)}
-        yield Curves("mean KL(own || depth) in nats on texts held out, by depth", lines, "depth", ("before", "after"))
+        yield Curves(
+            "mean KL(own || depth) in nats on texts held out, by depth",
+            lines,
+            "depth",
+            ("before", "after"),
+        )
         heading, rows = self.records()
-        yield Table("", heading, [(name, f"{before:.4f}", f"{after:.4f}") for name, before, after in rows])
+        yield Table(
+            "", heading, [(name, f"{before:.4f}", f"{after:.4f}") for name, before, after in rows]
+        )
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each depth."""
-        return ("depth", "kl_before", "kl_after"), [*zip(self.depths, self.before, self.after, strict=True)]
+        return ("depth", "kl_before", "kl_after"), [
+            *zip(self.depths, self.before, self.after, strict=True)
+        ]
 
     def tensors(self) -> dict[str, Array]:
         """The translators."""
@@ -108,12 +128,16 @@ class TunedLens(Shown):
         return self.to_dict()
 
     def save(self, path: str | Path, most: int = MOST) -> Path:
-        """Write it as .safetensors, for ``load``, or as a picture of the fit (.html, .svg, .png, .csv)."""
+        """Write it as .safetensors, for ``load``, or as a picture of the fit (.html, .svg, .png,
+        .csv)."""
         if Path(path).suffix.lower() != ".safetensors" and Path(path).suffix:
             return super().save(path, most)
         from safetensors.torch import save
 
-        told = {"format": FORMAT, **{name: json.dumps(value) for name, value in self.to_dict().items()}}
+        told = {
+            "format": FORMAT,
+            **{name: json.dumps(value) for name, value in self.to_dict().items()},
+        }
         tensors = {"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}
         files.write(Path(path), save(tensors, metadata=told))
         return Path(path)
@@ -126,18 +150,28 @@ class TunedLens(Shown):
         try:
             with safe_open(str(path), "pt") as file:
                 told = file.metadata() or {}
-                need(told.pop("format", None) == FORMAT, f"{path} is no tuned lens; make one: glassformer lens --fit.")
+                need(
+                    told.pop("format", None) == FORMAT,
+                    f"{path} is no tuned lens; make one: glassformer lens --fit.",
+                )
                 tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
             lens = cls(**tensors, **{name: json.loads(value) for name, value in told.items()})
         except OSError as error:
-            reason = "it is not there" if isinstance(error, FileNotFoundError) else error.strerror or error
+            reason = (
+                "it is not there"
+                if isinstance(error, FileNotFoundError)
+                else error.strerror or error
+            )
             raise UserError(f"{path} cannot be read ({reason}); check the path.") from None
         except (SafetensorError, ValueError, TypeError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path} is damaged ({error}); fit the tuned lens again.") from None
         D, C = lens.bias.shape if lens.bias.ndim == 2 else (-1, -1)
-        need(lens.weight.shape == (D, C, C), f"{path} is damaged: its tensors do not fit together; fit it again.")
+        need(
+            lens.weight.shape == (D, C, C),
+            f"{path} is damaged: its tensors do not fit together; fit it again.",
+        )
         return lens
 
 
@@ -151,22 +185,31 @@ def fit_tuned_lens(
     rate: float = 3e-3,
     progress: Report | bool = True,
 ) -> TunedLens:
-    """Fit translators to ``model`` by Adam, its rate falling to zero: ``steps`` steps of about ``tokens`` tokens each.
+    """Fit translators to ``model`` by Adam, its rate falling to zero: ``steps`` steps of about
+    ``tokens`` tokens each.
 
-    ``texts`` are read until there are enough for all steps, and again from the start where they end before; every
-    tenth is held out and measured before and after. ``progress`` is a bar in a terminal or a notebook, or is told
-    (steps done, mean KL). Raises UserError for a model without a head or without a depth
-    before its last, and for too few texts.
+    ``texts`` are read until there are enough for all steps, and again from the start where they end
+    before; every tenth is held out and measured before and after. ``progress`` is a bar in a
+    terminal or a notebook, or is told (steps done, mean KL). Raises UserError for a model without a
+    head or without a depth before its last, and for too few texts.
     """
     streams.needs_head(model, "there is nothing to tune for.")
-    need(steps > 0 and tokens > 0, f"steps is {steps} and tokens is {tokens}; give 1 or more of each.")
+    need(
+        steps > 0 and tokens > 0,
+        f"steps is {steps} and tokens is {tokens}; give 1 or more of each.",
+    )
     need(rate > 0, f"rate is {rate}; give a number above 0.")
     train, held = _shared_out(texts, steps * tokens)
     seen = streams.states(model, streams.Read(*held[0], {}))
     depths, dim = list(seen.by_path)[:-1], seen.out.shape[-1]
-    need(bool(depths), "This model has one depth alone, which is its answer; there is nothing to tune.")
+    need(
+        bool(depths),
+        "This model has one depth alone, which is its answer; there is nothing to tune.",
+    )
     like = streams.wide(seen.out)
-    weight, bias = (like.new_zeros(len(depths), *shape).requires_grad_() for shape in ((dim, dim), (dim,)))
+    weight, bias = (
+        like.new_zeros(len(depths), *shape).requires_grad_() for shape in ((dim, dim), (dim,))
+    )
     own = fingerprint(model)
     lens = TunedLens(weight, bias, depths, own, data, steps, 0, [], [])
     before = _measure(model, lens, held)
@@ -192,7 +235,9 @@ def fit_tuned_lens(
                 progress(step + 1, total / count)
     with torch.no_grad():
         after = _measure(model, lens, held)
-    return TunedLens(weight.detach().cpu(), bias.detach().cpu(), depths, own, data, steps, read, before, after)
+    return TunedLens(
+        weight.detach().cpu(), bias.detach().cpu(), depths, own, data, steps, read, before, after
+    )
 
 
 def _shared_out(texts: Iterable[Batch], tokens: int) -> tuple[list[Batch], list[Batch]]:
@@ -209,7 +254,9 @@ def _shared_out(texts: Iterable[Batch], tokens: int) -> tuple[list[Batch], list[
             count += batch[0].shape[1]
         if count >= tokens:
             break
-    need(bool(train), "There are too few texts to fit a lens to and hold one out; give two or more.")
+    need(
+        bool(train), "There are too few texts to fit a lens to and hold one out; give two or more."
+    )
     return train, held
 
 
@@ -222,7 +269,9 @@ def _measure(model: Model, lens: TunedLens, held: Sequence[Batch]) -> list[float
     """The mean KL of each depth over texts."""
     sums = [0.0] * len(lens.depths)
     for batch in held:
-        sums = [one + more for one, more in zip(sums, _kl(model, lens, batch, learn=False), strict=True)]
+        sums = [
+            one + more for one, more in zip(sums, _kl(model, lens, batch, learn=False), strict=True)
+        ]
     count = sum(tokens.shape[1] for tokens, _ in held)
     return [one / count for one in sums]
 
@@ -237,7 +286,9 @@ def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]
     with streams.frozen(model):
         for low in range(0, len(seen.out), step):
             with inference(model):
-                own = streams.wide(head(seen.out[None, low : low + step], model.embed)[0]).log_softmax(-1)
+                own = streams.wide(
+                    head(seen.out[None, low : low + step], model.embed)[0]
+                ).log_softmax(-1)
             for depth, path in enumerate(lens.depths):
                 with torch.set_grad_enabled(learn):
                     x = lens.translate(depth, seen.by_path[path][low : low + step])
@@ -250,10 +301,13 @@ def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]
 
 
 def fingerprint(model: Model) -> str:
-    """What tells a model from another: its config, and some of each weight rounded to bf16, as other dtypes have it."""
+    """What tells a model from another: its config, and some of each weight rounded to bf16, as
+    other dtypes have it."""
     told = hashlib.sha256(serial.dumps(model.config).encode())
     for name, weight in sorted(lora.weights(model).items()):
         flat = weight.detach().flatten()
         some = flat[:: max(1, len(flat) // SAMPLE)].to(torch.bfloat16).cpu()
-        told.update(f"{name} {tuple(weight.shape)}".encode() + some.view(torch.int16).numpy().tobytes())
+        told.update(
+            f"{name} {tuple(weight.shape)}".encode() + some.view(torch.int16).numpy().tobytes()
+        )
     return told.hexdigest()

@@ -2,7 +2,8 @@
 
     for check in verify(model, tokenizer): print(check.line())
 
-The plain pass reads each text alone, without cache, tape or compiler, by the engine that the model would choose.
+The plain pass reads each text alone, without cache, tape or compiler, by the engine that the model
+would choose.
 """
 
 from __future__ import annotations
@@ -54,15 +55,19 @@ def verify(
 ) -> Iterator[Check]:
     """Compute a model in every way there is, and yield a Check of each, as it is done.
 
-    It reads three texts (by ``tokenizer``, else drawn with ``seed``), each continued greedily by ``new`` tokens where
-    the model can. ``against`` "hf" compares with ``transformers`` too, which reads the model as saved here; a folder in
-    its layout instead is read by both. ``compile`` has torch.compile tried, which takes longer than all the rest on a
-    CPU. The model is not changed. Where all answers are exactly 0, as those of a head that starts at 0 are,
-    nothing can be compared, and that is said. Raises UserError for a model without weights, with NaN among them, or
-    without room for the texts.
+    It reads three texts (by ``tokenizer``, else drawn with ``seed``), each continued greedily by
+    ``new`` tokens where the model can. ``against`` "hf" compares with ``transformers`` too, which
+    reads the model as saved here; a folder in its layout instead is read by both. ``compile`` has
+    torch.compile tried, which takes longer than all the rest on a CPU. The model is not changed.
+    Where all answers are exactly 0, as those of a head that starts at 0 are, nothing can be
+    compared, and that is said. Raises UserError for a model without weights, with NaN among them,
+    or without room for the texts.
     """
     need(new > 0, f"There is nothing to compare in {new} tokens; give 1 or more.")
-    need(not any(weight.is_meta for weight in model.parameters()), "This model has no weights; build it on a device.")
+    need(
+        not any(weight.is_meta for weight in model.parameters()),
+        "This model has no weights; build it on a device.",
+    )
     yield from Verification(model, tokenizer, new, seed).checks(against, compile)
 
 
@@ -73,10 +78,15 @@ class Verification:
         self.model = model
         documents, self.new = draw(model, tokenizer, new, seed)
         self.ways = Ways(model, documents, self.new, seed)
-        self.labels = bool(getattr(model.config, "token_head", None) or getattr(model.config.pool, "labels", 0))
+        self.labels = bool(
+            getattr(model.config, "token_head", None) or getattr(model.config.pool, "labels", 0)
+        )
         self.mixture = any(name.endswith(".ffn.router") for name, _ in model.named_modules())
-        must_be_finite(model, *model.parameters())  # a fused kernel makes zeros of NaN scores: answers may hide them
-        must_be_finite(model, *(value for values in self.ways.plain(False) for value in values.values()))
+        # a fused kernel makes zeros of NaN scores: answers may hide them
+        must_be_finite(model, *model.parameters())
+        must_be_finite(
+            model, *(value for values in self.ways.plain(False) for value in values.values())
+        )
 
     def share(self, dtype: torch.dtype) -> float:
         """By how much answers of this format may differ, as a share of the largest."""
@@ -91,32 +101,46 @@ class Verification:
                     check = self.compared(kind, name, make())
                 except NotRun as reason:
                     check = Check(kind, name, "not run", note=str(reason))
-                except Exception as error:  # a way that breaks is a way that fails, and the others are still told
+                except (
+                    Exception
+                ) as error:  # a way that breaks is a way that fails, and the others are still told
                     reason_lines = str(error).strip().splitlines() or ["no reason given"]
-                    check = Check(kind, name, "FAIL", note=f"{type(error).__name__}: {reason_lines[0][:200]}")
+                    check = Check(
+                        kind, name, "FAIL", note=f"{type(error).__name__}: {reason_lines[0][:200]}"
+                    )
                 yield replace(check, seconds=round(time.monotonic() - start_time, 3))
 
     def compared(self, kind: str, name: str, variant: Way) -> Check:
         """One way beside what it is held to; where they differ too much, where they first do."""
         texts, note = variant.texts, variant.note
-        against = variant.against or (lambda tape, pinned: [self.ways.plain(tape)[text] for text in texts])
+        against = variant.against or (
+            lambda tape, pinned: [self.ways.plain(tape)[text] for text in texts]
+        )
         share = 0.0 if variant.dtype is None else self.share(variant.dtype)
         actual, right = variant.run(False, None), against(False, None)
         if not answers(actual, right):  # a cache pools nothing: the hidden states instead
             right = against(True, None)
-        if not any(bool(values[path].any()) for values in (*actual, *right) for path in answers(actual, right)):
+        if not any(
+            bool(values[path].any())
+            for values in (*actual, *right)
+            for path in answers(actual, right)
+        ):
             if variant.weights is None:
                 raise NotRun(ZEROS)
             note = joined(note, "its weights alone: every answer is 0")
         difference, bound, path = largest(actual, right, share)
         if difference > bound and share and self.mixture:
             choices = dict(zip(texts, against(True, None), strict=True))
-            if any(path.endswith(".ffn.chosen") for path in choices[texts[0]]):  # transformers tells none
+            # transformers tells none
+            if any(path.endswith(".ffn.chosen") for path in choices[texts[0]]):
                 pinned = Held(choices)
                 again = variant.run(False, pinned), against(False, pinned)
-                if pinned.moved <= share:  # the routers agree: what differs is what was chosen at a near tie
+                # the routers agree: what differs is what was chosen at a near tie
+                if pinned.moved <= share:
                     actual, right = again
-                    note = joined(note, "a near tie of experts fell otherwise: they are held to the other's")
+                    note = joined(
+                        note, "a near tie of experts fell otherwise: they are held to the other's"
+                    )
                     difference, bound, path = largest(actual, right, share)
         first = None if variant.weights is None else _first_weight(*variant.weights)
         if first is None and difference > bound:
@@ -127,7 +151,9 @@ class Verification:
         if not fails and equal != tokens:
             note = joined(note, "the other choices are ties within the bound")
         finite = difference if math.isfinite(difference) else None
-        return Check(kind, name, "FAIL" if fails else "pass", finite, bound, path, equal, tokens, first, note)
+        return Check(
+            kind, name, "FAIL" if fails else "pass", finite, bound, path, equal, tokens, first, note
+        )
 
 
 def joined(note: str, more: str) -> str:
@@ -135,7 +161,9 @@ def joined(note: str, more: str) -> str:
     return f"{note}; {more}" if note else more
 
 
-def _first_weight(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> FirstDifference | None:
+def _first_weight(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> FirstDifference | None:
     """The first weight that is not the same bits, by name and index."""
     for name, weight in expected.items():
         if name not in actual:

@@ -1,4 +1,5 @@
-"""The ways to compute a model that must all say the same: which there are, and how each one reads the texts."""
+"""The ways to compute a model that must all say the same: which there are, and how each one reads
+the texts."""
 
 from __future__ import annotations
 
@@ -36,10 +37,11 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute the model, and what it is held to: the plain pass of the same texts where nothing is given.
+    """A way to compute the model, and what it is held to: the plain pass of the same texts where
+    nothing is given.
 
-    ``dtype`` is the format whose rounding may show; None: the same bits. ``texts`` are the numbers of those read, in
-    the order in which they come back.
+    ``dtype`` is the format whose rounding may show; None: the same bits. ``texts`` are the numbers
+    of those read, in the order in which they come back.
     """
 
     run: Read
@@ -47,7 +49,8 @@ class Way:
     texts: Sequence[int] = (0, 1, 2)
     against: Read | None = None
     note: str = ""
-    weights: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None  # that must be the same bits
+    # that must be the same bits
+    weights: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None
 
 
 Made: TypeAlias = Iterator[tuple[str, str, Callable[[], Way]]]
@@ -55,7 +58,8 @@ Made: TypeAlias = Iterator[tuple[str, str, Callable[[], Way]]]
 
 
 class Ways:
-    """All of them for one model and its texts; ``new`` tokens at the end of each continue it greedily."""
+    """All of them for one model and its texts; ``new`` tokens at the end of each continue it
+    greedily."""
 
     def __init__(self, model: Model, documents: Documents, new: int, seed: int) -> None:
         self.model, self.given, self.new, self.seed = model, documents, new, seed
@@ -95,7 +99,10 @@ class Ways:
 
     def variant(self, reading: Callable[[Reader], list[Values]], **fields: Any) -> Way:
         """The model itself read in another way."""
-        return Way(lambda tape, pinned: reading(Reader(self.model, tape, pinned)), **{"dtype": self.dtype, **fields})
+        return Way(
+            lambda tape, pinned: reading(Reader(self.model, tape, pinned)),
+            **{"dtype": self.dtype, **fields},
+        )
 
     def cached(self) -> Made:
         """Through a cache, in parts of every size, alone and as a batch is generated."""
@@ -111,7 +118,11 @@ class Ways:
         steps = self.new or min(4, min(map(len, self.given.tokens)) - ahead)
         for side in ("left", "right"):
             reading = partial(Reader.generated, documents=self.given, side=side, steps=steps)
-            yield "cache", f"batch padded {side}, then tokens / alone", partial(self.variant, reading)
+            yield (
+                "cache",
+                f"batch padded {side}, then tokens / alone",
+                partial(self.variant, reading),
+            )
 
     def batched(self) -> Made:
         """Several texts at once."""
@@ -120,15 +131,23 @@ class Ways:
         for side in ("left", "right"):
             reading = partial(Reader.padded, documents=self.given, side=side)
             yield "padding", f"padded {side} / alone", partial(self.variant, reading)
-        yield "packing", "packed in a row / alone", partial(self.variant, partial(Reader.packed, documents=self.given))
+        yield (
+            "packing",
+            "packed in a row / alone",
+            partial(self.variant, partial(Reader.packed, documents=self.given)),
+        )
 
     def engines(self) -> Made:
-        """Every engine beside the readable one: a text alone, and all packed, whose mask is no kernel's own."""
+        """Every engine beside the readable one: a text alone, and all packed, whose mask is no
+        kernel's own."""
 
         def reading(reader: Reader) -> list[Values]:
             return reader.alone(self.given.only(0)) + reader.packed(self.given)
 
-        readable, cached_values = counterparts.with_engine(self.model, "eager"), dict[bool, list[Values]]()
+        readable, cached_values = (
+            counterparts.with_engine(self.model, "eager"),
+            dict[bool, list[Values]](),
+        )
 
         def eager(tape: bool, pinned: Held | None) -> list[Values]:
             if pinned is not None:
@@ -143,20 +162,26 @@ class Ways:
         def make(name: str) -> Way:
             view, note = counterparts.with_engine(self.model, name), ""
             if name != "auto":
-                short = Documents([self.given.tokens[0][:2]], self.given.sources and [self.given.sources[0][:2]])
+                short = Documents(
+                    [self.given.tokens[0][:2]], self.given.sources and [self.given.sources[0][:2]]
+                )
                 if not engine_counts:
                     engine_counts.update(counterparts.engines_of(readable, short, names))
                 if name == "varlen":  # of packed texts alone, whose borders it asks for
                     engine_counts.update(counterparts.engines_of(view, short, [name], packed=True))
                 engine_count = engine_counts[name]
                 other_engines = ", ".join(
-                    f"{count} by {engine}" for engine, count in engine_count.items() if engine != name
+                    f"{count} by {engine}"
+                    for engine, count in engine_count.items()
+                    if engine != name
                 )
                 if not engine_count[name]:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
                 note = f"{engine_count[name]} attentions, {other_engines}" if other_engines else ""
             return Way(
-                lambda tape, pinned: counterparts.quietly(lambda: reading(Reader(view, tape, pinned))),
+                lambda tape, pinned: counterparts.quietly(
+                    lambda: reading(Reader(view, tape, pinned))
+                ),
                 self.dtype,
                 (0, 0, 1, 2),
                 eager,
@@ -172,9 +197,15 @@ class Ways:
 
         def make(low: torch.dtype, high: torch.dtype) -> Way:
             models = [
-                self.model if kind == self.dtype else counterparts.in_format(self.model, kind) for kind in (low, high)
+                self.model if kind == self.dtype else counterparts.in_format(self.model, kind)
+                for kind in (low, high)
             ]
-            return Way(self.alone(models[0]), low, (0, 1, 2), None if high == self.dtype else self.alone(models[1]))
+            return Way(
+                self.alone(models[0]),
+                low,
+                (0, 1, 2),
+                None if high == self.dtype else self.alone(models[1]),
+            )
 
         wide = {torch.float32: torch.float64, torch.float64: torch.float32}.get(self.dtype)
         pairs = [(torch.float32, torch.float64)] if wide else [(self.dtype, torch.float32)]
@@ -195,7 +226,11 @@ class Ways:
                 adapted_models.append(counterparts.adapters(self.model, self.seed))
             models, note = adapted_models[0]
             adapted, apart = models[name], models["apart"]
-            weights = (dict(adapted.named_parameters()), dict(apart.named_parameters())) if exact else None
+            weights = (
+                (dict(adapted.named_parameters()), dict(apart.named_parameters()))
+                if exact
+                else None
+            )
             dtype = None if exact else self.dtype
             return Way(self.alone(adapted), dtype, (0, 1, 2), self.alone(apart), note, weights)
 
@@ -203,7 +238,8 @@ class Ways:
         yield "lora", "LoRA taken out again / apart", partial(make, "unmerged", True)
 
     def saved(self, folder: Path) -> Way:
-        """Written to a folder and read again: the same bits, weights and answers; an adapter is merged in files."""
+        """Written to a folder and read again: the same bits, weights and answers; an adapter is
+        merged in files."""
         back, layout = counterparts.loaded_again(self.model, folder)
         weights = dict(back.named_parameters()), lora.weights(self.model)
         note = f"layout {layout}"
@@ -227,7 +263,8 @@ class Ways:
         )
 
     def transformers(self, folder: Path, against: str | Path) -> Way:
-        """What ``transformers`` reads in the folder; "hf": in one in which the model is saved here."""
+        """What ``transformers`` reads in the folder; "hf": in one in which the model is saved
+        here."""
         folder_to_read = Path(against)
         if str(against) == "hf":
             folder_to_read = folder
@@ -238,7 +275,9 @@ class Ways:
             "as saved here" if folder_to_read == folder else f"both read {folder_to_read}",
         )
         read_ours = lambda tape, pinned: Reader(self.model, True, pinned).alone(self.given)  # noqa: E731
-        return Way(read_ours, self.dtype, (0, 1, 2), lambda tape, pinned: hf_model.alone(self.given), note)
+        return Way(
+            read_ours, self.dtype, (0, 1, 2), lambda tape, pinned: hf_model.alone(self.given), note
+        )
 
 
 def evenly(size: int, ahead: int) -> Callable[[int], list[int]]:

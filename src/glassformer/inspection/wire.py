@@ -1,10 +1,12 @@
-"""Values as a browser takes them: a part of a trace by its address, pooled to a bound, in few bytes, as safetensors.
+"""Values as a browser takes them: a part of a trace by its address, pooled to a bound, in few
+bytes, as safetensors.
 
-    trace[address] --Part--> float32 (.., rows, columns) --pooled--> (.., 48, 48) --coded--> u8, f16, f32 --packed-->
+    trace[address] --Part--> float32 (.., rows, columns) --pooled--> (.., 48, 48) --coded--> u8,
+    f16, f32 --packed-->
 
-A pooled cell is the number of its tile that is furthest from zero, so one hot cell among a million stays visible.
-To decode u8: x = q / 255; for "sqrt" x = x * x; value = min + (max - min) * x. Where ``hole`` is "1", q = 0 is what is
-not finite (masked) and x = (q - 1) / 254 for the rest.
+A pooled cell is the number of its tile that is furthest from zero, so one hot cell among a million
+stays visible. To decode u8: x = q / 255; for "sqrt" x = x * x; value = min + (max - min) * x. Where
+``hole`` is "1", q = 0 is what is not finite (masked) and x = (q - 1) / 254 for the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ MOST_CELLS = 1 << 27  # of a value that is made whole, to be pooled
 
 
 class Part:
-    """The part of a trace at an address: what it is called, its sides and their names, before anything is computed."""
+    """The part of a trace at an address: what it is called, its sides and their names, before
+    anything is computed."""
 
     def __init__(self, trace: Any, address: str) -> None:
         self.trace = trace
@@ -41,8 +44,13 @@ class Part:
         need(0 not in self.shape, f"{address} is empty; give a range with something in it.")
         op = trace.plan.get(self.name)
         heads = [at for at in sliced_axes if op is not None and op.quadratic and axes[at] == "H"]
-        self.head = heads[0] if heads and sliced_axes[0] == heads[0] else None  # made a head at a time
-        self.heads = range(*self.index[self.head].indices(shape[self.head])) if self.head is not None else None  # type: ignore[union-attr]
+        # made a head at a time
+        self.head = heads[0] if heads and sliced_axes[0] == heads[0] else None
+        self.heads = (
+            range(*self.index[self.head].indices(shape[self.head]))
+            if self.head is not None
+            else None
+        )  # type: ignore[union-attr]
 
     @property
     def cells(self) -> int:
@@ -50,10 +58,14 @@ class Part:
         return math.prod(self.shape)
 
     def to_array(self, pool: tuple[int, ...] | None = None) -> Array:
-        """Its numbers as float32, the last sides pooled to ``pool``; head by head what grows with T x S."""
+        """Its numbers as float32, the last sides pooled to ``pool``; head by head what grows with T
+        x S."""
         if self.heads is None or self.head is None:
             is_materialised = self.cells <= MOST_CELLS
-            need(is_materialised, f"{self.name} takes {self.cells * 4 >> 20:,} MiB whole; ask for some rows of it.")
+            need(
+                is_materialised,
+                f"{self.name} takes {self.cells * 4 >> 20:,} MiB whole; ask for some rows of it.",
+            )
             return self._pooled(self._at(self.index), pool)
         rows = []
         for head in self.heads:
@@ -63,7 +75,11 @@ class Part:
         return np.stack(rows)
 
     def _at(self, index: list[int | slice]) -> Array:
-        value = self.trace[f"{self.name}[{','.join(map(_written, index))}]"] if index else self.trace[self.name]
+        value = (
+            self.trace[f"{self.name}[{','.join(map(_written, index))}]"]
+            if index
+            else self.trace[self.name]
+        )
         array: Array = value.detach().float().cpu().numpy()
         return array
 
@@ -80,10 +96,11 @@ def _written(place: int | slice) -> str:
 
 
 def pooled(values: Array, sizes: tuple[int, ...]) -> Array:
-    """The last sides of ``values`` cut into at most ``sizes`` tiles each; of a tile what is furthest from zero.
+    """The last sides of ``values`` cut into at most ``sizes`` tiles each; of a tile what is
+    furthest from zero.
 
-    Tile i of n over a side of s begins at floor(i s / n). Of numbers equally far the positive; an infinite one stands
-    only where its tile has no other, and NaN wherever its tile has one.
+    Tile i of n over a side of s begins at floor(i s / n). Of numbers equally far the positive; an
+    infinite one stands only where its tile has no other, and NaN wherever its tile has one.
     """
     sizes = sizes[-values.ndim :]
     if all(size >= side for size, side in zip(sizes, values.shape[-len(sizes) :], strict=True)):
@@ -112,21 +129,31 @@ def _starts(side: int, tiles: int) -> Array:
 def coded(
     values: Array, kind: str = "f32", shape: str = "lin", span: tuple[float, float] | None = None
 ) -> tuple[Array, dict[str, str]]:
-    """``values`` in ``kind`` (f32, f16, u8) and what a reader needs to know of it; ``span`` fixes the range of u8."""
+    """``values`` in ``kind`` (f32, f16, u8) and what a reader needs to know of it; ``span`` fixes
+    the range of u8."""
     finite = np.isfinite(values)
     finite_values = values[finite]
-    low, high = (float(finite_values.min()), float(finite_values.max())) if finite_values.size else (0.0, 0.0)
+    low, high = (
+        (float(finite_values.min()), float(finite_values.max()))
+        if finite_values.size
+        else (0.0, 0.0)
+    )
     header = {"min": repr(low), "max": repr(high), "map": "lin", "as": kind, "hole": "0"}
     if kind == "f16" and max(abs(low), abs(high)) > 65_504:
         kind = header["as"] = "f32"  # too large for it
     if kind == "u8" and np.isnan(values).any():
-        kind = header["as"] = "f32"  # a byte has one code for what is not finite: that a mask hides it
+        # a byte has one code for what is not finite: that a mask hides it
+        kind = header["as"] = "f32"
     if kind != "u8":
         return values.astype(np.float16 if kind == "f16" else np.float32), header
     if span is not None:
         low, high = span
         header |= {"min": repr(low), "max": repr(high)}
-    share = (np.where(finite, values, low) - low) / (high - low) if high > low else np.zeros_like(values)
+    share = (
+        (np.where(finite, values, low) - low) / (high - low)
+        if high > low
+        else np.zeros_like(values)
+    )
     share = np.clip(share, 0, 1)
     share = np.sqrt(share) if shape == "sqrt" else share
     holes = not finite.all()
@@ -136,7 +163,8 @@ def coded(
 
 
 def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
-    """safetensors: the header, then raw little-endian bytes; wide numbers first, so that each begins at its own size.
+    """safetensors: the header, then raw little-endian bytes; wide numbers first, so that each
+    begins at its own size.
 
     Equal values give equal bytes, which the library's writer does not promise of what is ``told``.
     """
@@ -144,7 +172,10 @@ def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
     chunks, at = [], 0
     for name, array in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
         raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        header[name] = {"dtype": DTYPES[array.dtype.kind + str(array.itemsize)], "shape": list(array.shape)}
+        header[name] = {
+            "dtype": DTYPES[array.dtype.kind + str(array.itemsize)],
+            "shape": list(array.shape),
+        }
         header[name]["data_offsets"] = [at, at + len(raw)]
         chunks.append(raw)
         at += len(raw)

@@ -1,4 +1,5 @@
-"""Verdicts on learners' files, one or a class's; the code runs in the worker's processes (worker.py), not here."""
+"""Verdicts on learners' files, one or a class's; the code runs in the worker's processes
+(worker.py), not here."""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", ".git", ".venv")
 class Verdict:
     """What a check found.
 
-    ``state`` is passed, failed (a wrong answer), todo (not written yet), error (the learner's code raised it) or
-    stopped (out of time). ``where`` is the line, or the cell and its line; ``code`` what stands there; ``look`` what to
-    look at; ``good`` what was right; ``printed`` what the learner's code printed.
+    ``state`` is passed, failed (a wrong answer), todo (not written yet), error (the learner's code
+    raised it) or stopped (out of time). ``where`` is the line, or the cell and its line; ``code``
+    what stands there; ``look`` what to look at; ``good`` what was right; ``printed`` what the
+    learner's code printed.
     """
 
     exercise: str
@@ -63,13 +65,22 @@ class Verdict:
         return [*told, f"{self.exercise}: {NOT[self.state]}."]
 
 
-NOT = {"failed": "not yet", "todo": "not written yet", "error": "stopped by an error", "stopped": "out of time"}
+NOT = {
+    "failed": "not yet",
+    "todo": "not written yet",
+    "error": "stopped by an error",
+    "stopped": "out of time",
+}
 
 
 def printable(text: str) -> str:
-    """Text of a learner's code for a terminal: its lines and tabs, and escapes and the like written out."""
+    """Text of a learner's code for a terminal: its lines and tabs, and escapes and the like written
+    out."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text)
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1]
+        for letter in text
+    )
 
 
 def one_line(text: str) -> str:
@@ -95,27 +106,49 @@ class Checker:
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def check(self, file: str | Path, seed: int | None = None, seconds: float | None = None) -> Verdict:
-        """The verdict on a learner's .py file or notebook; UserError where it is of no exercise or cannot be read.
+    def check(
+        self, file: str | Path, seed: int | None = None, seconds: float | None = None
+    ) -> Verdict:
+        """The verdict on a learner's .py file or notebook; UserError where it is of no exercise or
+        cannot be read.
 
-        ``seed`` repeats the inputs of a check; ``seconds`` is the limit, the exercise's own where none is given.
+        ``seed`` repeats the inputs of a check; ``seconds`` is the limit, the exercise's own where
+        none is given.
         """
         source = read(Path(file))
         return self.of(find(source.exercise, self.exercises), source, seed, seconds)
 
-    def of(self, exercise: Exercise, source: Source, seed: int | None = None, seconds: float | None = None) -> Verdict:
+    def of(
+        self,
+        exercise: Exercise,
+        source: Source,
+        seed: int | None = None,
+        seconds: float | None = None,
+    ) -> Verdict:
         """The verdict on this code."""
         seed = secrets.randbelow(1 << 31) if seed is None else seed
-        with tempfile.TemporaryDirectory(prefix="glassformer-learn-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="glassformer-learn-", ignore_cleanup_errors=True
+        ) as folder:
             path = source.path.resolve()
             if source.places is not None:  # a notebook's code, as a file
                 path = Path(folder) / f"{source.path.stem}.py"
                 path.write_text(source.code, encoding="utf-8")
-            job = {"file": str(path), "exercise": str(exercise.path), "seed": seed, "shown": source.path.name}
-            job |= {"seconds": seconds or exercise.seconds, "folder": str(source.path.resolve().parent)}
+            job = {
+                "file": str(path),
+                "exercise": str(exercise.path),
+                "seed": seed,
+                "shown": source.path.name,
+            }
+            job |= {
+                "seconds": seconds or exercise.seconds,
+                "folder": str(source.path.resolve().parent),
+            }
             said = self._ask(job)
         line = said.pop("line", None)
-        texts: dict[str, Any] = {name: one_line(said.get(name, "")) for name in ("message", "look", "code")}
+        texts: dict[str, Any] = {
+            name: one_line(said.get(name, "")) for name in ("message", "look", "code")
+        }
         texts |= {"printed": printable(said.get("printed", "")), "where": source.where(line)}
         fields = {
             "state": said["state"],
@@ -125,7 +158,8 @@ class Checker:
         return Verdict(exercise.name, str(source.path), **fields, **texts, seed=seed)
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The worker's answer; where the learner's code ended or stopped the worker, a verdict that says so."""
+        """The worker's answer; where the learner's code ended or stopped the worker, a verdict that
+        says so."""
         if self._worker is None:
             self._start()
         job |= {"job": secrets.token_hex(16)}
@@ -133,25 +167,34 @@ class Checker:
             return self._answer(job, time.monotonic() + WALL * job["seconds"] + GRACE + PATIENCE)
         except Ended:
             self._end()
-            message = "Your code ended or stopped the process that runs the checks; leave other processes alone"
+            message = (
+                "Your code ended or stopped the process that runs the checks; leave other "
+                "processes alone"
+            )
             return {"state": "error", "message": message, "good": []}
         except BaseException:
             self._end()
             raise
 
     def _start(self) -> None:
-        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join(
+            [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self._unread = b""
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-        self._worker = subprocess.Popen(COMMAND, env=env, start_new_session=True, **pipes)  # Ctrl-C comes to us alone
+        # Ctrl-C comes to us alone
+        self._worker = subprocess.Popen(COMMAND, env=env, start_new_session=True, **pipes)
         try:
             ready = self._line(time.monotonic() + 10 * PATIENCE)
         except Ended:
             ready = b""
         if ready.strip() != READY.encode():
             self._end()
-            raise UserError("The process that runs the checks has ended; run glassformer doctor, then check again.")
+            raise UserError(
+                "The process that runs the checks has ended; run glassformer doctor, "
+                "then check again."
+            )
 
     def _answer(self, job: dict[str, Any], deadline: float) -> dict[str, Any]:
         assert self._worker is not None and self._worker.stdin is not None
@@ -203,7 +246,8 @@ class Checker:
 
 @dataclass(frozen=True)
 class Handed:
-    """A learner's file in a class's folder, with the verdict; of a file that is of no exercise only ``refused``."""
+    """A learner's file in a class's folder, with the verdict; of a file that is of no exercise only
+    ``refused``."""
 
     learner: str
     file: str
@@ -213,33 +257,57 @@ class Handed:
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
         told = {"learner": self.learner, "file": self.file}
-        return told | (self.verdict.to_dict() if self.verdict else {"state": "refused", "message": self.refused}) | told
+        return (
+            told
+            | (
+                self.verdict.to_dict()
+                if self.verdict
+                else {"state": "refused", "message": self.refused}
+            )
+            | told
+        )
 
 
-def class_folder(folder: str | Path, checker: Checker, seconds: float | None = None) -> Iterator[Handed]:
-    """Check each learner's file of a class, one by one; UserError where the folder is none or holds no file.
+def class_folder(
+    folder: str | Path, checker: Checker, seconds: float | None = None
+) -> Iterator[Handed]:
+    """Check each learner's file of a class, one by one; UserError where the folder is none or holds
+    no file.
 
-    A learner is a folder in it, or a file that lies in it. Every learner gets the same inputs, drawn now.
+    A learner is a folder in it, or a file that lies in it. Every learner gets the same inputs,
+    drawn now.
     """
     home, seed = Path(folder).expanduser(), secrets.randbelow(1 << 31)
     need(home.is_dir(), f"{folder} is not a folder; give the one that holds the learners' files.")
-    closed: list[OSError] = []  # folders that may not be read: their learners are told of, not passed over
-    paths = [Path(at) / name for at, _, names in os.walk(home, onerror=closed.append) for name in names]
+    # folders that may not be read: their learners are told of, not passed over
+    closed: list[OSError] = []
+    paths = [
+        Path(at) / name for at, _, names in os.walk(home, onerror=closed.append) for name in names
+    ]
     files = [path for path in paths if path.suffix in (".py", ".ipynb") and path.is_file()]
     files = [path for path in files if not set(path.parts) & set(LEFT_OUT)]
-    lost = {Path(error.filename): f"{error.filename} cannot be read ({error.strerror}); open it." for error in closed}
+    lost = {
+        Path(error.filename): f"{error.filename} cannot be read ({error.strerror}); open it."
+        for error in closed
+    }
     need(home not in lost, lost.get(home, ""))
     empty = f"{folder} holds no .py file and no notebook; give the folder of the learners' files."
     need(bool(files or lost), empty)
     for path in sorted([*files, *lost]):
         where = path.relative_to(home)
-        learner, file = one_line(where.parts[0] if len(where.parts) > 1 else path.stem), one_line(str(where))
+        learner, file = (
+            one_line(where.parts[0] if len(where.parts) > 1 else path.stem),
+            one_line(str(where)),
+        )
         try:
             need(path not in lost, lost.get(path, ""))
             handed = Handed(learner, file, checker.check(path, seed, seconds))
         except UserError as error:
             handed = Handed(learner, file, None, str(error))
         except Exception as error:  # whatever a file does to us, the next learner's turn comes
-            refused = UserError(f"{file} could not be checked ({type(error).__name__}: {error}); look at it yourself.")
+            refused = UserError(
+                f"{file} could not be checked ({type(error).__name__}: {error}); "
+                "look at it yourself."
+            )
             handed = Handed(learner, file, None, str(refused))
         yield handed

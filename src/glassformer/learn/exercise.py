@@ -1,4 +1,5 @@
-"""An exercise is one Python file: the task, the learner's part with its solution, and the check (docs/learn.md).
+"""An exercise is one Python file: the task, the learner's part with its solution, and the check
+(docs/learn.md).
 
     \"\"\"The title            first line; then the task, in Markdown\"\"\"
     ROAD = 4.2               page of the road, and place on it
@@ -72,7 +73,8 @@ class Exercise:
 
 
 def without_answers(solution: str) -> str:
-    """Code whose answers are cut out: each TODO keeps its comment and raises NotImplementedError."""
+    """Code whose answers are cut out: each TODO keeps its comment and raises
+    NotImplementedError."""
     lines: list[str] = []
     indent: str | None = None  # of the TODO we are in
     for line in solution.splitlines():
@@ -100,40 +102,58 @@ def read(path: Path) -> Exercise:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except (SyntaxError, ValueError) as error:  # ValueError: no UTF-8, or a NUL
         line = getattr(error, "lineno", None)
-        raise UserError(f"{path}{f', line {line}' if line else ''} is not Python ({error}); mend it.") from None
+        raise UserError(
+            f"{path}{f', line {line}' if line else ''} is not Python ({error}); mend it."
+        ) from None
     told = (ast.get_docstring(tree) or "").partition("\n")
     need(bool(told[0]), f"{path} is no exercise: it does not begin with a title; {FORMAT}.")
     for mark in (YOURS, CHECK):
         need(mark in text, f"{path} is no exercise: it has no line {mark.strip()!r}; {FORMAT}.")
     solution = text.partition(YOURS)[2].partition(CHECK)[0].strip("\n") + "\n"
-    todos, ends = (len(re.findall(rf"^\s*# {word}\b", solution, re.MULTILINE)) for word in ("TODO", "END"))
+    todos, ends = (
+        len(re.findall(rf"^\s*# {word}\b", solution, re.MULTILINE)) for word in ("TODO", "END")
+    )
     if not todos or todos != ends:
-        raise UserError(f"{path} has {todos} TODO and {ends} END; each TODO needs an END after it; {FORMAT}.")
+        raise UserError(
+            f"{path} has {todos} TODO and {ends} END; each TODO needs an END after it; {FORMAT}."
+        )
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    need("check" in functions, f"{path} is no exercise: it has no function check(theirs, report); {FORMAT}.")
+    need(
+        "check" in functions,
+        f"{path} is no exercise: it has no function check(theirs, report); {FORMAT}.",
+    )
     said = {name: _constant(tree, name, path) for name in ("ROAD", "HINTS", "SECONDS")}
     try:
         road, seconds = float(said["ROAD"] or 0), float(said["SECONDS"] or 20)
         hints = tuple(str(hint) for hint in said["HINTS"] or ())
     except (TypeError, ValueError):
-        raise UserError(f"{path}: ROAD and SECONDS are numbers, HINTS texts in brackets; {FORMAT}.") from None
+        raise UserError(
+            f"{path}: ROAD and SECONDS are numbers, HINTS texts in brackets; {FORMAT}."
+        ) from None
     name = path.stem.replace("_", "-")
-    return Exercise(name, told[0].rstrip("."), told[2].strip(), road, hints, seconds, solution, path)
+    return Exercise(
+        name, told[0].rstrip("."), told[2].strip(), road, hints, seconds, solution, path
+    )
 
 
 def _constant(tree: ast.Module, name: str, path: Path) -> Any:
     """What the file says of a name, without running it; None where it says nothing."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == name for to in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(to, ast.Name) and to.id == name for to in node.targets
+        ):
             try:
                 return ast.literal_eval(node.value)
             except ValueError:
-                raise UserError(f"{path}, line {node.lineno}: {name} is computed; write it out.") from None
+                raise UserError(
+                    f"{path}, line {node.lineno}: {name} is computed; write it out."
+                ) from None
     return None
 
 
 def catalogue(folder: str | Path | None = None) -> list[Exercise]:
-    """Our exercises and those of a teacher's folder, in the order of the road; one of the same name replaces ours.
+    """Our exercises and those of a teacher's folder, in the order of the road; one of the same name
+    replaces ours.
 
     Raises UserError for a folder that is none, or has no exercise, or one that cannot be read.
     """

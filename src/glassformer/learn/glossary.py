@@ -1,4 +1,5 @@
-"""The glossary: each term in a sentence, with its formula, its line of code and a number of a model, computed now.
+"""The glossary: each term in a sentence, with its formula, its line of code and a number of a
+model, computed now.
 
 from glassformer.learn import glossary
 
@@ -25,7 +26,8 @@ PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Code:
-    """A piece of the package's source: ``module`` (``nn.engines.eager``) and the ``text`` that stands in it."""
+    """A piece of the package's source: ``module`` (``nn.engines.eager``) and the ``text`` that
+    stands in it."""
 
     module: str
     text: str
@@ -41,13 +43,16 @@ class Code:
         source = (PACKAGE / self.path).read_text(encoding="utf-8")
         before, found, _ = source.partition(self.text)
         if not found:
-            raise UserError(f"{self.path} no longer has {self.text!r}; point the glossary at the line that has.")
+            raise UserError(
+                f"{self.path} no longer has {self.text!r}; point the glossary at the line that has."
+            )
         return before.count("\n") + 1
 
 
 @dataclass(frozen=True)
 class Term:
-    """One word of the field; ``road`` is its page of the road, ``exercise`` the one that writes it by hand, or ""."""
+    """One word of the field; ``road`` is its page of the road, ``exercise`` the one that writes it
+    by hand, or ""."""
 
     name: str
     sentence: str
@@ -70,8 +75,18 @@ class Term:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        code = {"module": self.code.module, "path": self.code.path, "line": self.code.line, "text": self.code.text}
-        told = {"name": self.name, "also": list(self.also), "sentence": self.sentence, "formula": self.formula}
+        code = {
+            "module": self.code.module,
+            "path": self.code.path,
+            "line": self.code.line,
+            "text": self.code.text,
+        }
+        told = {
+            "name": self.name,
+            "also": list(self.also),
+            "sentence": self.sentence,
+            "formula": self.formula,
+        }
         return (
             told
             | {"code": code, "road": self.road, "page": self.page}
@@ -87,7 +102,9 @@ def terms() -> tuple[Term, ...]:
     """Every term, in the order of the road."""
     made: list[Term] = []
     for one in read_toml(Path(__file__).parent / "glossary.toml")["term"]:
-        told: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in one.items()}
+        told: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in one.items()
+        }
         made.append(Term(**(told | {"code": Code(*one["code"])})))
     return tuple(sorted(made, key=lambda term: term.road))
 
@@ -98,7 +115,8 @@ def names() -> dict[str, Term]:
 
 
 def find(name: str) -> Term:
-    """The term of that name, capitals, hyphens and plurals aside; UserError with the nearest where there is none."""
+    """The term of that name, capitals, hyphens and plurals aside; UserError with the nearest where
+    there is none."""
     known = {_plain(other): term for other, term in names().items()}
     asked = _plain(name)
     if found := known.get(asked) or known.get(asked.removesuffix("s")):
@@ -115,7 +133,8 @@ def _plain(name: str) -> str:
 
 
 def live(term: Term) -> str:
-    """A sentence with a number of a real model, computed now: the shipped one, or a small one of the family."""
+    """A sentence with a number of a real model, computed now: the shipped one, or a small one of
+    the family."""
     from .numbers import LIVE
 
     said: str = LIVE[term.key]()

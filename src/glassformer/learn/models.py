@@ -1,7 +1,8 @@
 """The real model that a learner's part runs in, and the places in it where the part goes.
 
-The model is the small one that comes with the package (4 blocks, 4 heads, Shakespeare and the like). Where a part needs
-another kind of model, it is one of the family's at small size, its weights drawn.
+The model is the small one that comes with the package (4 blocks, 4 heads, Shakespeare and the
+like). Where a part needs another kind of model, it is one of the family's at small size, its
+weights drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ..nn import Model, build_model
 from ..nn.attention import Attention
 
 PROMPT = "Once upon a time"
-WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")  # large weights: a wrong part shows in the logits
+# large weights: a wrong part shows in the logits
+WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")
 
 
 def shipped() -> Path:
@@ -37,7 +39,8 @@ def _real() -> tuple[Any, Any]:
 
 
 def real() -> tuple[Any, Any]:
-    """The small model and its tokenizer, as they were trained: each call gives a copy of the model."""
+    """The small model and its tokenizer, as they were trained: each call gives a copy of the
+    model."""
     model, tokenizer = _real()
     return copy.deepcopy(model).eval(), tokenizer
 
@@ -53,7 +56,8 @@ def stories() -> tuple[Any, Any] | None:
 
 @torch.no_grad()
 def greedy(model: Model, tokenizer: Any, prompt: str = PROMPT, count: int = 24) -> str:
-    """The likeliest continuation, token by token, the whole text read again for each: the plainest loop."""
+    """The likeliest continuation, token by token, the whole text read again for each: the plainest
+    loop."""
     ids = tokenizer.encode(prompt)
     for _ in range(count):
         ids.append(int(model(torch.tensor([ids]), logits="last").logits[0, -1].argmax()))
@@ -75,11 +79,14 @@ def attentions(model: nn.Module) -> list[Any]:
 def attend_with(model: Model, part: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Model:
     """The model with ``part(q, k, v, allowed)`` in the place of its attention.
 
-    q is (H, T, D), k and v (K, S, D), allowed (T, S); what it gives is (H, T, D). One text at a time.
+    q is (H, T, D), k and v (K, S, D), allowed (T, S); what it gives is (H, T, D). One text at a
+    time.
     """
     for module in attentions(model):
 
-        def attend(flow: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, position: Any = None) -> Tensor:
+        def attend(
+            flow: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, position: Any = None
+        ) -> Tensor:
             return part(q[0], k[0], v[0], mask.dense()[0, 0])[None]
 
         module.attend = attend
@@ -105,10 +112,13 @@ class Call(nn.Module):
         return self.function(x)
 
 
-# ---------------------------------------------------------------------------------- small ones, their weights drawn
+# ---------------------------------------------------------------------------------- small ones,
+# their weights drawn
 
 
-def decoder(feedforward: c.FeedForward | None = None, attention: c.Attention | None = None, seed: int = 0) -> Any:
+def decoder(
+    feedforward: c.FeedForward | None = None, attention: c.Attention | None = None, seed: int = 0
+) -> Any:
     """A Llama of 2 blocks, 32 wide."""
     block = c.Block(attention or c.Attention(4), feedforward or c.GatedMLP(64))
     stack = c.Stack(2, (block,), c.Rotary(), last_norm=c.RMSNorm())
@@ -130,7 +140,9 @@ def recurrent(seed: int = 0) -> Any:
     loud = c.Init(std=0.4, embed_std=1.0, residual="plain", head_std=0.6)
     encoder = c.Recurrent(1, c.GRU(), causal=False)
     crossed = c.Recurrent(1, c.GRU(), cross=c.Additive(16))
-    return build_model(c.EncoderDecoder(32, 64, c.Embed(50), encoder, crossed, c.Head(), loud), seed=seed).eval()
+    return build_model(
+        c.EncoderDecoder(32, 64, c.Embed(50), encoder, crossed, c.Head(), loud), seed=seed
+    ).eval()
 
 
 def encoder(vocab: int = 50, seed: int = 0) -> Any:

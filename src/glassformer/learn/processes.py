@@ -20,7 +20,8 @@ def set_process_option(option: int, value: int) -> None:
 
 
 def descendants() -> dict[int, float]:
-    """The processes that came of this one, each with the seconds that it has computed; none where there is no /proc."""
+    """The processes that came of this one, each with the seconds that it has computed; none where
+    there is no /proc."""
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -28,7 +29,8 @@ def descendants() -> dict[int, float]:
             fields = path.read_text(errors="replace").rpartition(")")[2].split()
             pid = int(path.parent.name)
             parents[pid] = int(fields[1])
-            seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its ended children's too
+            # its ended children's too
+            seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     found = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
@@ -38,7 +40,9 @@ def descendants() -> dict[int, float]:
 def anonymous_memory(pid: int) -> int:
     """Bytes in memory that no file holds; 0 where they cannot be read."""
     with contextlib.suppress(OSError):
-        size = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(errors="replace"))
+        size = re.search(
+            r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(errors="replace")
+        )
         return int(size[1]) << 10 if size else 0
     return 0
 

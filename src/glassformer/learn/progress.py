@@ -16,7 +16,8 @@ NEW = "new"
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the folder's file says of each exercise: state (started, done), file, checks, hints; UserError if broken."""
+    """What the folder's file says of each exercise: state (started, done), file, checks, hints;
+    UserError if broken."""
     path = folder / FILE
     if not path.exists():
         return {}
@@ -32,7 +33,8 @@ def state(exercise: Exercise, kept: dict[str, dict[str, Any]]) -> str:
 
 
 def keep(folder: Path, name: str, **told: Any) -> None:
-    """Add to what is said of an exercise; a folder that cannot be written is said on standard error, no more."""
+    """Add to what is said of an exercise; a folder that cannot be written is said on standard
+    error, no more."""
     try:
         kept = read(folder)
         today = datetime.date.today().isoformat()

@@ -1,4 +1,5 @@
-"""What a check says: what is right, or the first thing that is wrong, where it is, and what to look at."""
+"""What a check says: what is right, or the first thing that is wrong, where it is, and what to look
+at."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 Slips: TypeAlias = Mapping[str, Any]
-"""What to look at -> what a typical wrong solution would give there: a value, or a function that makes it."""
+"""What to look at -> what a typical wrong solution would give there: a value, or a function that
+makes it."""
 
 
 class Wrong(Exception):
@@ -24,7 +26,8 @@ class Wrong(Exception):
 class Report:
     """Given to ``check(theirs, report)``: draws the inputs, compares, and keeps what went well.
 
-    Inputs come from generators of its own, so nothing that the learner's code seeds makes them known beforehand.
+    Inputs come from generators of its own, so nothing that the learner's code seeds makes them
+    known beforehand.
     """
 
     def __init__(self, seed: int) -> None:
@@ -58,38 +61,59 @@ class Report:
             raise Wrong(message, look)
 
     def equal(
-        self, what: str, theirs: Any, ours: Any, *, tolerance: float = 1e-4, slips: Slips | None = None, look: str = ""
+        self,
+        what: str,
+        theirs: Any,
+        ours: Any,
+        *,
+        tolerance: float = 1e-4,
+        slips: Slips | None = None,
+        look: str = "",
     ) -> None:
-        """Go on if the two are the same; else say the first place that differs, and which slip gives such numbers.
+        """Go on if the two are the same; else say the first place that differs, and which slip
+        gives such numbers.
 
-        Numbers may differ by ``tolerance``, absolutely and of their size. ``theirs`` may be a tensor, an array, a list
-        or a number, as long as it holds what ``ours`` does; texts and lists of texts are compared exactly.
+        Numbers may differ by ``tolerance``, absolutely and of their size. ``theirs`` may be a
+        tensor, an array, a list or a number, as long as it holds what ``ours`` does; texts and
+        lists of texts are compared exactly.
         """
         if message := difference(what, theirs, ours, tolerance):
             for advice, value in (slips or {}).items():
-                if not difference(what, theirs, value() if isinstance(value, Callable) else value, tolerance):  # type: ignore[arg-type]
+                if not difference(
+                    what, theirs, value() if isinstance(value, Callable) else value, tolerance
+                ):  # type: ignore[arg-type]
                     look = advice
                     break
             raise Wrong(message, look)
 
 
 def difference(what: str, theirs: Any, ours: Any, tolerance: float = 1e-4) -> str:
-    """How ``theirs`` differs from ``ours``, in a sentence that names the first place; "" where it does not."""
+    """How ``theirs`` differs from ``ours``, in a sentence that names the first place; "" where it
+    does not."""
     if theirs is None and ours is not None:
         return f"{what} is None; does every way through your function end in return?"
     if isinstance(ours, (Tensor, float, int)) and not isinstance(ours, bool):
         return _numbers(what, theirs, torch.as_tensor(ours), tolerance)
     if isinstance(ours, (list, tuple)) and not isinstance(theirs, str):
         return _items(what, theirs, ours, tolerance)
-    same = type(theirs) is type(ours) or (isinstance(theirs, (bool, int)) and isinstance(ours, (bool, int)))
-    return "" if same and theirs == ours else f"{what} is {shown(theirs)} and should be {shown(ours)}."
+    same = type(theirs) is type(ours) or (
+        isinstance(theirs, (bool, int)) and isinstance(ours, (bool, int))
+    )
+    return (
+        ""
+        if same and theirs == ours
+        else (f"{what} is {shown(theirs)} and should be {shown(ours)}.")
+    )
 
 
 def _numbers(what: str, theirs: Any, ours: Tensor, tolerance: float) -> str:
     try:
         given = torch.as_tensor(theirs).detach()
     except (TypeError, ValueError, RuntimeError):
-        return f"{what} is {shown(theirs)}, a {type(theirs).__name__}; a tensor {tuple(ours.shape)} is asked for."
+        return (
+            f"{what} is {shown(theirs)}, a {type(theirs).__name__}; a tensor "
+            f"{tuple(ours.shape)} is asked for."
+        )
     if given.shape != ours.shape:
         return f"{what} has the shape {tuple(given.shape)} and should have {tuple(ours.shape)}."
     if ours.dtype == torch.bool and given.dtype != torch.bool:
@@ -115,11 +139,18 @@ def _items(what: str, theirs: Any, ours: Sequence[Any], tolerance: float) -> str
     try:
         given = list(theirs)
     except TypeError:
-        return f"{what} is {shown(theirs)}, a {type(theirs).__name__}; a list of {len(ours)} is asked for."
+        return (
+            f"{what} is {shown(theirs)}, a {type(theirs).__name__}; a list of {len(ours)} is "
+            "asked for."
+        )
     for at, (one, other) in enumerate(zip(given, ours, strict=False)):
         if message := difference(f"{what}[{at}]", one, other, tolerance):
             return message
-    return "" if len(given) == len(ours) else f"{what}: {len(given)} of them, and there should be {len(ours)}."
+    return (
+        ""
+        if len(given) == len(ours)
+        else (f"{what}: {len(given)} of them, and there should be {len(ours)}.")
+    )
 
 
 def number(value: float) -> str:

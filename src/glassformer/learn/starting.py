@@ -23,7 +23,8 @@ ALOUD = "glassformer learn"
 
 @dataclass(frozen=True)
 class Source:
-    """A learner's code and the exercise it is of; of a notebook also ``places``: the cell and line of each line."""
+    """A learner's code and the exercise it is of; of a notebook also ``places``: the cell and line
+    of each line."""
 
     path: Path
     exercise: str
@@ -46,19 +47,32 @@ def python(exercise: Exercise) -> str:
     check = f"Check it:  {ALOUD} check {exercise.file}\nStuck?     {ALOUD} hint {exercise.name}"
     head = f'"""{exercise.title}\n\n{task}\n\n{check}\n"""\n\n# exercise: {exercise.name}\n\n'
     hints = "\n".join(_comment(f"{at}. {hint}") for at, hint in enumerate(exercise.hints, 1))
-    foot = f"\n\n# {'-' * 30} hints, from vague to plain: read on only when you are stuck\n#\n{hints}\n"
-    return (head.replace("\\", "\\\\") if "\\" in task else head) + exercise.starter + (foot if hints else "")
+    foot = (
+        f"\n\n# {'-' * 30} hints, from vague to plain: read on only when you are "
+        f"stuck\n#\n{hints}\n"
+    )
+    return (
+        (head.replace("\\", "\\\\") if "\\" in task else head)
+        + exercise.starter
+        + (foot if hints else "")
+    )
 
 
 def _comment(text: str) -> str:
-    return textwrap.fill(text, 110, initial_indent="# ", subsequent_indent="#    ", break_long_words=False)
+    return textwrap.fill(
+        text, 110, initial_indent="# ", subsequent_indent="#    ", break_long_words=False
+    )
 
 
 def notebook(exercise: Exercise) -> str:
     """The same as a notebook (nbformat 4.5)."""
-    check = f"When it is written, save and run the last cell, or `{ALOUD} check {Path(exercise.file).stem}.ipynb`."
+    check = (
+        f"When it is written, save and run the last cell, or `{ALOUD} check "
+        f"{Path(exercise.file).stem}.ipynb`."
+    )
     hints = "\n\n".join(
-        f"<details><summary>Hint {at}</summary>\n\n{hint}\n\n</details>" for at, hint in enumerate(exercise.hints, 1)
+        f"<details><summary>Hint {at}</summary>\n\n{hint}\n\n</details>"
+        for at, hint in enumerate(exercise.hints, 1)
     )
     cells = [
         _cell("markdown", f"# {exercise.title}\n\n{textwrap.dedent(exercise.task)}\n\n{check}"),
@@ -68,7 +82,10 @@ def notebook(exercise: Exercise) -> str:
     ]
     told = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     made = [cell | {"id": f"{exercise.name}-{at}"} for at, cell in enumerate(filter(None, cells))]
-    return json.dumps({"cells": made, "metadata": told, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+    return (
+        json.dumps({"cells": made, "metadata": told, "nbformat": 4, "nbformat_minor": 5}, indent=1)
+        + "\n"
+    )
 
 
 def _cell(kind: str, text: str) -> dict[str, Any]:
@@ -78,10 +95,13 @@ def _cell(kind: str, text: str) -> dict[str, Any]:
 
 
 def write(exercise: Exercise, folder: Path, as_notebook: bool = False) -> Path:
-    """Put the learner's file into a folder; UserError where one is there already, or the folder cannot be written."""
+    """Put the learner's file into a folder; UserError where one is there already, or the folder
+    cannot be written."""
     path = folder / (f"{Path(exercise.file).stem}.ipynb" if as_notebook else exercise.file)
     need(
-        not path.exists(), f"{path} is there already and is left as it is; check it, or start in another --out FOLDER."
+        not path.exists(),
+        f"{path} is there already and is left as it is; check it, or start in "
+        "another --out FOLDER.",
     )
     files.make_folder(folder)
     files.write(path, notebook(exercise) if as_notebook else python(exercise))
@@ -89,15 +109,21 @@ def write(exercise: Exercise, folder: Path, as_notebook: bool = False) -> Path:
 
 
 def read(path: Path) -> Source:
-    """A learner's file; UserError where it cannot be read or says of no exercise that it is one's."""
+    """A learner's file; UserError where it cannot be read or says of no exercise that it is
+    one's."""
     path = path.expanduser()
-    need(not path.is_dir(), f"{path} is a folder; name a file in it, or a class's folder: {ALOUD} check --all {path}.")
+    need(
+        not path.is_dir(),
+        f"{path} is a folder; name a file in it, or a class's folder: {ALOUD} check --all {path}.",
+    )
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path} is not there; check the path.{files.nearest_path(path)}") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its rights.") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check the path and its rights."
+        ) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert it.") from None
     need("\0" not in text, f"{path} is not a Python file: it holds a NUL; write it again.")
@@ -107,13 +133,15 @@ def read(path: Path) -> Source:
     found = MARK.search(text)
     if found is None:
         raise UserError(
-            f'{path} is of no exercise: it has no line "# exercise: NAME", which {ALOUD} start writes; put it back in.'
+            f'{path} is of no exercise: it has no line "# exercise: NAME", which {ALOUD} start '
+            "writes; put it back in."
         )
     return Source(path, found[1], text, places)
 
 
 def _code_of(text: str, path: Path) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """A notebook's code as one text, what is meant for Jupyter alone left out, and where each line stands."""
+    """A notebook's code as one text, what is meant for Jupyter alone left out, and where each line
+    stands."""
     cells = files.json_object(text, str(path), "save the notebook again").get("cells")
     lines, places, count = list[str](), list[tuple[int, int]](), 0
     for cell in cells if isinstance(cells, list) else []:
@@ -129,7 +157,8 @@ def _code_of(text: str, path: Path) -> tuple[str, tuple[tuple[int, int], ...]]:
 
 
 def _python_of(code: str) -> list[str]:
-    """A cell's lines, as many as there are; where it is not Python as it stands, without what only Jupyter knows."""
+    """A cell's lines, as many as there are; where it is not Python as it stands, without what only
+    Jupyter knows."""
     lines = code.splitlines()
     if lines and lines[0].startswith("%%"):
         below = _python_of("\n".join(lines[1:])) if lines[0].split()[0] in TIMES else []

@@ -1,9 +1,11 @@
-"""The process that runs learners' code: ``python -m glassformer.learn.worker``, a job a line in, a verdict a line out.
+"""The process that runs learners' code: ``python -m glassformer.learn.worker``, a job a line in, a
+verdict a line out.
 
-Torch is loaded once. Each job is a fork of its own: in a session of its own, without input, its printing caught. The
-limits of computing time, memory and number of processes hold for it and all that it starts together, that of a file's
-size for each file. This guards a class against accidents: what fails is the verdict on that file alone. It is no
-sandbox: the code runs with the teacher's rights, may read and write the teacher's files, and can forge its own verdict.
+Torch is loaded once. Each job is a fork of its own: in a session of its own, without input, its
+printing caught. The limits of computing time, memory and number of processes hold for it and all
+that it starts together, that of a file's size for each file. This guards a class against accidents:
+what fails is the verdict on that file alone. It is no sandbox: the code runs with the teacher's
+rights, may read and write the teacher's files, and can forge its own verdict.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from .processes import ADOPT_ORPHANS, DIE_WITH_PARENT, anonymous_memory, descendants, end_all, set_process_option
+from .processes import (
+    ADOPT_ORPHANS,
+    DIE_WITH_PARENT,
+    anonymous_memory,
+    descendants,
+    end_all,
+    set_process_option,
+)
 
 SLOW = ("torch._dynamo",)  # PyTorch's optimizers import it when they are first used: seconds
 MOST = 10_000  # bytes of printing that are kept
@@ -35,7 +44,9 @@ MEMORY = 2 << 30  # bytes that a learner's code may take beyond what is loaded
 FILE = 64 << 20  # bytes that it may write into one file
 PROCESSES = 64  # that it may have at a time
 LONGEST = 1 << 20  # bytes of a verdict
-WALL = 5  # seconds on the wall for each of the processor's: others compute here too, and who sleeps computes nothing
+# seconds on the wall for each of the processor's: others compute here too, and who sleeps computes
+# nothing
+WALL = 5
 GRACE = 3.0  # seconds between the clock that names the line and the end of the process
 LOOK = 0.2  # seconds between two looks at what the processes of a job take
 READY = "ready"
@@ -46,7 +57,8 @@ class Missing(Exception):
 
 
 class Theirs:
-    """The learner's module as the check sees it: what is missing is said so, and tensors given to it are copies."""
+    """The learner's module as the check sees it: what is missing is said so, and tensors given to
+    it are copies."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -56,7 +68,9 @@ class Theirs:
             own = [other for other in vars(self._module) if not other.startswith("_")]
             from ..errors import nearest
 
-            raise Missing(f'Your file defines no "{name}", which the exercise asks for.{nearest(name, own)}')
+            raise Missing(
+                f'Your file defines no "{name}", which the exercise asks for.{nearest(name, own)}'
+            )
         value = getattr(self._module, name)
         if not callable(value) or isinstance(value, type):
             return value
@@ -71,7 +85,11 @@ class Theirs:
 def _copied(value: Any) -> Any:
     import torch
 
-    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and not value.requires_grad:
+    if (
+        isinstance(value, torch.Tensor)
+        and not isinstance(value, torch.nn.Parameter)
+        and not value.requires_grad
+    ):
         return value.clone()
     return list(map(_copied, value)) if type(value) is list else value
 
@@ -89,15 +107,18 @@ def load(path: str, name: str) -> ModuleType:
 def check(file: str, exercise: str, seed: int, shown: str | None = None) -> dict[str, Any]:
     """The verdict on a learner's file: state, message, look, line and code, and what is good.
 
-    ``state`` is passed, failed (wrong), todo (not written yet) or error (theirs). ``shown`` is how its file is called.
+    ``state`` is passed, failed (wrong), todo (not written yet) or error (theirs). ``shown`` is how
+    its file is called.
     """
     import torch
 
     from .report import Report, Wrong
 
-    warnings.filterwarnings("ignore", module="exercise$")  # the check's own are nothing to the learner
+    # the check's own are nothing to the learner
+    warnings.filterwarnings("ignore", module="exercise$")
     report = Report(seed)
-    own = seed + (1 << 32)  # what the learner's code draws, repeated by a seed too; not what is drawn for it
+    # what the learner's code draws, repeated by a seed too; not what is drawn for it
+    own = seed + (1 << 32)
     torch.manual_seed(own)
     random.seed(own)
     said: dict[str, Any] = {"state": "passed", "message": "", "look": "", "line": None, "code": ""}
@@ -112,7 +133,11 @@ def check(file: str, exercise: str, seed: int, shown: str | None = None) -> dict
         if error.filename != file:
             raise
         code = (error.text or "").strip()
-        said |= {"state": "error", "message": f"{error.msg}: Python cannot read your file", "line": error.lineno}
+        said |= {
+            "state": "error",
+            "message": f"{error.msg}: Python cannot read your file",
+            "line": error.lineno,
+        }
         said |= {"code": code}
     except KeyboardInterrupt:
         raise
@@ -122,24 +147,40 @@ def check(file: str, exercise: str, seed: int, shown: str | None = None) -> dict
 
 
 def explained(error: BaseException, file: str, name: str) -> dict[str, Any]:
-    """An error of the learner's code as theirs, with its line; one of the check where none of their lines led to it."""
+    """An error of the learner's code as theirs, with its line; one of the check where none of their
+    lines led to it."""
     steps = steps_of(error, file)
     what = " ".join(f"{type(error).__name__}: {error}".split())[:600].removesuffix(":")
     if isinstance(error, NotImplementedError) and steps:
         message = f"{steps[-1].name} is not written yet"
-        return {"state": "todo", "message": message, "line": steps[-1].lineno, "code": _todo(file, steps[-1].lineno)}
+        return {
+            "state": "todo",
+            "message": message,
+            "line": steps[-1].lineno,
+            "code": _todo(file, steps[-1].lineno),
+        }
     if "allocate memory" in what or isinstance(error, MemoryError):
         what += f" (a check may take {MEMORY >> 30} GiB)"
     if steps:
         where = "" if steps[-1].name == "<module>" else f" in {steps[-1].name}"
         said = {"message": f"Your code raised an error{where}: {what}", "line": steps[-1].lineno}
         return said | {"state": "error", "code": (steps[-1].line or "").strip()}
-    if isinstance(error, TypeError) and (found := re.search(r"(\w+)\(\) (takes|got|missing)", str(error))):
-        return {"state": "error", "message": f"{found[1]} cannot be called as the exercise asks: {what}"}
-    at = "".join(f", line {step.lineno}" for step in steps_of(error, sys.modules["exercise"].__file__)[-1:])
+    if isinstance(error, TypeError) and (
+        found := re.search(r"(\w+)\(\) (takes|got|missing)", str(error))
+    ):
+        return {
+            "state": "error",
+            "message": f"{found[1]} cannot be called as the exercise asks: {what}",
+        }
+    at = "".join(
+        f", line {step.lineno}" for step in steps_of(error, sys.modules["exercise"].__file__)[-1:]
+    )
     check = f"{Path(sys.modules['exercise'].__file__ or '').name}{at}"
     message = f"The check ({check}) could not go on with what {name} gave it: {what}"
-    look = "the kind of what you return; if it is the kind that is asked for, the check itself is at fault"
+    look = (
+        "the kind of what you return; if it is the kind that is asked for, the check itself "
+        "is at fault"
+    )
     return {"state": "error", "message": message, "look": look}
 
 
@@ -162,7 +203,8 @@ def _todo(file: str, line: int | None) -> str:
     return " ".join(words)
 
 
-# ---------------------------------------------------------------------------------- the process of its own
+# ---------------------------------------------------------------------------------- the process of
+# its own
 
 
 def alone(job: dict[str, Any], said: int) -> NoReturn:
@@ -200,18 +242,42 @@ def alone(job: dict[str, Any], said: int) -> NoReturn:
         verdict = check(job["file"], job["exercise"], job["seed"], job.get("shown"))
         answer(verdict | {"slow": [name for name in SLOW if name in sys.modules]})
     except BaseException as error:
-        answer({"state": "error", "message": f"The check itself failed: {type(error).__name__}: {error}", "good": []})
+        answer(
+            {
+                "state": "error",
+                "message": f"The check itself failed: {type(error).__name__}: {error}",
+                "good": [],
+            }
+        )
 
 
 def stopped(job: dict[str, Any], computed: float | None = None) -> dict[str, Any]:
-    """The verdict on code that does not end: too long a computing, or a wait that ``computed`` few seconds."""
-    message = f"Your code was still running after {job['seconds']:g} seconds of computing and was stopped"
-    look = "A loop that never ends? A while whose condition never changes, or a step that moves nothing."
+    """The verdict on code that does not end: too long a computing, or a wait that ``computed`` few
+    seconds."""
+    message = (
+        f"Your code was still running after {job['seconds']:g} seconds of computing and was stopped"
+    )
+    look = (
+        "A loop that never ends? A while whose condition never changes, or a step that moves "
+        "nothing."
+    )
     if computed is not None:
         message = f"Your code had not ended after {job['seconds']:g} seconds of computing or "
-        message += f"{WALL * job['seconds']:g} by the clock: it computed {computed:.1f} and was stopped"
-        look = "What does it wait for? A sleep, a lock that is held, a process or a pipe that never ends."
-    return {"state": "stopped", "message": message, "look": look, "good": [], "line": None, "code": ""}
+        message += (
+            f"{WALL * job['seconds']:g} by the clock: it computed {computed:.1f} and was stopped"
+        )
+        look = (
+            "What does it wait for? A sleep, a lock that is held, a process or a pipe that "
+            "never ends."
+        )
+    return {
+        "state": "stopped",
+        "message": message,
+        "look": look,
+        "good": [],
+        "line": None,
+        "code": "",
+    }
 
 
 def _line(file: str, line: int | None) -> str:
@@ -234,7 +300,8 @@ def limit(seconds: float) -> None:
 
 
 def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
-    """The verdict on a job whose processes together take more than they may; None where they do not."""
+    """The verdict on a job whose processes together take more than they may; None where they do
+    not."""
     processes = descendants()
     computed = sum(processes.values())
     if computed > job["seconds"] + GRACE:
@@ -245,19 +312,29 @@ def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
     own = anonymous_memory(os.getpid())  # a fork holds what is loaded here
     message = ""
     if sum(max(0, anonymous_memory(pid) - own) for pid in processes) > MEMORY:
-        message = f"Your code and the processes that it started took more than {MEMORY >> 20:,} MiB and were stopped"
+        message = (
+            f"Your code and the processes that it started took more than {MEMORY >> 20:,} "
+            "MiB and were stopped"
+        )
     if len(processes) > PROCESSES:
         message = f"Your code had more than {PROCESSES} processes at a time and was stopped"
     return {"state": "error", "message": message, "good": []} if message else None
 
 
 def parsed(data: bytes | bytearray) -> dict[str, Any] | None:
-    """A verdict as the fork wrote it, each field of its type; None for anything else that the learner's code wrote."""
+    """A verdict as the fork wrote it, each field of its type; None for anything else that the
+    learner's code wrote."""
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(answer, dict) or answer.get("state") not in ("passed", "failed", "todo", "error", "stopped"):
+    if not isinstance(answer, dict) or answer.get("state") not in (
+        "passed",
+        "failed",
+        "todo",
+        "error",
+        "stopped",
+    ):
         return None
     verdict: dict[str, Any] = {"state": answer["state"]}
     verdict |= {name: str(answer.get(name) or "") for name in ("message", "look", "code")}
@@ -281,7 +358,8 @@ def supervise(job: dict[str, Any]) -> dict[str, Any]:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for here, there in ((nothing, 0), (out, 1), (out, 2)):
             os.dup2(here, there)
-        for end in [int(path.name) for path in Path("/dev/fd").iterdir()]:  # the worker's own pipes among them
+        # the worker's own pipes among them
+        for end in [int(path.name) for path in Path("/dev/fd").iterdir()]:
             with contextlib.suppress(OSError):
                 if end > 2 and end != said:
                     os.close(end)
@@ -299,7 +377,11 @@ def supervise(job: dict[str, Any]) -> dict[str, Any]:
             for end in kept:
                 watching.register(end, selectors.EVENT_READ)
             deadline, look = begun + WALL * job["seconds"] + GRACE, begun + LOOK
-            while heard in watching.get_map() and violation is None and (now := time.monotonic()) < deadline:
+            while (
+                heard in watching.get_map()
+                and violation is None
+                and (now := time.monotonic()) < deadline
+            ):
                 if parsed(kept[heard]) is not None:  # its forks hold the pipe open
                     break
                 more |= _read(watching, kept, min(look, deadline) - now, heard)
@@ -315,17 +397,26 @@ def supervise(job: dict[str, Any]) -> dict[str, Any]:
     seconds = time.monotonic() - begun
     verdict = violation or parsed(kept[heard])
     if verdict is None and kept[heard]:
-        message = "Your code wrote to a file descriptor that is the check's; write to files that it opened itself"
+        message = (
+            "Your code wrote to a file descriptor that is the check's; write to files that "
+            "it opened itself"
+        )
         verdict = {"state": "error", "message": message, "good": []}
     elif verdict is None:
         late = seconds >= job["seconds"]
-        ended = {"state": "error", "message": "Your code ended the process before the check was over", "good": []}
+        ended = {
+            "state": "error",
+            "message": "Your code ended the process before the check was over",
+            "good": [],
+        }
         verdict = stopped(job) if late else ended
     text = bytes(kept[printed][:MOST]).decode("utf-8", "replace")
     return verdict | {"printed": text + ("\n..." if more else ""), "seconds": round(seconds, 2)}
 
 
-def _read(watching: selectors.BaseSelector, kept: dict[int, bytearray], wait: float, heard: int) -> bool:
+def _read(
+    watching: selectors.BaseSelector, kept: dict[int, bytearray], wait: float, heard: int
+) -> bool:
     """Take what has come; whether more was printed than is kept, or anything came at all."""
     beyond = False
     for key, _ in watching.select(wait):
@@ -340,13 +431,15 @@ def _read(watching: selectors.BaseSelector, kept: dict[int, bytearray], wait: fl
 
 
 def main() -> None:
-    """Read jobs until there are no more. At Ctrl-C the checker ends this process, and with it the job under way."""
+    """Read jobs until there are no more. At Ctrl-C the checker ends this process, and with it the
+    job under way."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     set_process_option(ADOPT_ORPHANS, 1)  # so that no process of a learner is lost from sight
     import torch
 
-    torch.set_num_threads(1)  # a fork of a process with a pool of threads would wait for them for ever
+    # a fork of a process with a pool of threads would wait for them for ever
+    torch.set_num_threads(1)
     from . import models, report  # noqa: F401  what every check needs, loaded once
 
     models.real()
@@ -359,7 +452,11 @@ def main() -> None:
         try:
             verdict = supervise(job)
         except OSError as error:
-            verdict = {"state": "error", "message": f"The check could not be started: {error}", "good": []}
+            verdict = {
+                "state": "error",
+                "message": f"The check could not be started: {error}",
+                "good": [],
+            }
         for name in verdict.pop("slow", ()):  # what this one had to import, the next one finds
             importlib.import_module(name)
         print(json.dumps(verdict | {"job": job["job"]}), file=channel, flush=True)

@@ -1,5 +1,5 @@
-"""One block of the paper's figure: attention, (cross-attention,) feed-forward; and a stack of them on one residual
-stream.
+"""One block of the paper's figure: attention, (cross-attention,) feed-forward; and a stack of them
+on one residual stream.
 
 ``norm(None, dim)`` is the identity, so a block or stack without some norm needs no case of its own.
 """
@@ -22,7 +22,8 @@ from .position import Position
 
 @builds(config.Block)
 class Block(TracedModule):
-    """One step of the residual stream; ``pre``, ``post``, ``sandwich`` and ``parallel`` differ in where norms stand."""
+    """One step of the residual stream; ``pre``, ``post``, ``sandwich`` and ``parallel`` differ in
+    where norms stand."""
 
     def __init__(self, cfg: config.Block, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
@@ -43,7 +44,9 @@ class Block(TracedModule):
                 self.cross_post_norm = norm(cfg.norm, dim)
         self.drop = Dropout(dropout)
 
-    def forward(self, x: Tensor, flow: Flow, position: Position, kept: tuple[KV, CrossKV] | None) -> Tensor:
+    def forward(
+        self, x: Tensor, flow: Flow, position: Position, kept: tuple[KV, CrossKV] | None
+    ) -> Tensor:
         """The residual stream x (B, T, C) -> the same with what the sublayers add to it."""
         kv, cross_kv = kept or (None, None)
         if self.place == "parallel":
@@ -54,7 +57,9 @@ class Block(TracedModule):
             if self.cross is not None:
                 x = self.residual(flow.look(self, "mid", x), "cross", flow, position, cross_kv)
             if self.ffn is not None:
-                x = self.residual(flow.look(self, "mid_cross" if self.cross else "mid", x), "ffn", flow)
+                x = self.residual(
+                    flow.look(self, "mid_cross" if self.cross else "mid", x), "ffn", flow
+                )
         return flow.look(self, "resid", x)
 
     def residual(self, x: Tensor, name: str, *args: object) -> Tensor:
@@ -70,7 +75,8 @@ class Block(TracedModule):
 
 @builds(config.Stack)
 class Stack(TracedModule):
-    """Embeddings in, hidden states out; an encoder or a decoder is a stack that is causal or not."""
+    """Embeddings in, hidden states out; an encoder or a decoder is a stack that is causal or
+    not."""
 
     def __init__(self, cfg: config.Stack, dim: int, width: int) -> None:
         super().__init__()
@@ -78,7 +84,9 @@ class Stack(TracedModule):
         self.position: Position = build(cfg.position, width, heads, cfg.causal)
         self.first_norm = norm(cfg.first_norm, width)
         self.project = linear(width, dim, bias=True) if width != dim else nn.Identity()
-        self.blocks = nn.ModuleList(build(cfg.block(i), dim, cfg.causal, cfg.dropout) for i in range(cfg.depth))
+        self.blocks = nn.ModuleList(
+            build(cfg.block(i), dim, cfg.causal, cfg.dropout) for i in range(cfg.depth)
+        )
         self.last_norm = norm(cfg.last_norm, dim)
         self.drop = Dropout(cfg.dropout)
 

@@ -1,4 +1,5 @@
-"""Blocks compiled one by one: those alike by one program, in the time that one takes, however deep a model is."""
+"""Blocks compiled one by one: those alike by one program, in the time that one takes, however deep
+a model is."""
 
 from __future__ import annotations
 
@@ -12,11 +13,14 @@ from .prepacked import replaced
 
 
 def blockwise(model: Any) -> Any:
-    """A view of ``model`` whose blocks are compiled for one shape at a time; its other parts run as they are.
+    """A view of ``model`` whose blocks are compiled for one shape at a time; its other parts run as
+    they are.
 
     A stack's first block, which makes the masks, has a program of its own.
     """
-    stacks = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"]
+    stacks = [
+        module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"
+    ]
     view: Any = replaced(model, {block: Compiled(block) for stack in stacks for block in stack})
     if view is not model:  # a recurrent model has no blocks
         vars(view)["_orig_mod"] = model  # as torch.compile names it: what a tape looks into
@@ -24,8 +28,8 @@ def blockwise(model: Any) -> Any:
 
 
 class Compiled(nn.Module):
-    """A block, compiled; what it adds to the losses and metrics of a pass it adds to empty ones, so that what earlier
-    blocks left there is no part of the program."""
+    """A block, compiled; what it adds to the losses and metrics of a pass it adds to empty ones, so
+    that what earlier blocks left there is no part of the program."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()

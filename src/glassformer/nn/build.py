@@ -22,7 +22,8 @@ def builds(kind: type) -> Callable[[M], M]:
         if kind in _MAKERS:
             raise TypeError(f"{kind.__name__} already builds {_MAKERS[kind].__name__}")
         _MAKERS[kind] = maker
-        if kind in members(MaskRule).values() and not hasattr(kind, "allows"):  # a rule from a file of its own
+        # a rule from a file of its own
+        if kind in members(MaskRule).values() and not hasattr(kind, "allows"):
             kind.allows = _for_any_array(maker)  # type: ignore[attr-defined]
         return maker
 
@@ -30,7 +31,8 @@ def builds(kind: type) -> Callable[[M], M]:
 
 
 def _for_any_array(maker: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of (config, causal) that gives a rule over tensors -> one whose rule takes numpy's arrays too."""
+    """A function of (config, causal) that gives a rule over tensors -> one whose rule takes numpy's
+    arrays too."""
     import torch
 
     def allows(cfg: Any, causal: bool) -> Any:
@@ -47,13 +49,15 @@ def _for_any_array(maker: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def uncompiled(method: M) -> M:
-    """A forward pass that ``compiled`` leaves as it is; torch's own decorator would import its compiler, seconds."""
+    """A forward pass that ``compiled`` leaves as it is; torch's own decorator would import its
+    compiler, seconds."""
     method.uncompiled = True  # type: ignore[attr-defined]
     return method
 
 
 def compiled(model: Any) -> Any:
-    """``model`` compiled for one shape at a time, all but the forward passes marked as ``uncompiled``."""
+    """``model`` compiled for one shape at a time, all but the forward passes marked as
+    ``uncompiled``."""
     import torch
 
     for part in model.modules():
@@ -63,7 +67,8 @@ def compiled(model: Any) -> Any:
 
 
 def build(config: Any, *args: Any) -> Any:
-    """The module that ``config`` describes; ``args`` are what only its place in the model can know."""
+    """The module that ``config`` describes; ``args`` are what only its place in the model can
+    know."""
     return _MAKERS[type(config)](config, *args)
 
 
@@ -77,16 +82,20 @@ def built() -> set[type]:
     return set(_MAKERS)
 
 
-# ------------------------------------------------------------------- what a module says of its own parameters
+# ------------------------------------------------------------------- what a module says of its own
+# parameters
 #
 #     writes = ("down.weight",)     matrices that write to the residual stream
-#     biases = ("up_bias",)         parameters of two sides or more that are biases all the same (a stack of experts')
+# biases = ("up_bias",)         parameters of two sides or more that are biases all the same (a
+# stack of experts')
 #     tables = ("weight",)          parameters that tokens are looked up in, not multiplied with
 #     products = ("weight",)        matrices (.., N, C) that may be held in few bits (quantized.py)
 #     exact = ("router",)           parts of it whose matrices are not
-#     columns = ("up",)             layers whose outputs may lie on several processes, and in ``rows`` = ("down",) those
-#                                   that take these as inputs (parallel/tensor.py); without them a part is whole on each
-#     quieter = {"old.weight": 2}   tables of an embedding that start with a standard deviation divided by so much
+# columns = ("up",)             layers whose outputs may lie on several processes, and in ``rows`` =
+# ("down",) those
+# that take these as inputs (parallel/tensor.py); without them a part is whole on each
+# quieter = {"old.weight": 2}   tables of an embedding that start with a standard deviation divided
+# by so much
 #     def reset(std, generator)     fills in what no rule of ``init`` draws
 
 
@@ -103,7 +112,9 @@ def declared(model: Any, kind: str) -> set[str]:
 
 def vectors(model: Any) -> set[str]:
     """The paths of gains and biases: what is not drawn at random, and not decayed."""
-    return {path for path, weight in model.named_parameters() if weight.ndim < 2} | declared(model, "biases")
+    return {path for path, weight in model.named_parameters() if weight.ndim < 2} | declared(
+        model, "biases"
+    )
 
 
 @describes
@@ -113,7 +124,11 @@ def described(config: Any, *args: Any) -> Shapes:
 
     with torch.device("meta"):
         module = build(config, *args)
-    looked_up = {f"{path}.weight" for path, part in module.named_modules() if isinstance(part, torch.nn.Embedding)}
+    looked_up = {
+        f"{path}.weight"
+        for path, part in module.named_modules()
+        if isinstance(part, torch.nn.Embedding)
+    }
     apart = looked_up | declared(module, "tables") | declared(module, "biases")
     shapes = {path: tuple(weight.shape) for path, weight in module.named_parameters()}
     return {path: Unmultiplied(shape) if path in apart else shape for path, shape in shapes.items()}

@@ -3,9 +3,10 @@
     Cache -- layers: (KV, CrossKV) per block          what is kept
           `- slots: one Slots per lookback (full, window) where it is kept, shared by all its layers
 
-Full attention keeps every column, in buffers that double when they are full, and so does a window longer than the
-context; a shorter one keeps a ring of its own size, in which position p lies in slot p mod size. Masks are functions
-of the positions in the slots, so padding, rings and chunks of any size need no case of their own.
+Full attention keeps every column, in buffers that double when they are full, and so does a window
+longer than the context; a shorter one keeps a ring of its own size, in which position p lies in
+slot p mod size. Masks are functions of the positions in the slots, so padding, rings and chunks of
+any size need no case of their own.
 
 B batch, T new tokens, S kept tokens, K key-value heads, D head dim.
 """
@@ -21,12 +22,14 @@ from torch.nn import functional as F
 from .. import config
 from ..errors import UserError, old_name
 
-LONGEST_RING = 1 << 16  # tokens of a window, above which its layers keep what comes as full attention does
+# tokens of a window, above which its layers keep what comes as full attention does
+LONGEST_RING = 1 << 16
 SPARE = 64  # tokens that a trim may take back from a model that embeds previous tokens
 
 
 class RowSelection:
-    """Row i of a batch becomes what row ``index[i]`` was; some rows may come twice, others not at all.
+    """Row i of a batch becomes what row ``index[i]`` was; some rows may come twice, others not at
+    all.
 
     ``in_place``: each row stays or moves up, so rows are copied within the memory that holds them.
     """
@@ -42,7 +45,8 @@ class RowSelection:
         if not self.in_place:
             if columns is None or columns == x.shape[2]:
                 return x[self.index]
-            made = x.new_empty(len(self.index), *x.shape[1:])  # a buffer is filled as far as it holds something
+            # a buffer is filled as far as it holds something
+            made = x.new_empty(len(self.index), *x.shape[1:])
             made.narrow(2, 0, columns).copy_(used[self.index])
             return made
         for place, row in self.moves:
@@ -51,21 +55,25 @@ class RowSelection:
 
 
 class Slots:
-    """Which position lies in which column, for all layers of one lookback; -1 is an empty column."""
+    """Which position lies in which column, for all layers of one lookback; -1 is an empty
+    column."""
 
     def __init__(self, ring: int | None) -> None:
         self.ring = ring
         self.fixed = False  # a ring that is made larger before it is full (Cache.fix)
         self.filled = 0  # columns in use, empty ones of padding included
         self.capacity = ring or 0
-        self.pos = torch.empty(0)  # (B or 1, capacity) or, in a ring, (B or 1, capacity + 1): the last is a bin
+        # (B or 1, capacity) or, in a ring, (B or 1, capacity + 1): the last is a bin
+        self.pos = torch.empty(0)
         self.k_pos = self.pos  # of the keys that the tokens now coming in look at, (B or 1, S)
         self.index: Tensor | None = None  # a ring's target slots (B or 1, T)
 
     def advance(self, pos: Tensor, contiguous: bool) -> None:
         """Make room for tokens at ``pos`` (B or 1, T)."""
         if self.pos.ndim < 2:
-            self.pos = torch.full((pos.shape[0], self.capacity + bool(self.ring)), -1, device=pos.device)
+            self.pos = torch.full(
+                (pos.shape[0], self.capacity + bool(self.ring)), -1, device=pos.device
+            )
         elif self.pos.shape[0] < pos.shape[0]:
             self.pos = self.pos.expand(pos.shape[0], -1).clone()
         if self.ring is None:
@@ -86,7 +94,9 @@ class Slots:
         last = torch.maximum(self.pos[:, :ring].amax(1, keepdim=True), pos.amax(1, keepdim=True))
         kept = (pos >= 0) & (pos > last - ring)
         self.index = torch.where(kept, pos % ring, ring)
-        self.pos.scatter_(1, self.index.expand(self.pos.shape[0], -1), pos.expand(self.pos.shape[0], -1))
+        self.pos.scatter_(
+            1, self.index.expand(self.pos.shape[0], -1), pos.expand(self.pos.shape[0], -1)
+        )
         self.filled += pos.shape[1]
         if pos.shape[1] == 1:  # what it overwrites has just left the window
             self.k_pos = self.pos[:, : min(self.filled, ring) if contiguous else ring]
@@ -106,11 +116,13 @@ class KV:
         self.k = self.v = torch.empty(0)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep k and v (B, K, T, D); returns all that the new tokens may look at, (B, K, S, D) each."""
+        """Keep k and v (B, K, T, D); returns all that the new tokens may look at, (B, K, S, D)
+        each."""
         slots, new = self.slots, k.shape[2]
         room = slots.capacity + bool(slots.ring)
         if self.k.ndim < 4:
-            buffer = k.new_empty if slots.ring is None else k.new_zeros  # of a ring, empty columns are looked at
+            # of a ring, empty columns are looked at
+            buffer = k.new_empty if slots.ring is None else k.new_zeros
             self.k, self.v = (buffer(*x.shape[:2], room, x.shape[3]) for x in (k, v))
         elif self.k.shape[2] < room:
             used = slots.filled - new
@@ -142,7 +154,8 @@ class CrossKV:
         self.kv: tuple[Tensor, Tensor] | None = None
 
     def cached(self, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The encoder's keys and values (B, K, S, D) each: made by ``make`` in the first call, kept for later ones."""
+        """The encoder's keys and values (B, K, S, D) each: made by ``make`` in the first call, kept
+        for later ones."""
         if self.kv is None:
             self.kv = make()
         return self.kv
@@ -153,25 +166,42 @@ class CrossKV:
 
 
 class Carried:
-    """A recurrent decoder's cache: each layer's state (B, C), its parts side by side, and the encoder's keys."""
+    """A recurrent decoder's cache: each layer's state (B, C), its parts side by side, and the
+    encoder's keys."""
 
     def __init__(self) -> None:
         self.states: dict[int, tuple[Tensor, ...]] = {}
         self.cross = CrossKV()
 
-    def keep(self, layer: int, rows: Tensor, last: Tensor, state: tuple[Tensor, ...], batch: int, still: bool) -> None:
+    def keep(
+        self,
+        layer: int,
+        rows: Tensor,
+        last: Tensor,
+        state: tuple[Tensor, ...],
+        batch: int,
+        still: bool,
+    ) -> None:
         """Store the final state of each row's last document.
 
-        ``state`` (D, C) is that of documents which lie in ``rows`` (D,); ``last`` (D,) is true for the last of a row. A
-        row without a document keeps its earlier state; ``still``: each row is one document, taken as it is.
+        ``state`` (D, C) is that of documents which lie in ``rows`` (D,); ``last`` (D,) is true for
+        the last of a row. A row without a document keeps its earlier state; ``still``: each row is
+        one document, taken as it is.
         """
         if not still:
-            old = self.states.get(layer) or tuple(part.new_zeros(batch, part.shape[1]) for part in state)
-            state = tuple(was.index_copy(0, rows[last], now[last]) for was, now in zip(old, state, strict=True))
+            old = self.states.get(layer) or tuple(
+                part.new_zeros(batch, part.shape[1]) for part in state
+            )
+            state = tuple(
+                was.index_copy(0, rows[last], now[last])
+                for was, now in zip(old, state, strict=True)
+            )
         self.states[layer] = state
 
     def select(self, rows: RowSelection) -> None:
-        self.states = {layer: tuple(part[rows.index] for part in state) for layer, state in self.states.items()}
+        self.states = {
+            layer: tuple(part[rows.index] for part in state) for layer, state in self.states.items()
+        }
 
 
 class Cache:
@@ -186,18 +216,27 @@ class Cache:
             old_name("Cache(model)", "Cache(model.config)")
             cfg = cfg.config
         body: config.Body = cfg.decoder  # type: ignore[union-attr]
-        masks = [body.block(i).attention.mask for i in range(body.depth)] if isinstance(body, config.Stack) else []
+        masks = (
+            [body.block(i).attention.mask for i in range(body.depth)]
+            if isinstance(body, config.Stack)
+            else []
+        )
         self.carried = Carried() if isinstance(body, config.Recurrent) else None
         lookback = [mask.lookback for mask in masks]
-        if max((size for size in lookback if size is not None), default=0) > min(cfg.context, LONGEST_RING):
-            lookback = [None] * len(masks)  # a ring takes its memory at once, a full cache as tokens come
+        if max((size for size in lookback if size is not None), default=0) > min(
+            cfg.context, LONGEST_RING
+        ):
+            # a ring takes its memory at once, a full cache as tokens come
+            lookback = [None] * len(masks)
         self.slots = {ring: Slots(ring) for ring in lookback}
         self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in lookback]
         self.length = 0
         self.contiguous = True
-        self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, (B, N) each
+        # the latest tokens and their positions, (B, N) each
+        self.history: tuple[Tensor, Tensor] | None = None
         self._previous = cfg.embed.previous_token_embeddings
-        self.prefix_length = max((mask.prefix_length for mask in masks), default=0)  # tokens to be read in one go
+        # tokens to be read in one go
+        self.prefix_length = max((mask.prefix_length for mask in masks), default=0)
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
     @property
@@ -207,9 +246,12 @@ class Cache:
         return self.prefix_length
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
-        """Make room for ``tokens`` (B, T) and tell their positions (B or 1, T); None goes on from each row's last."""
+        """Make room for ``tokens`` (B, T) and tell their positions (B or 1, T); None goes on from
+        each row's last."""
         offsets = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        if self.length == 0 and self.prefix_length > (tokens.shape[1] if pos is None else int(pos.amax(1).min()) + 1):
+        if self.length == 0 and self.prefix_length > (
+            tokens.shape[1] if pos is None else int(pos.amax(1).min()) + 1
+        ):
             first = f"its first {self.prefix_length} tokens in one go"
             raise UserError(f"this model reads {first}; give that many to begin with.")
         if pos is not None:
@@ -222,7 +264,8 @@ class Cache:
             assert self._last is not None
             pos = self._last + 1 + offsets
         if self._last is not None:
-            torch.maximum(self._last, pos.amax(1, keepdim=True), out=self._last)  # in place: a step may be recorded
+            # in place: a step may be recorded
+            torch.maximum(self._last, pos.amax(1, keepdim=True), out=self._last)
         for slots in self.slots.values():
             slots.advance(pos, self.contiguous)
         if self._previous:
@@ -233,15 +276,18 @@ class Cache:
         return pos
 
     def _remember(self, tokens: Tensor, pos: Tensor, most: int) -> None:
-        """Keep the latest tokens of each row, padding left out: enough to look back after a trim of up to SPARE."""
+        """Keep the latest tokens of each row, padding left out: enough to look back after a trim of
+        up to SPARE."""
         latest, columns = pos.topk(min(most, pos.shape[1]), dim=1)
         self.history = (tokens.gather(1, columns.flip(1)), latest.flip(1))
 
     def fix(self, room: int) -> None:
-        """Take one shape from now on, for positions up to ``room``: each step does the same to the same memory.
+        """Take one shape from now on, for positions up to ``room``: each step does the same to the
+        same memory.
 
-        So a step can be recorded and played again (CUDA graphs), and nothing is asked of the device. The price: every
-        step looks at all of the room. Full attention becomes a ring that is never full: call again before it is.
+        So a step can be recorded and played again (CUDA graphs), and nothing is asked of the
+        device. The price: every step looks at all of the room. Full attention becomes a ring that
+        is never full: call again before it is.
         """
         for slots in self.slots.values():
             if slots.ring is None or slots.fixed:
@@ -261,38 +307,56 @@ class Cache:
 
     @property
     def evicts(self) -> bool:
-        """Whether older tokens are not kept: in a window's ring they are overwritten, in a state all are one."""
-        return self.carried is not None or any(slots.ring is not None for slots in self.slots.values())
+        """Whether older tokens are not kept: in a window's ring they are overwritten, in a state
+        all are one."""
+        return self.carried is not None or any(
+            slots.ring is not None for slots in self.slots.values()
+        )
 
     def trim(self, count: int) -> None:
-        """Forget the last ``count`` columns; ValueError where what would come back is gone: see ``evicts``."""
+        """Forget the last ``count`` columns; ValueError where what would come back is gone: see
+        ``evicts``."""
         if self.evicts:
-            raise ValueError("a cache with windows or a recurrent state cannot be trimmed: it let go of older tokens")
+            raise ValueError(
+                "a cache with windows or a recurrent state cannot be trimmed: it "
+                "let go of older tokens"
+            )
         left = self.length - count
         if left < 0:
             raise ValueError(f"a cache of {self.length} tokens cannot forget {count}")
-        if self.history is not None and self.history[0].shape[1] - count < min(self._previous, left):
-            raise ValueError(f"a cache with previous-token embeddings forgets at most {SPARE} tokens at once")
+        if self.history is not None and self.history[0].shape[1] - count < min(
+            self._previous, left
+        ):
+            raise ValueError(
+                f"a cache with previous-token embeddings forgets at most {SPARE} tokens at once"
+            )
         self.length = left
         for slots in self.slots.values():
             slots.filled = left
         if self._last is not None:
             kept = next(iter(self.slots.values())).pos[:, :left]
-            self._last = F.pad(kept, (1, 0), value=-1).amax(1, keepdim=True).expand_as(self._last).clone()
+            self._last = (
+                F.pad(kept, (1, 0), value=-1).amax(1, keepdim=True).expand_as(self._last).clone()
+            )
         if self.history is not None:
             tokens, pos = self.history
             there = pos < left if self._last is None else pos <= self._last
             self._remember(tokens, pos.where(there, -1), pos.shape[1] - count)
 
     def select(self, index: Tensor, cross: bool = True) -> None:
-        """Row i becomes what row ``index[i]`` was (beams); ``index`` may be longer or shorter than the batch.
+        """Row i becomes what row ``index[i]`` was (beams); ``index`` may be longer or shorter than
+        the batch.
 
-        Where each row stays or moves up (index[i] >= i, as when finished rows are dropped), only the rows that move
-        are copied, within the same memory; otherwise all keys and values are gathered anew.
-        ``cross=False`` leaves the encoder's keys and values alone, for rows of one source that change places.
+        Where each row stays or moves up (index[i] >= i, as when finished rows are dropped), only
+        the rows that move are copied, within the same memory; otherwise all keys and values are
+        gathered anew. ``cross=False`` leaves the encoder's keys and values alone, for rows of one
+        source that change places.
         """
         rows = RowSelection(index)
-        kept: list[Slots | KV | CrossKV | Carried] = [*self.slots.values(), *(kv for kv, _ in self.layers)]
+        kept: list[Slots | KV | CrossKV | Carried] = [
+            *self.slots.values(),
+            *(kv for kv, _ in self.layers),
+        ]
         kept += [crossed for _, crossed in self.layers if cross]
         if self.carried is not None:
             kept += [self.carried, self.carried.cross] if cross else [self.carried]
@@ -310,13 +374,15 @@ class Cache:
 
 
 def _placed(x: Tensor, index: Tensor, room: int) -> Tensor:
-    """x (B, K, N, D) with column n in column index[n] of ``room`` + 1; index (B or 1, N), zeros elsewhere."""
+    """x (B, K, N, D) with column n in column index[n] of ``room`` + 1; index (B or 1, N), zeros
+    elsewhere."""
     wide = x.new_zeros(*x.shape[:2], room + 1, x.shape[3])
     return wide.scatter_(2, index[:, None, :, None].expand(x.shape), x)
 
 
 def enlarged(x: Tensor, used: int, room: int, dim: int) -> Tensor:
-    """A buffer with more columns, the first ``used`` copied from ``x``; the others are uninitialised until written."""
+    """A buffer with more columns, the first ``used`` copied from ``x``; the others are
+    uninitialised until written."""
     shape = list(x.shape)
     shape[dim] = room
     larger = x.new_empty(shape)

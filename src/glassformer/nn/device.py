@@ -10,9 +10,11 @@ from ..errors import UserError, need
 
 
 def find(name: str | None = None) -> torch.device:
-    """The device that ``name`` means: cpu, cuda, cuda:1 or mps; None is the first CUDA device, or the CPU.
+    """The device that ``name`` means: cpu, cuda, cuda:1 or mps; None is the first CUDA device, or
+    the CPU.
 
-    MPS is taken only when it is asked for: nothing has been measured on it. UserError for one that is not there.
+    MPS is taken only when it is asked for: nothing has been measured on it. UserError for one that
+    is not there.
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -24,7 +26,11 @@ def find(name: str | None = None) -> torch.device:
     said = re.fullmatch(r"(\w+)(?::(\d{1,4}))?", name)
     if said is None or said[1] not in there:
         raise UserError(f'There is no device "{name}"; give cpu, cuda, cuda:1 or mps.')
-    known = [kind if count == 1 else f"{kind}:0 to {kind}:{count - 1}" for kind, count in there.items() if count]
+    known = [
+        kind if count == 1 else f"{kind}:0 to {kind}:{count - 1}"
+        for kind, count in there.items()
+        if count
+    ]
     sentence = f"This machine has no device {name} that torch {torch.__version__} can use; there is"
     need(int(said[2] or 0) < there[said[1]], f"{sentence} {', '.join(known)}.")
     return torch.device(name)
@@ -32,4 +38,6 @@ def find(name: str | None = None) -> torch.device:
 
 def title(device: torch.device) -> str:
     """A device as people call it: ``cuda:0 (NVIDIA H100)``."""
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    return (
+        f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    )

@@ -1,6 +1,7 @@
 """Dropout that spends sixteen random bits on a number (Srivastava et al. 2014).
 
-On a CPU PyTorch draws a whole random number for each, which in a small model takes longer than the products do.
+On a CPU PyTorch draws a whole random number for each, which in a small model takes longer than the
+products do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ STEPS = 1 << 16  # in which a rate is counted
 
 
 class SomeHeads(NamedTuple):
-    """The heads from ``first`` on, of ``many``: the others are other processes', and each process draws for all."""
+    """The heads from ``first`` on, of ``many``: the others are other processes', and each process
+    draws for all."""
 
     first: int
     many: int
@@ -28,19 +30,24 @@ class SomeHeads(NamedTuple):
 
 
 def keep_mask(x: Tensor, rate: float, heads: SomeHeads | None = None) -> Tensor:
-    """Booleans in the shape of ``x``, false for a share of ``rate``; drawn from its device's own generator.
+    """Booleans in the shape of ``x``, false for a share of ``rate``; drawn from its device's own
+    generator.
 
     ``heads`` says which ones x (B, H, ..) are, where they are not all.
     """
     if heads is not None:
         return heads.drawn(x, lambda whole: keep_mask(whole, rate))
-    # all of int64, so that each of its four int16 is uniform from -STEPS / 2 on: hence the shifted threshold
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(2**63), None)
+    # all of int64, so that each of its four int16 is uniform from -STEPS / 2 on: hence the shifted
+    # threshold
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(
+        -(2**63), None
+    )
     return bits.view(torch.int16)[: x.numel()].view(x.shape) >= round(rate * STEPS) - STEPS // 2
 
 
 def dropout(x: Tensor, rate: float, heads: SomeHeads | None = None) -> Tensor:
-    """``x`` with a share of ``rate`` set to 0 and the rest divided by 1 - rate; ``heads`` as for ``keep_mask``."""
+    """``x`` with a share of ``rate`` set to 0 and the rest divided by 1 - rate; ``heads`` as for
+    ``keep_mask``."""
     if heads is not None:
         return x * keep_mask(x, rate, heads) / (1 - rate)
     if x.device.type != "cpu" or torch.compiler.is_compiling():

@@ -1,7 +1,8 @@
-"""Edits of a run, made ready for one model and what it reads: other tokens, and a function for each path.
+"""Edits of a run, made ready for one model and what it reads: other tokens, and a function for each
+path.
 
-What edits there are stands in ``inspection/edits``; whoever runs a model (generation, evaluation, a look inside) asks
-for them here and gives the model the tape that comes of them.
+What edits there are stands in ``inspection/edits``; whoever runs a model (generation, evaluation, a
+look inside) asks for them here and gives the model the tape that comes of them.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Ids: TypeAlias = list[list[int]]  # a row for each text
 class Reading:
     """One model and what it is about to read, for edits to be held against.
 
-    ``rows`` are the ids of a decoder or an encoder alone, ``sources`` those of an encoder beside a decoder; None where
-    many texts are read that nobody knows yet. ``grows``: tokens will come after the rows (generation). ``shared`` is
-    what the edits of one run tell each other.
+    ``rows`` are the ids of a decoder or an encoder alone, ``sources`` those of an encoder beside a
+    decoder; None where many texts are read that nobody knows yet. ``grows``: tokens will come after
+    the rows (generation). ``shared`` is what the edits of one run tell each other.
     """
 
     model: Model
@@ -47,10 +48,20 @@ class Reading:
 
     @classmethod
     def growing(
-        cls, model: Model, rows: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, tokenizer: Any
+        cls,
+        model: Model,
+        rows: Sequence[Sequence[int]],
+        sources: Sequence[Sequence[int]] | None,
+        tokenizer: Any,
     ) -> Reading:
         """What a generation begins with, a copy of each row."""
-        return cls(model, [*map(list, rows)], None if sources is None else [*map(list, sources)], tokenizer, True)
+        return cls(
+            model,
+            [*map(list, rows)],
+            None if sources is None else [*map(list, sources)],
+            tokenizer,
+            True,
+        )
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -70,7 +81,8 @@ class ModelEdit(Protocol):
         """Change ``reading.rows`` and ``reading.sources``."""
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        """A function of path, value and place for each path that changes; UserError for what does not exist."""
+        """A function of path, value and place for each path that changes; UserError for what does
+        not exist."""
 
 
 class Last:
@@ -84,7 +96,8 @@ class Last:
 
 
 class Chain(PlacedEdit):
-    """Several functions of one path, one after the other; UserError for one that makes NaN of numbers."""
+    """Several functions of one path, one after the other; UserError for one that makes NaN of
+    numbers."""
 
     def __init__(self) -> None:
         self.hooks: list[tuple[Hook, ModelEdit]] = []
@@ -96,8 +109,11 @@ class Chain(PlacedEdit):
     def __call__(self, path: str, x: Tensor, place: Place) -> Tensor:
         for hook, edit in self.hooks:
             new = hook(path, x, place)
-            if not is_finite(new) and bool((_wrong(path, new) & ~_wrong(path, x)).any()):  # else weights are blamed
-                raise UserError(f"{edit!r} makes NaN or infinite numbers of {path}; give it finite ones.")
+            # else weights are blamed
+            if not is_finite(new) and bool((_wrong(path, new) & ~_wrong(path, x)).any()):
+                raise UserError(
+                    f"{edit!r} makes NaN or infinite numbers of {path}; give it finite ones."
+                )
             x = new
         return x
 
@@ -122,7 +138,8 @@ def listed(edits: str | ModelEdit | Sequence[str | ModelEdit]) -> list[ModelEdit
 
 
 def ready(edits: Sequence[ModelEdit | str], reading: Reading) -> dict[str, Edit]:
-    """Change what ``reading`` reads, and give what a Tape takes as ``edits``; those of one path in their order."""
+    """Change what ``reading`` reads, and give what a Tape takes as ``edits``; those of one path in
+    their order."""
     several = listed(edits)
     for edit in several:
         edit.read(reading)
@@ -136,14 +153,21 @@ def ready(edits: Sequence[ModelEdit | str], reading: Reading) -> dict[str, Edit]
 
 
 def apply(
-    edits: Sequence[ModelEdit | str], model: Model, tokens: Tensor, source: Tensor | None = None, tokenizer: Any = None
+    edits: Sequence[ModelEdit | str],
+    model: Model,
+    tokens: Tensor,
+    source: Tensor | None = None,
+    tokenizer: Any = None,
 ) -> tuple[Tensor, Tensor | None, dict[str, Edit]]:
-    """The tokens (B, T) and the source (B, S) as ``edits`` change them, and what a Tape takes as ``edits``.
+    """The tokens (B, T) and the source (B, S) as ``edits`` change them, and what a Tape takes as
+    ``edits``.
 
-    ``tokenizer`` is needed by edits that name a token or a text. Raises UserError for an edit of something that the
-    model or the text does not have.
+    ``tokenizer`` is needed by edits that name a token or a text. Raises UserError for an edit of
+    something that the model or the text does not have.
     """
-    reading = Reading(model, tokens.tolist(), None if source is None else source.tolist(), tokenizer)
+    reading = Reading(
+        model, tokens.tolist(), None if source is None else source.tolist(), tokenizer
+    )
     hooks = ready(edits, reading)
     changed = torch.tensor(reading.rows, dtype=tokens.dtype, device=tokens.device)
     if source is not None:
@@ -152,13 +176,20 @@ def apply(
 
 
 def tape_of(edits: Sequence[ModelEdit | str], reading: Reading) -> Tape | None:
-    """A tape that applies ``edits``; None where there are none, and the model runs as if nobody looked."""
+    """A tape that applies ``edits``; None where there are none, and the model runs as if nobody
+    looked."""
     return Tape(edits=ready(edits, reading)) if edits else None
 
 
 def one_token(model: Model) -> dict[str, Tensor]:
-    """Every value of a pass over a single token by its path, in the order in which the model makes them."""
-    one, tape = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device), Tape("*")
+    """Every value of a pass over a single token by its path, in the order in which the model makes
+    them."""
+    one, tape = (
+        torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device),
+        Tape("*"),
+    )
     with inference(model):
-        model(*([one, one] if isinstance(model.config, config.EncoderDecoder) else [one]), tape=tape)
+        model(
+            *([one, one] if isinstance(model.config, config.EncoderDecoder) else [one]), tape=tape
+        )
     return tape.records

@@ -21,7 +21,8 @@ from .norm import norm
 
 @builds(config.Embed)
 class Embed(TracedModule):
-    """One vector per token, scaled, plus one per segment (BERT) and one for each of some tokens before it."""
+    """One vector per token, scaled, plus one per segment (BERT) and one for each of some tokens
+    before it."""
 
     def __init__(self, cfg: config.Embed, dim: int) -> None:
         super().__init__()
@@ -29,8 +30,11 @@ class Embed(TracedModule):
         self.token = make_table(cfg.vocab, dim)
         self.segment = make_table(cfg.segments, dim) if cfg.segments else None
         missing = cfg.vocab  # the last row of each table: there is no such token before
-        self.lag = nn.ModuleList(make_table(missing + 1, dim) for _ in range(cfg.previous_token_embeddings))
-        self.quieter = {f"lag.{back}.weight": back + 2 for back in range(len(self.lag))}  # the further back, the more
+        self.lag = nn.ModuleList(
+            make_table(missing + 1, dim) for _ in range(cfg.previous_token_embeddings)
+        )
+        # the further back, the more
+        self.quieter = {f"lag.{back}.weight": back + 2 for back in range(len(self.lag))}
         self.products = ("token.weight", *self.quieter)
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
@@ -40,7 +44,8 @@ class Embed(TracedModule):
             earlier = table(previous_tokens(tokens, flow, back, nothing=self.token.num_embeddings))
             x = x + flow.look(flow.embed_path, f"lag.{back - 1}", earlier)
         if self.scale != 1.0:
-            x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded to x's precision, as published models do
+            # rounded to x's precision, as published models do
+            x = x * torch.tensor(self.scale, dtype=x.dtype)
         if self.segment is not None:
             own = self.segment(torch.zeros_like(tokens) if segments is None else segments)
             x = x + flow.look(flow.embed_path, "segment", own)
@@ -48,12 +53,14 @@ class Embed(TracedModule):
 
 
 def make_table(rows: int, dim: int) -> nn.Embedding:
-    """Vectors not drawn yet: PyTorch's own draw, on the "meta" device, imports its compiler, which takes seconds."""
+    """Vectors not drawn yet: PyTorch's own draw, on the "meta" device, imports its compiler, which
+    takes seconds."""
     return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
 
 
 def previous_tokens(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:
-    """The token ``back`` positions before each one in its own document (B, T); ``nothing`` where there is none."""
+    """The token ``back`` positions before each one in its own document (B, T); ``nothing`` where
+    there is none."""
     if flow.previous is not None:
         earlier = flow.previous[:, :, back - 1]
         return torch.where(earlier >= 0, earlier, nothing)
@@ -62,12 +69,15 @@ def previous_tokens(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tens
     if flow.history is not None:  # older ones before them
         start = flow.history[0].shape[1]
         seen = (torch.cat((flow.history[0], tokens), 1), torch.cat((flow.history[1], pos), 1))
-    earlier, place = (F.pad(x, (back, 0), value=-1)[:, start : start + tokens.shape[1]] for x in seen)
+    earlier, place = (
+        F.pad(x, (back, 0), value=-1)[:, start : start + tokens.shape[1]] for x in seen
+    )
     return torch.where((place == pos - back) & (place >= 0), earlier, nothing)
 
 
 class Projection(nn.Module):
-    """Hidden states times a table (V, C), plus a bias: the head's own table, or the embedding's where it is tied."""
+    """Hidden states times a table (V, C), plus a bias: the head's own table, or the embedding's
+    where it is tied."""
 
     products = ("weight",)
 
@@ -83,7 +93,8 @@ class Projection(nn.Module):
 
 @builds(config.Head)
 class Head(TracedModule):
-    """Hidden states to logits over the vocabulary: (transform, activate, norm), scale, project, cap."""
+    """Hidden states to logits over the vocabulary: (transform, activate, norm), scale, project,
+    cap."""
 
     def __init__(self, cfg: config.Head, dim: int, vocab: int) -> None:
         super().__init__()
@@ -92,7 +103,8 @@ class Head(TracedModule):
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
         self.norm = norm(cfg.norm, dim)
         self.proj = Projection(dim, vocab, cfg.tied, cfg.bias)
-        self.cross_entropy: Callable[..., Tensor] | None = None  # where the vocabulary lies on several processes
+        # where the vocabulary lies on several processes
+        self.cross_entropy: Callable[..., Tensor] | None = None
 
     def forward(self, hidden: Tensor, embed: Embed) -> Tensor:
         """hidden (..., C) -> logits (..., V)."""
@@ -109,5 +121,6 @@ class Head(TracedModule):
         return hidden * self.scale if self.scale != 1.0 else hidden
 
     def table(self, embed: Embed) -> Tensor:
-        """A vector for each token of the vocabulary, (V, C): the head's own, or the embedding's when tied."""
+        """A vector for each token of the vocabulary, (V, C): the head's own, or the embedding's
+        when tied."""
         return embed.token.weight if self.proj.weight is None else self.proj.weight

@@ -1,7 +1,9 @@
-"""Mixtures of experts by the kernels of our own: what a token is answered does not depend on who is in the row with it.
+"""Mixtures of experts by the kernels of our own: what a token is answered does not depend on who is
+in the row with it.
 
-torch's products sum in another order for another number of rows, and a router's logits that differ in the last bit
-may choose another expert. So the router is a copy in fp32, each expert's table a copy of its own.
+torch's products sum in another order for another number of rows, and a router's logits that differ
+in the last bit may choose another expert. So the router is a copy in fp32, each expert's table a
+copy of its own.
 """
 
 from __future__ import annotations
@@ -41,10 +43,13 @@ class ExactMoE(MoE):
         if not self.packed["up"] or not len(rows):
             return super().think(rows, counts, look)
         gate = self.times(rows, "gate", counts) if self.packed["gate"] else None
-        return self.times(self.activation(self.times(rows, "up", counts), gate, look), "down", counts)
+        return self.times(
+            self.activation(self.times(rows, "up", counts), gate, look), "down", counts
+        )
 
     def times(self, rows: Tensor, name: str, counts: Tensor) -> Tensor:
-        """Rows (P, ..), the first counts[0] of expert 0, the next of expert 1, .., each times its own table."""
+        """Rows (P, ..), the first counts[0] of expert 0, the next of expert 1, .., each times its
+        own table."""
         bias: Any = getattr(self, f"{name}_bias")
         own = [None] * len(counts) if bias is None else bias.detach().unbind()
         parts = zip(torch.split(rows, counts.tolist()), self.packed[name], own, strict=True)
@@ -52,7 +57,8 @@ class ExactMoE(MoE):
 
 
 def _even(act: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``act`` of x (P, H) in whole vectors: torch's scalar loop, which takes the rest, rounds otherwise."""
+    """``act`` of x (P, H) in whole vectors: torch's scalar loop, which takes the rest, rounds
+    otherwise."""
     rest = -x.shape[-1] % VECTORS
     return act(F.pad(x, (0, rest)))[..., : x.shape[-1]] if rest else act(x)
 
@@ -66,11 +72,18 @@ def _packed(table: Tensor | None) -> list[kernels.Packed]:
 
 
 def exact_experts(model: M, room: int | None = None) -> tuple[M, int]:
-    """A view of ``model`` whose mixtures are exact, and the bytes of their copies; as it is where ``room`` is less."""
+    """A view of ``model`` whose mixtures are exact, and the bytes of their copies; as it is where
+    ``room`` is less."""
     mixtures = [module for module in model.modules() if type(module) is MoE]
     tables = [getattr(one, name) for one in mixtures for name in TABLES]
-    nbytes = sum(one.nbytes for one in tables if one is not None and not isinstance(one, QuantizedWeight))
+    nbytes = sum(
+        one.nbytes for one in tables if one is not None and not isinstance(one, QuantizedWeight)
+    )
     kinds = {one.router.weight.dtype for one in mixtures}
-    if not mixtures or not kinds <= {torch.float32, torch.bfloat16} or (room is not None and nbytes > room):
+    if (
+        not mixtures
+        or not kinds <= {torch.float32, torch.bfloat16}
+        or (room is not None and nbytes > room)
+    ):
         return model, 0
     return replaced(model, {one: ExactMoE(one) for one in mixtures}), nbytes

@@ -1,4 +1,5 @@
-"""Mixture of experts: a router chooses experts for each token, whose outputs are summed by the router's weights.
+"""Mixture of experts: a router chooses experts for each token, whose outputs are summed by the
+router's weights.
 
     x (B, T, C) --router--> logits (+ noise) --softmax, top k--> weight, chosen (B, T, K)
       |                                                            |
@@ -6,7 +7,8 @@
       |       +--- all rows by all weights in one product --> answers (P, C) --weighed, summed--> + --> write
       +--- the shared expert: every token ---------------------------------------------------> --+
 
-N tokens (B * T), C model dim, H hidden, E experts, K chosen by each token, P choices that reach their expert.
+N tokens (B * T), C model dim, H hidden, E experts, K chosen by each token, P choices that reach
+their expert.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ HALFWAY = ("pre", "gate", "up", "hidden")  # what the tape may see between up an
 
 @builds(config.MoE)
 class MoE(TracedModule):
-    """Each token goes to its ``top_k`` experts and to the ``shared`` one; only ``capacity`` drops any.
+    """Each token goes to its ``top_k`` experts and to the ``shared`` one; only ``capacity`` drops
+    any.
 
-    The experts' weights are stacked: up and gate (E, H, C), down (E, C, H), biases (E, H) and (E, C). ``flow.aux`` gets
-    "balance" and "z" where they are weighed. While training, ``flow.metrics`` gets of every mixture "load" (E), the
-    share of the choices that fell on each expert, "entropy" of the router's shares (nats, a token's mean) and
-    "dropped", the share of the choices that were over capacity. Padding goes nowhere, takes no capacity and
-    counts nowhere.
+    The experts' weights are stacked: up and gate (E, H, C), down (E, C, H), biases (E, H) and (E,
+    C). ``flow.aux`` gets "balance" and "z" where they are weighed. While training, ``flow.metrics``
+    gets of every mixture "load" (E), the share of the choices that fell on each expert, "entropy"
+    of the router's shares (nats, a token's mean) and "dropped", the share of the choices that were
+    over capacity. Padding goes nowhere, takes no capacity and counts nowhere.
     """
 
     writes = ("down",)
@@ -52,7 +55,8 @@ class MoE(TracedModule):
         experts, hidden = cfg.experts, cfg.expert.hidden
         gated, bias = isinstance(cfg.expert, config.GatedMLP), cfg.expert.bias
         self.cfg, self.act = cfg, ACTIVATIONS[cfg.expert.act]
-        self.total: Total = _own  # of a sum over tokens: where their row lies on several processes, over all of these
+        # of a sum over tokens: where their row lies on several processes, over all of these
+        self.total: Total = _own
         self.router = linear(dim, experts, bias=False)
         self.noise = linear(dim, experts, bias=False) if cfg.noise else None
         self.gate = _table(gated, experts, hidden, dim)
@@ -69,21 +73,28 @@ class MoE(TracedModule):
         if self.cfg.normalize:
             weight = weight / weight.sum(-1, keepdim=True)
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
-        alone = chosen.shape[:2] == (1, 1) and flow.contiguous and not (self.training or torch.is_grad_enabled())
-        if alone and x.device.type == "cpu":  # it asks for the experts by number: a GPU would be waited for
+        alone = (
+            chosen.shape[:2] == (1, 1)
+            and flow.contiguous
+            and not (self.training or torch.is_grad_enabled())
+        )
+        # it asks for the experts by number: a GPU would be waited for
+        if alone and x.device.type == "cpu":
             write = self.decode(x, weight, chosen, flow)
         else:
             choices = self.dispatch(weight, chosen, flow)
             if self.training or self.cfg.balance_loss or self.cfg.z_loss:
                 self.add_aux_losses(logits.flatten(0, 1), choices, flow)
-            slow = flow.engine == "eager" and not flow.watches(self, *HALFWAY)  # seen in sorted rows alone
+            # seen in sorted rows alone
+            slow = flow.engine == "eager" and not flow.watches(self, *HALFWAY)
             write = self.reference(x, choices) if slow else self.grouped_forward(x, choices, flow)
         if self.shared is not None:
             write = write + self.shared(x, flow)
         return flow.look(self, "write", write)
 
     def route(self, x: Tensor) -> Tensor:
-        """The logits (B, T, E), in fp32 at least; while training with noise of a learnt size (Shazeer et al. 2017)."""
+        """The logits (B, T, E), in fp32 at least; while training with noise of a learnt size
+        (Shazeer et al. 2017)."""
         with torch.autocast(x.device.type, enabled=False):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
             logits = F.linear(wide, self.router.matrix().to(wide.dtype))
@@ -93,22 +104,31 @@ class MoE(TracedModule):
         return logits
 
     def dispatch(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Dispatch:
-        """Where each choice goes: padding nowhere, and while training no more to an expert than its capacity."""
+        """Where each choice goes: padding nowhere, and while training no more to an expert than its
+        capacity."""
         expert_index, is_token, experts = chosen.flatten(0, 1).mT, None, self.cfg.experts
         if not flow.contiguous:
             is_token = (flow.pos >= 0).expand(chosen.shape[:2]).flatten()
             expert_index = expert_index.where(is_token, experts)
         flat, capacity = expert_index.flatten(), None
-        counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:experts]  # asks no GPU
+        # asks no GPU
+        counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:experts]
         if self.training and self.cfg.capacity_factor is not None:
-            tokens = counts.new_full((), expert_index.shape[1]) if is_token is None else is_token.sum()
+            tokens = (
+                counts.new_full((), expert_index.shape[1]) if is_token is None else is_token.sum()
+            )
             wide = torch.float32 if flat.device.type == "mps" else torch.float64  # MPS has no other
-            capacity = (self.cfg.top_k * self.cfg.capacity_factor * tokens.to(wide) / experts).floor().long()
+            capacity = (
+                (self.cfg.top_k * self.cfg.capacity_factor * tokens.to(wide) / experts)
+                .floor()
+                .long()
+            )
             capacity = (capacity + capacity % 2).clamp(min=4)  # even and at least 4, as in nanoMoE
         return Dispatch(expert_index, weight.flatten(0, 1).mT, counts, is_token, capacity)
 
     def reference(self, x: Tensor, choices: Dispatch) -> Tensor:
-        """The definition: a loop over experts, each applied to its tokens; x (B, T, C) -> (B, T, C)."""
+        """The definition: a loop over experts, each applied to its tokens; x (B, T, C) -> (B, T,
+        C)."""
         tokens = x.flatten(0, 1)
         write = torch.zeros_like(tokens, dtype=choices.weight.dtype)
         for expert in range(self.cfg.experts):
@@ -130,7 +150,10 @@ class MoE(TracedModule):
         hidden = self.activation(side(self.up, self.up_bias), gate, partial(flow.look, self))
         write = torch.zeros_like(x, dtype=weight.dtype)
         for expert, slot in sorted(zip(experts, range(len(experts)), strict=True)):
-            write += self.product(expert, hidden[:, :, slot], self.down, self.down_bias) * weight[..., slot]
+            write += (
+                self.product(expert, hidden[:, :, slot], self.down, self.down_bias)
+                * weight[..., slot]
+            )
         return write.to(x.dtype)
 
     def expert_output(self, expert: int, x: Tensor) -> Tensor:
@@ -140,7 +163,8 @@ class MoE(TracedModule):
         return self.product(expert, hidden, self.down, self.down_bias)
 
     def activation(self, up: Tensor, gate: Tensor | None, look: Look) -> Tensor:
-        """What the products with ``up`` and ``gate`` make together (..., H), each step shown by its name."""
+        """What the products with ``up`` and ``gate`` make together (..., H), each step shown by its
+        name."""
         if gate is None:
             return look("hidden", self.act(look("pre", up)))
         return look("hidden", look("gate", self.act(look("pre", gate))) * look("up", up))
@@ -151,7 +175,8 @@ class MoE(TracedModule):
         return y if bias is None else y + bias[expert]
 
     def grouped_forward(self, x: Tensor, choices: Dispatch, flow: Flow) -> Tensor:
-        """Token-expert pairs sorted by expert, so that each expert's matrix is one product (grouped GEMM)."""
+        """Token-expert pairs sorted by expert, so that each expert's matrix is one product (grouped
+        GEMM)."""
         tokens = x.flatten(0, 1)
         order, real, counts = choices.rows(_step(x, self.cfg))
         token, weight = order % len(tokens), choices.weight.flatten().index_select(0, order)
@@ -159,19 +184,27 @@ class MoE(TracedModule):
             weight = weight * real
 
         def look(name: str, value: Tensor) -> Tensor:
-            return self.look_at(name, value, order, real, x, flow) if flow.watches(self, name) else value
+            return (
+                self.look_at(name, value, order, real, x, flow)
+                if flow.watches(self, name)
+                else value
+            )
 
         answers = self.think(tokens.index_select(0, token), counts, look) * weight[:, None]
         return answers.new_zeros(tokens.shape).index_add(0, token, answers).to(x.dtype).view_as(x)
 
     def think(self, rows: Tensor, counts: Tensor, look: Look) -> Tensor:
-        """What each expert makes of its rows: the first counts[0] of rows (P, C) are the first one's -> (P, C)."""
+        """What each expert makes of its rows: the first counts[0] of rows (P, C) are the first
+        one's -> (P, C)."""
         gate = None if self.gate is None else grouped(rows, self.gate, self.gate_bias, counts)
         hidden = self.activation(grouped(rows, self.up, self.up_bias, counts), gate, look)
         return grouped(hidden, self.down, self.down_bias, counts)
 
-    def look_at(self, name: str, rows: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow) -> Tensor:
-        """Sorted rows (P, H) shown as each token's own, (B, T, K, H); zeros where a choice went nowhere."""
+    def look_at(
+        self, name: str, rows: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow
+    ) -> Tensor:
+        """Sorted rows (P, H) shown as each token's own, (B, T, K, H); zeros where a choice went
+        nowhere."""
         B, T, K = *x.shape[:2], self.cfg.top_k
         index, own = (order, rows) if real is None else (order[real], rows[real])
         shown = rows.new_zeros(K * B * T, rows.shape[1]).index_copy(0, index, own)
@@ -179,28 +212,38 @@ class MoE(TracedModule):
         return shown.permute(2, 0, 1, 3).flatten(0, 2).index_select(0, order)
 
     def add_aux_losses(self, logits: Tensor, choices: Dispatch, flow: Flow) -> None:
-        """Losses and metrics: load balancing (Fedus et al. 2021, 4, all chosen), router z (Zoph et al. 2022, 5)."""
+        """Losses and metrics: load balancing (Fedus et al. 2021, 4, all chosen), router z (Zoph et
+        al. 2022, 5)."""
         is_token = choices.is_token
         normal = logits.logsumexp(-1)  # (N,)
         router_probs = (logits - normal[:, None]).exp()
-        counts, mean = self.total(choices.counts), partial(_mean, is_token=is_token, total=self.total)
+        counts, mean = (
+            self.total(choices.counts),
+            partial(_mean, is_token=is_token, total=self.total),
+        )
         load = counts / counts.sum().clamp(min=1)
         if self.cfg.balance_loss:
-            flow.add_loss("balance", self.cfg.balance_loss * self.cfg.experts * (load * mean(router_probs)).sum())
+            flow.add_loss(
+                "balance",
+                self.cfg.balance_loss * self.cfg.experts * (load * mean(router_probs)).sum(),
+            )
         if self.cfg.z_loss:
             flow.add_loss("z", self.cfg.z_loss * mean(normal.square()))
         if self.training:
             flow.add_metric("load", load)
             flow.add_metric("entropy", mean(normal - (router_probs * logits).sum(-1)))
-            flow.add_metric("dropped", 1 - self.total(choices.kept.sum()) / counts.sum().clamp(min=1))
+            flow.add_metric(
+                "dropped", 1 - self.total(choices.kept.sum()) / counts.sum().clamp(min=1)
+            )
 
 
 @dataclass
 class Dispatch:
     """Where each choice goes, slot by slot: ``expert_index`` (K, N) is an expert, or E for nowhere.
 
-    ``weight`` (K, N) is the router's; ``counts`` (E,) are the choices an expert was given, of which it takes the first
-    ``capacity``; ``is_token`` (N,) is false where a token is padding (None: there is none).
+    ``weight`` (K, N) is the router's; ``counts`` (E,) are the choices an expert was given, of which
+    it takes the first ``capacity``; ``is_token`` (N,) is false where a token is padding (None:
+    there is none).
     """
 
     expert_index: Tensor
@@ -215,9 +258,11 @@ class Dispatch:
         return self.counts if self.capacity is None else self.counts.minimum(self.capacity)
 
     def rows(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Indices (P,) into the flat choices, one expert after another; which are real (P,); rows of each expert (E,).
+        """Indices (P,) into the flat choices, one expert after another; which are real (P,); rows
+        of each expert (E,).
 
-        An expert's rows are made up to a multiple of ``step`` by its last one again, which is not real (None: all are).
+        An expert's rows are made up to a multiple of ``step`` by its last one again, which is not
+        real (None: all are).
         """
         order = self.expert_index.flatten().argsort(stable=True)
         if step == 1 and self.is_token is None and self.capacity is None:
@@ -232,7 +277,8 @@ class Dispatch:
         return order[first + rank.minimum(last)], rank <= last, filled
 
     def _every_row(self, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``rows`` on a GPU, which is not asked how many are left: all are worked on, by the last expert at worst."""
+        """``rows`` on a GPU, which is not asked how many are left: all are worked on, by the last
+        expert at worst."""
         expert = self.expert_index.flatten()[order]
         counts = F.pad(self.counts, (0, 1))
         counts[-1] = len(order) - self.counts.sum()  # those that go nowhere are sorted to the end
@@ -242,33 +288,48 @@ class Dispatch:
 
 
 def _step(x: Tensor, cfg: config.MoE) -> int:
-    """oneDNN, which multiplies bf16 on a CPU, writes a program for each new shape: few shapes, at some more rows."""
+    """oneDNN, which multiplies bf16 on a CPU, writes a program for each new shape: few shapes, at
+    some more rows."""
     if x.device.type != "cpu" or x.dtype != torch.bfloat16:
         return 1
-    # a power of two, at most a sixteenth of an expert's mean share: rounding up adds 6 % of rows at most, on average
+    # a power of two, at most a sixteenth of an expert's mean share: rounding up adds 6 % of rows at
+    # most, on average
     return 1 << max(0, int(math.log2(max(1, x[..., 0].numel() * cfg.top_k // cfg.experts // 16))))
 
 
 def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
-    """Rows (P, C), the first counts[0] times table[0]^T, the next times table[1]^T, ..: table (E, H, C) -> (P, H)."""
+    """Rows (P, C), the first counts[0] times table[0]^T, the next times table[1]^T, ..: table (E,
+    H, C) -> (P, H)."""
     if torch.is_autocast_enabled(rows.device.type):
         dtype = torch.get_autocast_dtype(rows.device.type)
-        rows, table, bias = rows.to(dtype), table.to(dtype), None if bias is None else bias.to(dtype)
+        rows, table, bias = (
+            rows.to(dtype),
+            table.to(dtype),
+            None if bias is None else bias.to(dtype),
+        )
     if _kernel(rows, table):
         y = F.grouped_mm(rows, table.mT, offs=counts.cumsum(0).int())
     else:
         parts = torch.split(rows, counts.tolist())
-        y = torch.cat([F.linear(part, own) for part, own in zip(parts, table.unbind(), strict=True)])
+        y = torch.cat(
+            [F.linear(part, own) for part, own in zip(parts, table.unbind(), strict=True)]
+        )
     return y if bias is None else y + bias.repeat_interleave(counts, 0, output_size=len(y))
 
 
 def _kernel(rows: Tensor, table: Tensor) -> bool:
-    """Whether torch's own grouped product takes these: 16-byte rows; on CUDA bf16 alone, on a CPU fp32 too."""
+    """Whether torch's own grouped product takes these: 16-byte rows; on CUDA bf16 alone, on a CPU
+    fp32 too."""
     if hasattr(table, "held"):  # quantised: it has a product of its own
         return False
     kinds = (torch.bfloat16, torch.float32) if rows.device.type == "cpu" else (torch.bfloat16,)
     aligned = all(size * rows.element_size() % 16 == 0 for size in table.shape[1:])
-    return rows.dtype in kinds and rows.device.type in ("cpu", "cuda", "meta") and aligned and len(rows) > 0
+    return (
+        rows.dtype in kinds
+        and rows.device.type in ("cpu", "cuda", "meta")
+        and aligned
+        and len(rows) > 0
+    )
 
 
 def _own(x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Feed-forward layers, applied to each token by itself: MLP and gated MLP (mixtures of them: experts.py)."""
+"""Feed-forward layers, applied to each token by itself: MLP and gated MLP (mixtures of them:
+experts.py)."""
 
 from __future__ import annotations
 

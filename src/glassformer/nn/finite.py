@@ -17,19 +17,22 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def must_be_finite(model: nn.Module, *answers: Tensor) -> None:
-    """Raise UserError that names the first weight that is not finite, where one of ``answers`` is not."""
+    """Raise UserError that names the first weight that is not finite, where one of ``answers`` is
+    not."""
     if all(map(is_finite, answers)):
         return
     _check(model.named_parameters())
     kind = str(next(model.parameters()).dtype).removeprefix("torch.")
     raise UserError(
-        f"The model's answer is NaN or infinite though its weights are not: they are too large for {kind}; "
+        "The model's answer is NaN or infinite though its weights are not: they are too large "
+        f"for {kind}; "
         "load it in another dtype or load another checkpoint."
     )
 
 
 def check_when_used(model: nn.Module, names: Iterable[str]) -> None:
-    """Look at the weights of these names when their block is first called, before it reads them from the disk anyway.
+    """Look at the weights of these names when their block is first called, before it reads them
+    from the disk anyway.
 
     What comes out is not enough: PyTorch's attention on a CPU makes zeros of NaN scores.
     """
@@ -42,7 +45,8 @@ def check_when_used(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def check_now(model: nn.Module) -> None:
-    """Look at once at the weights that still wait for their first use. Raises UserError as that would."""
+    """Look at once at the weights that still wait for their first use. Raises UserError as that
+    would."""
     for module in model.modules():
         for hook in [*module._forward_pre_hooks.values()]:
             if isinstance(hook, _FirstUse):

@@ -1,4 +1,5 @@
-"""What travels beside the residual stream through one forward pass, and the tape that looks at named values of it."""
+"""What travels beside the residual stream through one forward pass, and the tape that looks at
+named values of it."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ T = TypeVar("T")
 
 @dataclass
 class Place:
-    """Where the values of a pass stand: at which positions of their texts, in which rows of the batch.
+    """Where the values of a pass stand: at which positions of their texts, in which rows of the
+    batch.
 
     With a cache a pass sees the new tokens alone, at their positions in the whole text.
     """
 
     pos: Tensor  # (B or 1, T), -1 at padding
     document_ids: Tensor | None = None  # (B, T), where several documents share a row
-    rows: Tensor | None = None  # (B,) the row that each was in the first batch; None: every row is where it was
+    # (B,) the row that each was in the first batch; None: every row is where it was
+    rows: Tensor | None = None
     source_pos: Tensor | None = None  # (B or 1, S) of the encoder's output that a decoder looks at
     keys: Tensor | None = None  # (B or 1, S) of the keys of the attention under way
     visible: Callable[[], Tensor] | None = None  # its dense mask (B or 1, 1, T, S)
@@ -39,7 +42,9 @@ class PlacedEdit:
         raise NotImplementedError
 
 
-ByPosition: TypeAlias = Callable[[Hashable, Callable[[Tensor], tuple[Tensor, ...]]], tuple[Tensor, ...]]
+ByPosition: TypeAlias = Callable[
+    [Hashable, Callable[[Tensor], tuple[Tensor, ...]]], tuple[Tensor, ...]
+]
 Edit: TypeAlias = Callable[[str, Tensor], Tensor] | PlacedEdit
 
 
@@ -48,11 +53,13 @@ class Tape:
 
     Patterns are shell wildcards over paths such as ``decoder.blocks.3.attn.pattern``; an edit is a
     function (path, value) -> value for every path its pattern matches. ``graph=True`` keeps the
-    records attached to autograd. Recording changes no bit of what the model computes. ``place`` is that of
-    the pass under way, ``rows`` what it says of rows.
+    records attached to autograd. Recording changes no bit of what the model computes. ``place`` is
+    that of the pass under way, ``rows`` what it says of rows.
     """
 
-    def __init__(self, *patterns: str, edits: Mapping[str, Edit] | None = None, graph: bool = False) -> None:
+    def __init__(
+        self, *patterns: str, edits: Mapping[str, Edit] | None = None, graph: bool = False
+    ) -> None:
         self.patterns = patterns
         self.edits = dict(edits or {})
         self.graph = graph
@@ -75,7 +82,9 @@ class Tape:
     def watches(self, path: str) -> bool:
         """Whether this path is recorded or edited."""
         if path not in self._watched:
-            self._watched[path] = any(fnmatchcase(path, pattern) for pattern in (*self.patterns, *self.edits))
+            self._watched[path] = any(
+                fnmatchcase(path, pattern) for pattern in (*self.patterns, *self.edits)
+            )
         return self._watched[path]
 
     def changes(self, path: str) -> bool:
@@ -91,7 +100,8 @@ class Tape:
         return x
 
     def edit(self, path: str, x: Tensor, place: Place | None = None) -> Tensor:
-        """``x`` after each edit whose pattern matches ``path``; ``place`` where it is not the whole pass's."""
+        """``x`` after each edit whose pattern matches ``path``; ``place`` where it is not the whole
+        pass's."""
         for pattern, edit in self.edits.items():
             if not fnmatchcase(path, pattern):
                 continue
@@ -117,7 +127,8 @@ class TracedModule(nn.Module):
 
 @dataclass
 class Memory:
-    """What the encoder hands to the decoder: hidden (B, S, C) and positions (B or 1, S), -1 where nothing is.
+    """What the encoder hands to the decoder: hidden (B, S, C) and positions (B or 1, S), -1 where
+    nothing is.
 
     ``aux`` and ``metrics`` are its mixtures'; the decoder's come after them.
     """
@@ -132,9 +143,11 @@ class Memory:
 
 
 def document_starts(pos: Tensor) -> Tensor:
-    """Where documents begin (B, T): at position 0, and at a row's first token, whatever its position in ``pos`` (B, T).
+    """Where documents begin (B, T): at position 0, and at a row's first token, whatever its
+    position in ``pos`` (B, T).
 
-    Rows that training makes begin at 0; what goes on from a cache, or a piece of a text, may begin later.
+    Rows that training makes begin at 0; what goes on from a cache, or a piece of a text, may begin
+    later.
     """
     there = pos >= 0
     return (pos == 0) | (there & (there.cumsum(1) == 1))
@@ -143,10 +156,11 @@ def document_starts(pos: Tensor) -> Tensor:
 class Flow:
     """Positions, documents, memory, tape and auxiliary losses of one forward pass.
 
-    ``pos`` is (B or 1, T), -1 where there is nothing; ``document_ids`` (B, T) tells packed documents apart; tokens
-    where ``prefix`` (B, T) is true are seen by all of their document, those before them too (prefix language models).
-    ``contiguous`` says that every row counts 0..T-1 on from what a cache holds, which makes fast kernels legal.
-    ``packing`` is what the host knows of these rows.
+    ``pos`` is (B or 1, T), -1 where there is nothing; ``document_ids`` (B, T) tells packed
+    documents apart; tokens where ``prefix`` (B, T) is true are seen by all of their document, those
+    before them too (prefix language models). ``contiguous`` says that every row counts 0..T-1 on
+    from what a cache holds, which makes fast kernels legal. ``packing`` is what the host knows of
+    these rows.
     """  # no dataclass: FSDP2 copies those on their way into a module, and what is added to a copy is lost
 
     def __init__(
@@ -155,7 +169,8 @@ class Flow:
         contiguous: bool = True,
         document_ids: Tensor | None = None,
         prefix: Tensor | None = None,
-        history: tuple[Tensor, Tensor] | None = None,  # tokens and positions (B, N) that a cache remembers
+        # tokens and positions (B, N) that a cache remembers
+        history: tuple[Tensor, Tensor] | None = None,
         tape: Tape | None = None,
         engine: Any = "auto",  # a name, or an Engine from outside (engines/)
         embed_path: str = "embed",  # the path of its values on a tape; "source_embed" for a source
@@ -167,13 +182,19 @@ class Flow:
         self.packing: Packing | None = None
         self.aux: dict[str, Tensor] = {}
         self.metrics: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient
-        self.spans: Sequence[tuple[int, int]] = ()  # columns of one row: texts that are attended to one by one
-        self.previous: Tensor | None = None  # (B, T, N) the tokens before each one, -1 for none, where a cache tells
-        self.by_position: ByPosition | None = None  # a cache's tables of what depends on a place alone
+        # columns of one row: texts that are attended to one by one
+        self.spans: Sequence[tuple[int, int]] = ()
+        # (B, T, N) the tokens before each one, -1 for none, where a cache tells
+        self.previous: Tensor | None = None
+        # a cache's tables of what depends on a place alone
+        self.by_position: ByPosition | None = None
         self._cached: dict[Hashable, Any] = {}
 
-    def at_positions(self, key: Hashable, make: Callable[[Tensor], tuple[Tensor, ...]], dim: int) -> Any:
-        """What ``make`` gives of the positions (B or 1, T), which lie along ``dim``; read from a table where one is."""
+    def at_positions(
+        self, key: Hashable, make: Callable[[Tensor], tuple[Tensor, ...]], dim: int
+    ) -> Any:
+        """What ``make`` gives of the positions (B or 1, T), which lie along ``dim``; read from a
+        table where one is."""
         if self.by_position is None:
             return make(self.pos)
         return tuple(table.index_select(dim, self.pos[0]) for table in self.by_position(key, make))
@@ -187,14 +208,19 @@ class Flow:
 
     def watches(self, part: TracedModule, *names: str) -> bool:
         """Whether the tape keeps or edits any of these."""
-        return self.tape is not None and any(self.tape.watches(f"{part.path}.{name}") for name in names)
+        return self.tape is not None and any(
+            self.tape.watches(f"{part.path}.{name}") for name in names
+        )
 
     def changes(self, part: TracedModule, *names: str) -> bool:
         """Whether the tape edits any of these."""
-        return self.tape is not None and any(self.tape.changes(f"{part.path}.{name}") for name in names)
+        return self.tape is not None and any(
+            self.tape.changes(f"{part.path}.{name}") for name in names
+        )
 
     def keys(self, pos: Tensor, visible: Callable[[], Tensor]) -> None:
-        """Tell the tape where the keys of the attention under way stand (B or 1, S), and which of them are seen."""
+        """Tell the tape where the keys of the attention under way stand (B or 1, S), and which of
+        them are seen."""
         if self.tape is not None and self.tape.place is not None:
             self.tape.place.keys, self.tape.place.visible = pos, visible
 
@@ -205,7 +231,8 @@ class Flow:
         return cast(T, self._cached[key])
 
     def add_metric(self, name: str, value: Tensor) -> None:
-        """Append one layer's row to a metric (layers, ...); rows whose last dimensions differ are padded with zeros."""
+        """Append one layer's row to a metric (layers, ...); rows whose last dimensions differ are
+        padded with zeros."""
         row, held = value.detach()[None], self.metrics.get(name)
         if held is not None and row.ndim > 1:
             missing = held.shape[-1] - row.shape[-1]

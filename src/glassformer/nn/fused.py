@@ -1,11 +1,13 @@
-"""Blocks in C: a view of a model whose stacks are computed by kernels/stack.c where nobody looks into them.
+"""Blocks in C: a view of a model whose stacks are computed by kernels/stack.c where nobody looks
+into them.
 
     fuse(view)      of an exactly prepacked view (prepacked.py), or of a model with quantised weights
 
-A token's step otherwise waits for Python between its products. ``FusedStack`` stands in a stack's place and computes
-all its blocks in one call; with a tape, with gradients, or with a cache that is not in pages, the blocks' own forward
-passes run. Their norms and activations are then the same kernels, so that both ways give the same bits. A block of
-another kind (experts, a part of somebody's own) leaves its stack as it is.
+A token's step otherwise waits for Python between its products. ``FusedStack`` stands in a stack's
+place and computes all its blocks in one call; with a tape, with gradients, or with a cache that is
+not in pages, the blocks' own forward passes run. Their norms and activations are then the same
+kernels, so that both ways give the same bits. A block of another kind (experts, a part of
+somebody's own) leaves its stack as it is.
 """
 
 from __future__ import annotations
@@ -41,24 +43,39 @@ class Unfit(Exception):
 
 
 def fits(model: nn.Module) -> bool:
-    """Whether a decoder's blocks are of the kinds that stack.c knows, whatever its weights lie in."""
+    """Whether a decoder's blocks are of the kinds that stack.c knows, whatever its weights lie
+    in."""
     stack, dtype = getattr(model, "decoder", None), next(model.parameters()).dtype
     return has("stack") and type(stack) is Stack and suits(stack, dtype)
 
 
 def suits(stack: Stack, dtype: torch.dtype) -> bool:
-    """Whether a stack's position, blocks, attention and feed-forward are such, and nobody listens at them."""
-    watched = (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in stack.modules())
-    if dtype not in (torch.float32, torch.bfloat16) or any(watched) or type(stack.position) not in POSITIONS:
+    """Whether a stack's position, blocks, attention and feed-forward are such, and nobody listens
+    at them."""
+    watched = (
+        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+        for part in stack.modules()
+    )
+    if (
+        dtype not in (torch.float32, torch.bfloat16)
+        or any(watched)
+        or type(stack.position) not in POSITIONS
+    ):
         return False
     blocks: list[Any] = [*stack.blocks]
     if not all(type(block) is Block and type(block.attn) is Attention for block in blocks):
         return False
     across = [block.cross for block in blocks if block.cross is not None]
-    attns, ffns = [block.attn for block in blocks], [block.ffn for block in blocks if block.ffn is not None]
+    attns, ffns = (
+        [block.attn for block in blocks],
+        [block.ffn for block in blocks if block.ffn is not None],
+    )
     acts = {ACTIVATIONS[name] for name in c.ACTIVATIONS}
     return (
-        all(attn.causal and isinstance(attn.mask, config.Full | config.Causal | config.Window) for attn in attns)
+        all(
+            attn.causal and isinstance(attn.mask, config.Full | config.Causal | config.Window)
+            for attn in attns
+        )
         and len({attn.head_dim for attn in attns}) == 1
         and all(type(attn) is Attention for attn in across)
         and all(attn.head_dim % 2 == 0 for attn in attns + across)
@@ -71,8 +88,14 @@ def fuse(model: M) -> M:
     if not has("stack"):
         return model
     dtype, swaps = next(model.parameters()).dtype, dict[nn.Module, nn.Module]()
-    for stack in (module for module in model.modules() if type(module) is Stack and suits(module, dtype)):
-        parts = {part: exact(part) for part in stack.modules() if type(part) in (RMSNorm, LayerNorm, MLP, GatedMLP)}
+    for stack in (
+        module for module in model.modules() if type(module) is Stack and suits(module, dtype)
+    ):
+        parts = {
+            part: exact(part)
+            for part in stack.modules()
+            if type(part) in (RMSNorm, LayerNorm, MLP, GatedMLP)
+        }
         try:
             swaps[stack] = FusedStack(replaced(stack, parts), dtype)
         except Unfit:
@@ -158,7 +181,8 @@ class FusedStack(Stack):
         texts, cos, sin = cache.texts, None, None
         if isinstance(self.position, Rotary):
             cos, sin = (
-                table.view(-1, table.shape[-1]) for table in self.position.cos_sin(self.head_dim, x.dtype, flow)
+                table.view(-1, table.shape[-1])
+                for table in self.position.cos_sin(self.head_dim, x.dtype, flow)
             )
         bias = cache.bias(self.position, self.position.bias)
         for first in range(0, x.shape[1], MOST):
@@ -183,7 +207,9 @@ class FusedStack(Stack):
     def describe(self, block: Any) -> c.Block:
         """A block as stack.c takes it; Unfit where its weights are not in the kernels' order."""
         attn, cross, ffn = block.attn, block.cross, block.ffn
-        names = [f"{name}{norm}" for name in ("attn", "cross", "ffn") for norm in ("_norm", "_post_norm")]
+        names = [
+            f"{name}{norm}" for name in ("attn", "cross", "ffn") for norm in ("_norm", "_post_norm")
+        ]
         made = c.Block(**{name: self.norm(getattr(block, name, None)) for name in names})
         made.self = self.heads(attn, attn.q, attn.k, attn.v)
         if cross is not None:
@@ -203,7 +229,9 @@ class FusedStack(Stack):
         made.qkv[:] = self.matrices(3, *layers)
         (made.out,) = self.matrices(1, attn.out)
         made.heads, made.kv_heads, made.dim = attn.heads, attn.kv_heads, attn.head_dim
-        made.window = attn.mask.size if isinstance(attn.mask, config.Window) and not attn.cross else 0
+        made.window = (
+            attn.mask.size if isinstance(attn.mask, config.Window) and not attn.cross else 0
+        )
         made.scale, made.softcap = attn.scale, attn.softcap or 0.0
         return made
 
@@ -216,7 +244,9 @@ class FusedStack(Stack):
     def matrices(self, room: int, *layers: Any) -> Sequence[c.Matrix]:
         """The products of layers on one input, filled up with empty ones."""
         first, found = layers[0], list[c.Matrix]()
-        if isinstance(first, PrepackedLinear) and all(getattr(one, "packed", None) is first.packed for one in layers):
+        if isinstance(first, PrepackedLinear) and all(
+            getattr(one, "packed", None) is first.packed for one in layers
+        ):
             found.append(self.matrix(first.packed.matrix, first.packed.bias))
         else:
             for layer in layers:
@@ -234,7 +264,9 @@ class FusedStack(Stack):
         of_floats = {"bf16": torch.bfloat16, "fp32": torch.float32}
         if not isinstance(packed, kernels.Packed) or packed.build != kernels.path():
             raise Unfit
-        if of_floats.get(packed.kind, self.dtype) != self.dtype or (packed.kind == "bf16" and packed.inputs % 2):
+        if of_floats.get(packed.kind, self.dtype) != self.dtype or (
+            packed.kind == "bf16" and packed.inputs % 2
+        ):
             raise Unfit
         bias = None if bias is None else bias.detach().float().contiguous()
         self.kept += [packed, bias]

@@ -1,12 +1,14 @@
-"""A cache in pages where our kernels do not compute, as on a GPU: keys are gathered from their pages for each pass.
+"""A cache in pages where our kernels do not compute, as on a GPU: keys are gathered from their
+pages for each pass.
 
     tables   a: 7 2 9   b: 4   c: 0 7 5
     gathered a a a a a a a b b c c c c c        keys of all texts, one text after another, with borders between them
 
-Where ``engines/varlen.py`` can (on a GPU in half precision) all texts are attended to in one call; otherwise one by
-one, by whatever engine is chosen.
+Where ``engines/varlen.py`` can (on a GPU in half precision) all texts are attended to in one call;
+otherwise one by one, by whatever engine is chosen.
 
-N tokens of S texts in the row, L keys of all of them, H heads, K key-value heads, D head dim, P pages.
+N tokens of S texts in the row, L keys of all of them, H heads, K key-value heads, D head dim, P
+pages.
 """
 
 from __future__ import annotations
@@ -31,14 +33,19 @@ from .paged import PackedTexts, PagedKV
 
 @dataclass(frozen=True)
 class FlatPages:
-    """``keys`` and ``values`` (P * 32, K, D): slot s is row s. As ``kernels.Pages`` to those who use it."""
+    """``keys`` and ``values`` (P * 32, K, D): slot s is row s. As ``kernels.Pages`` to those who
+    use it."""
 
     keys: Tensor
     values: Tensor
 
     @staticmethod
     def empty(
-        count: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        count: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> FlatPages:
         """``count`` pages; what stands in them may be anything."""
         shape = count * PAGE, kv_heads, head_dim
@@ -65,7 +72,8 @@ class FlatPages:
 
 
 class Gathered(NamedTuple):
-    """The slots (L,) of what all texts see, as a ``mask`` with ``ends``: where each text's keys end among them."""
+    """The slots (L,) of what all texts see, as a ``mask`` with ``ends``: where each text's keys end
+    among them."""
 
     slots: Tensor
     mask: Mask
@@ -78,8 +86,11 @@ class GatheredKV(PagedKV):
     pages: FlatPages  # type: ignore[assignment]
 
     def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
-        """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``, ``v`` go unread."""
-        made = flow.cached(("gathered", rule), lambda: gathered(self.cache.texts, self.where[0], rule))
+        """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``,
+        ``v`` go unread."""
+        made = flow.cached(
+            ("gathered", rule), lambda: gathered(self.cache.texts, self.where[0], rule)
+        )
         asked = inputs._replace(mask=made.mask)
         if not supports_varlen(asked):
             return self._by_rule(inputs, rule, flow)
@@ -97,16 +108,21 @@ class GatheredKV(PagedKV):
         if supports_varlen(inputs):
             return varlen_attention(inputs)
         parts = []
-        for (first, end), (low, high) in zip(texts.spans, itertools.pairwise([0, *made.ends]), strict=True):
+        for (first, end), (low, high) in zip(
+            texts.spans, itertools.pairwise([0, *made.ends]), strict=True
+        ):
             mask = Mask(made.mask.q_pos[:, first:end], made.mask.k_pos[:, low:high], False)
-            own = inputs._replace(q=q[:, :, first:end], k=k[:, :, low:high], v=v[:, :, low:high], mask=mask)
+            own = inputs._replace(
+                q=q[:, :, first:end], k=k[:, :, low:high], v=v[:, :, low:high], mask=mask
+            )
             parts.append(attend(own))
         return torch.cat(parts, 2)
 
 
 def gathered(texts: PackedTexts, tables: Tensor, rule: config.MaskRule | None = None) -> Gathered:
-    """The keys of each text's source by ``tables``; or with a ``rule`` its own, up to its last token in the row: where
-    that looks back so far at most, those alone that the first token there still sees, as what is before may be gone."""
+    """The keys of each text's source by ``tables``; or with a ``rule`` its own, up to its last
+    token in the row: where that looks back so far at most, those alone that the first token there
+    still sees, as what is before may be gone."""
     device, causal, rule = texts.pos.device, rule is not None, rule or config.Full()
     begins, counts = [0] * len(texts.spans), [*texts.source_lengths]
     if causal:
@@ -120,7 +136,9 @@ def gathered(texts: PackedTexts, tables: Tensor, rule: config.MaskRule | None = 
         torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)
         for numbers in (shifts, counts, [0, *(end for _, end in texts.spans)], sums)
     )
-    text = torch.repeat_interleave(torch.arange(len(counts), device=device), sizes, output_size=sums[-1])
+    text = torch.repeat_interleave(
+        torch.arange(len(counts), device=device), sizes, output_size=sums[-1]
+    )
     places = torch.arange(sums[-1], device=device) + shift[text]
     slots = tables[text, places // PAGE].long() * PAGE + places % PAGE
     documents = texts.rows.long()[None], text[None]

@@ -1,4 +1,5 @@
-"""How weights start; a module says what is its own to say, whoever wrote it (``build.py`` lists the words)."""
+"""How weights start; a module says what is its own to say, whoever wrote it (``build.py`` lists the
+words)."""
 
 from __future__ import annotations
 
@@ -14,17 +15,22 @@ from .build import builds, declared, vectors
 
 
 @builds(config.Init)
-def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stack], seed: int | None) -> None:
+def initialise(
+    init: config.Init, model: nn.Module, stacks: Iterable[config.Stack], seed: int | None
+) -> None:
     """Draw every parameter of ``model`` anew; the same seed gives the same weights.
 
-    Matrices are normal, biases 0, the rest is the module's own to ``reset`` (or ``reset_parameters``, PyTorch's word).
+    Matrices are normal, biases 0, the rest is the module's own to ``reset`` (or
+    ``reset_parameters``, PyTorch's word).
     """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     blocks = [stack.block(index) for stack in stacks for index in range(stack.depth)]
     writes = sum(len(block.sublayers) for block in blocks)
     ends, flat = declared(model, "writes"), vectors(model)
     parts = ((path, getattr(module, "quieter", {})) for path, module in model.named_modules())
-    quieter = {f"{path}.{name}": divisor for path, divisors in parts for name, divisor in divisors.items()}
+    quieter = {
+        f"{path}.{name}": divisor for path, divisors in parts for name, divisor in divisors.items()
+    }
     for path, weight in model.named_parameters():
         if path in flat:
             nn.init.zeros_(weight)
@@ -40,7 +46,17 @@ def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stac
     for path, module in model.named_modules():
         if hasattr(module, "reset"):
             module.reset(init.embed_std, generator)
-        elif gains := [name for name, w in module.named_parameters(recurse=False) if w.ndim < 2 and "bias" not in name]:
-            sentence = f"{path}.{gains[0]} is neither a matrix nor a bias; give {type(module).__name__} a method"
-            need(hasattr(module, "reset_parameters"), f"{sentence} reset(self, std, generator) that fills it in.")
+        elif gains := [
+            name
+            for name, w in module.named_parameters(recurse=False)
+            if w.ndim < 2 and "bias" not in name
+        ]:
+            sentence = (
+                f"{path}.{gains[0]} is neither a matrix nor a bias; give "
+                f"{type(module).__name__} a method"
+            )
+            need(
+                hasattr(module, "reset_parameters"),
+                f"{sentence} reset(self, std, generator) that fills it in.",
+            )
             module.reset_parameters()

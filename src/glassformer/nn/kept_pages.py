@@ -1,7 +1,8 @@
-"""The pages of a model's last search, kept for its next: new memory is slow to fill for the first time.
+"""The pages of a model's last search, kept for its next: new memory is slow to fill for the first
+time.
 
-A search of 128 beams fills hundreds of MiB. They stay beside the model as long as it lives and is not trained; of two
-searches at once one makes its own.
+A search of 128 beams fills hundreds of MiB. They stay beside the model as long as it lives and is
+not trained; of two searches at once one makes its own.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 class Linear(nn.Linear):
     """A dense layer y = x W^T (+ b); its weight is (outputs, inputs), and ``config.Init`` draws it.
 
-    A class of its own, so that others can take its place: low-rank changes (lora.py), prepacked weights (prepacked.py).
+    A class of its own, so that others can take its place: low-rank changes (lora.py), prepacked
+    weights (prepacked.py).
     """
 
     products = ("weight",)
@@ -20,15 +21,18 @@ class Linear(nn.Linear):
 
     @property
     def prepackable(self) -> bool:
-        """Whether its forward pass is exactly nn.Linear's (no LoRA), so that a prepacked copy may take its place."""
+        """Whether its forward pass is exactly nn.Linear's (no LoRA), so that a prepacked copy may
+        take its place."""
         return type(self).forward is nn.Linear.forward
 
     def matrix(self) -> Tensor:
-        """The effective weight (N, C), a low-rank change added: for kernels that take a matrix, not a layer."""
+        """The effective weight (N, C), a low-rank change added: for kernels that take a matrix, not
+        a layer."""
         return self.weight
 
     def joint(self, x: Tensor, layers: Sequence[Linear]) -> Sequence[Tensor]:
-        """The outputs of ``layers``, of which this is the first, on one input x; prepacked weights fuse them."""
+        """The outputs of ``layers``, of which this is the first, on one input x; prepacked weights
+        fuse them."""
         return [layer(x) for layer in layers]
 
 
@@ -38,5 +42,6 @@ def linear(inputs: int, outputs: int, bias: bool) -> Linear:
 
 
 def together(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
-    """[layer(x) for layer in layers], x (..., C) -> (..., N) each; one fused product where weights are prepacked."""
+    """[layer(x) for layer in layers], x (..., C) -> (..., N) each; one fused product where weights
+    are prepacked."""
     return layers[0].joint(x, layers)

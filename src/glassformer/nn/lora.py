@@ -1,4 +1,5 @@
-"""A trained model changed a little: frozen matrices with low-rank changes beside them, or a few weights alone.
+"""A trained model changed a little: frozen matrices with low-rank changes beside them, or a few
+weights alone.
 
 R rank, I inputs, O outputs.
 """
@@ -22,7 +23,8 @@ from .quantized import QuantizedWeight, quantized
 
 
 class LoRALinear(Linear):
-    """W x + scale * up (down (drop (x))), W frozen (Hu et al. 2021); ``up`` starts at zero, so that nothing changes.
+    """W x + scale * up (down (drop (x))), W frozen (Hu et al. 2021); ``up`` starts at zero, so that
+    nothing changes.
 
     ``down`` and ``up`` are PEFT's ``lora_A`` and ``lora_B``.
     """
@@ -49,11 +51,20 @@ class LoRALinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        return y + self.scale * F.linear(F.linear(self.drop(x), self.down), self.up) if self.original is None else y
+        return (
+            y + self.scale * F.linear(F.linear(self.drop(x), self.down), self.up)
+            if self.original is None
+            else y
+        )
 
     def matrix(self) -> Tensor:
-        """W with the change in it, through which gradients reach the change; the dropout of its input is left out."""
-        return self.weight + self.scale * (self.up @ self.down) if self.original is None else self.weight
+        """W with the change in it, through which gradients reach the change; the dropout of its
+        input is left out."""
+        return (
+            self.weight + self.scale * (self.up @ self.down)
+            if self.original is None
+            else self.weight
+        )
 
     def merged_weight(self) -> Tensor:
         """W with the change in it (O, I)."""
@@ -66,7 +77,10 @@ class LoRALinear(Linear):
     @torch.no_grad()
     def merge(self) -> None:
         """Put the change into W; W as it was is kept. UserError where W is quantised."""
-        need(self.mergeable, "A quantised weight takes no change into it; leave the adapter beside it.")
+        need(
+            self.mergeable,
+            "A quantised weight takes no change into it; leave the adapter beside it.",
+        )
         if self.original is None:
             merged_weight = self.merged_weight()
             self.original = self.weight.detach().clone()
@@ -82,7 +96,9 @@ class LoRALinear(Linear):
 
 def adapted(model: nn.Module) -> dict[str, LoRALinear]:
     """The layers of a model that have a change beside them or in them, by path."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, LoRALinear)}
+    return {
+        path: module for path, module in model.named_modules() if isinstance(module, LoRALinear)
+    }
 
 
 def adapt(model: nn.Module, ranks: Mapping[str, tuple[int, float]], dropout: float = 0.0) -> None:
@@ -93,7 +109,8 @@ def adapt(model: nn.Module, ranks: Mapping[str, tuple[int, float]], dropout: flo
 
 
 def merge_and_unload(model: nn.Module) -> None:
-    """Make an adapted model a plain one: each change becomes part of its matrix for good, save of a quantised one."""
+    """Make an adapted model a plain one: each change becomes part of its matrix for good, save of a
+    quantised one."""
     for path, layer in adapted(model).items():
         if not layer.mergeable:
             continue
@@ -114,10 +131,11 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: int = 0) -> None:
-    """Leave only those weights to train that ``how`` names, and ``new`` ones, which nothing has trained yet.
+    """Leave only those weights to train that ``how`` names, and ``new`` ones, which nothing has
+    trained yet.
 
-    Raises UserError where a pattern that should name something names nothing, and for quantised weights, which do not
-    train.
+    Raises UserError where a pattern that should name something names nothing, and for quantised
+    weights, which do not train.
     """
     if isinstance(how, objectives.Full):
         _must_not_train(quantized(model))
@@ -125,21 +143,29 @@ def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: 
     if isinstance(how, objectives.LoRA):
         layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
         chosen = [path for path in layers if matches(path, how.target_modules)]
-        _must_name(chosen, f"LoRA.target_modules {', '.join(how.target_modules)}", "linear layer", layers)
+        _must_name(
+            chosen, f"LoRA.target_modules {', '.join(how.target_modules)}", "linear layer", layers
+        )
         adapt(model, dict.fromkeys(chosen, (how.rank, how.alpha / how.rank)), how.dropout)
         draw = torch.Generator().manual_seed(seed)
         for layer in adapted(model).values():
             bound = 1 / math.sqrt(layer.in_features)
-            layer.down.data.copy_(torch.empty(layer.down.shape).uniform_(-bound, bound, generator=draw))
+            layer.down.data.copy_(
+                torch.empty(layer.down.shape).uniform_(-bound, bound, generator=draw)
+            )
     free = {f"{path}.{part}" for path in adapted(model) for part in ("down", "up")} | set(new)
     setting, whole = (
-        ("train", how.train) if isinstance(how, objectives.Frozen) else ("modules_to_save", how.modules_to_save)
+        ("train", how.train)
+        if isinstance(how, objectives.Frozen)
+        else ("modules_to_save", how.modules_to_save)
     )
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in free or matches(name, whole))
     _must_not_train(name for name in quantized(model) if name in new or matches(name, whole))
     names = [name for name, _ in model.named_parameters()]
-    _must_name(list(trained(model)), f"{type(how).__name__}.{setting} {', '.join(whole)}", "weight", names)
+    _must_name(
+        list(trained(model)), f"{type(how).__name__}.{setting} {', '.join(whole)}", "weight", names
+    )
 
 
 def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

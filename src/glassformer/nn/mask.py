@@ -1,4 +1,5 @@
-"""Which keys a query may attend to: rules over positions, dense or as the name of a kernel's fast path.
+"""Which keys a query may attend to: rules over positions, dense or as the name of a kernel's fast
+path.
 
 B batch, T queries, S keys.
 """
@@ -13,7 +14,8 @@ from .. import config
 from ..config.mask_arrays import TokenInfo, allowed
 from .build import build, builds
 
-# Functions already in config, which draws and counts masks without torch; of a user's own rule ``builds`` tells one.
+# Functions already in config, which draws and counts masks without torch; of a user's own rule
+# ``builds`` tells one.
 for kind in get_args(config.MaskRule):
     builds(kind)(kind.allows)
 
@@ -21,7 +23,8 @@ for kind in get_args(config.MaskRule):
 class Mask:
     """The queries' and keys' positions and documents, and the rules between them.
 
-    ``contiguous``: no padding, no documents, and the keys are 0..S-1 with the queries the last T of them.
+    ``contiguous``: no padding, no documents, and the keys are 0..S-1 with the queries the last T of
+    them.
     """
 
     def __init__(
@@ -33,10 +36,16 @@ class Mask:
         document_ids: tuple[Tensor, Tensor] | None = None,  # of queries (B, T) and keys (B, S)
         contiguous: bool = False,
         prefix: Tensor | None = None,  # keys (B, S) that even those before them may attend to
-        borders: tuple[Tensor, Tensor] | None = None,  # of the documents of queries and keys (packing.py)
+        # of the documents of queries and keys (packing.py)
+        borders: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.q_pos, self.k_pos, self.document_ids = q_pos, k_pos, document_ids
-        self.causal, self.rule, self.contiguous, self.prefix = causal, rule, contiguous and prefix is None, prefix
+        self.causal, self.rule, self.contiguous, self.prefix = (
+            causal,
+            rule,
+            contiguous and prefix is None,
+            prefix,
+        )
         self.prefix_length = rule.prefix_length if causal else 0
         self.borders = borders
         self._dense: Tensor | None = None
@@ -46,7 +55,8 @@ class Mask:
         self.fast_path = self._fast_path()
 
     def _fast_path(self) -> Literal["full", "causal"] | None:
-        """The fused kernel's own mask that equals this one: "full" (no mask) or "causal"; None: it needs ``dense``."""
+        """The fused kernel's own mask that equals this one: "full" (no mask) or "causal"; None: it
+        needs ``dense``."""
         queries, keys = self.q_pos.shape[1], self.k_pos.shape[1]
         if not self.contiguous or not _allows_all(self.rule, keys, self.causal):
             return None
@@ -55,7 +65,8 @@ class Mask:
         return "causal" if queries == keys and self.prefix_length <= 1 else None
 
     def token_info(self, expand: bool = False) -> tuple[TokenInfo, TokenInfo]:
-        """What is known of the queries and of the keys; ``expand``: with the same number of rows everywhere."""
+        """What is known of the queries and of the keys; ``expand``: with the same number of rows
+        everywhere."""
         q_documents, k_documents = self.document_ids or (None, None)
         q, k = TokenInfo(self.q_pos, q_documents), TokenInfo(self.k_pos, k_documents, self.prefix)
         if expand:
@@ -64,8 +75,9 @@ class Mask:
         return q, k
 
     def bias(self, position: Any) -> Tensor | None:
-        """What a position scheme adds to the scores, made once; kept here, since no key of ``Flow.cached`` may be made
-        anew in each pass: blocks compiled one by one would be compiled anew with it."""
+        """What a position scheme adds to the scores, made once; kept here, since no key of
+        ``Flow.cached`` may be made anew in each pass: blocks compiled one by one would be compiled
+        anew with it."""
         if position not in self._biases:
             self._biases[position] = position.bias(self)
         return self._biases[position]
@@ -79,12 +91,15 @@ class Mask:
             q, k = self.token_info()
             q, k = q.map(lambda x: x[:, :, None]), k.map(lambda x: x[:, None, :])
             rule = build(self.rule, self.causal)
-            self._dense = (allowed(q, k, self.causal, self.prefix_length, rule) | (q.pos < 0))[:, None]
+            self._dense = (allowed(q, k, self.causal, self.prefix_length, rule) | (q.pos < 0))[
+                :, None
+            ]
         return self._dense
 
 
 def _allows_all(rule: config.MaskRule, keys: int, causal: bool) -> bool:
-    """Whether a rule masks nothing beyond the stack's own causal or full mask, for keys at positions 0..keys-1."""
+    """Whether a rule masks nothing beyond the stack's own causal or full mask, for keys at
+    positions 0..keys-1."""
     match rule:
         case config.Window(distance) | config.Strided(distance):
             return distance >= keys

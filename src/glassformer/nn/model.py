@@ -32,11 +32,12 @@ RENAMED = {"docs": "document_ids", "source_docs": "source_document_ids"}
 
 @dataclass
 class Output:
-    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and metrics (routing) by name.
+    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and metrics
+    (routing) by name.
 
-    ``logits`` is (B, 1, V) when only the last were asked for, of the columns that a tensor named, and empty when none
-    were; ``pooled`` is what a Pool makes of each document, (D, C) or (D, labels); ``tagged`` what a TokenHead says of
-    each token, (B, T, labels).
+    ``logits`` is (B, 1, V) when only the last were asked for, of the columns that a tensor named,
+    and empty when none were; ``pooled`` is what a Pool makes of each document, (D, C) or (D,
+    labels); ``tagged`` what a TokenHead says of each token, (B, T, labels).
     """
 
     logits: Tensor
@@ -62,7 +63,8 @@ def old_names(method: Method) -> Method:
 
 
 class Model(TracedModule):
-    """Base class of Encoder, Decoder and EncoderDecoder: embedding, Flow of a forward pass, head and pool."""
+    """Base class of Encoder, Decoder and EncoderDecoder: embedding, Flow of a forward pass, head
+    and pool."""
 
     config: configs.Model
 
@@ -79,7 +81,8 @@ class Model(TracedModule):
 
     @property
     def engine(self) -> str | Engine:
-        """What computes attention: "auto", one of ``nn.engines.ENGINES`` by name, or an Engine; no other."""
+        """What computes attention: "auto", one of ``nn.engines.ENGINES`` by name, or an Engine; no
+        other."""
         return self._engine
 
     @engine.setter
@@ -87,7 +90,8 @@ class Model(TracedModule):
         self._engine = engine_name(name)
 
     def train(self, mode: bool = True) -> Self:
-        """As in PyTorch; a training needs the memory that prepacked weights and the pages of searches take."""
+        """As in PyTorch; a training needs the memory that prepacked weights and the pages of
+        searches take."""
         if mode:
             unpack(self)
             forget(self)
@@ -105,11 +109,16 @@ class Model(TracedModule):
     ) -> Flow:
         """The flow of one forward pass over ``tokens`` (B, T)."""
         if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
-            raise UserError(f"tokens are {tuple(tokens.shape)} {tokens.dtype}; give integers (batch, length).")
+            raise UserError(
+                f"tokens are {tuple(tokens.shape)} {tokens.dtype}; give integers (batch, length)."
+            )
         reached = tokens.shape[1] + (cache.length if cache is not None else 0)
         if pos is None and reached > self.limit:
             hint = longer_hint(self.config)
-            raise UserError(f"{reached} tokens are past the {self.limit} positions this model has; give fewer.{hint}")
+            raise UserError(
+                f"{reached} tokens are past the {self.limit} positions this model "
+                f"has; give fewer.{hint}"
+            )
         contiguous, history = pos is None and document_ids is None, None
         if cache is not None:
             if document_ids is not None:
@@ -122,7 +131,12 @@ class Model(TracedModule):
         if tape is not None:
             tape.begin(pos, document_ids)
         flow = Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
-        if packing is None and self.engine == "varlen" and document_ids is not None and document_ids.is_cpu:
+        if (
+            packing is None
+            and self.engine == "varlen"
+            and document_ids is not None
+            and document_ids.is_cpu
+        ):
             packing = Packing(pos, document_ids)  # else it asks for the engine of its own
         flow.packing = packing
         if isinstance(cache, PagedCache):
@@ -132,11 +146,14 @@ class Model(TracedModule):
     @property
     def limit(self) -> int | float:
         """The most positions that every position scheme of the model is defined or scaled for."""
-        limits = (getattr(stack.position, "limit", None) for stack in configs.stacks(self.config).values())
+        limits = (
+            getattr(stack.position, "limit", None) for stack in configs.stacks(self.config).values()
+        )
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
-        """Hidden states to the output that was asked for; nothing is pooled of a text read in parts (``cached``)."""
+        """Hidden states to the output that was asked for; nothing is pooled of a text read in parts
+        (``cached``)."""
         pooled = self.pool(hidden, flow) if hasattr(self, "pool") and not cached else None
         tagged = None if self.token_head is None else self.token_head(hidden, flow)
         logits = hidden[:, :0]
@@ -152,7 +169,9 @@ class Model(TracedModule):
 def body(cfg: configs.Model, name: str) -> Any:
     """The encoder or decoder of a model; a stack is told the width of its embeddings."""
     part = configs.bodies(cfg)[name]
-    return build(part, cfg.dim, *([configs.embed_dim(cfg, name)] if isinstance(part, configs.Stack) else []))
+    return build(
+        part, cfg.dim, *([configs.embed_dim(cfg, name)] if isinstance(part, configs.Stack) else [])
+    )
 
 
 @builds(configs.Decoder)
@@ -178,14 +197,18 @@ class Decoder(Model):
         tape: Tape | None = None,
         logits: Want = "all",
     ) -> Output:
-        """tokens (B, T) -> Output. ``pos`` (B, T) is -1 at padding; ``document_ids`` (B, T) separates packed documents.
+        """tokens (B, T) -> Output. ``pos`` (B, T) is -1 at padding; ``document_ids`` (B, T)
+        separates packed documents.
 
-        ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in one go). ``packing``
-        is what the host knows of pos and document_ids that lie on a GPU, which then need not be asked. Raises UserError
-        for tokens of another shape or past a learned position table.
+        ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in
+        one go). ``packing`` is what the host knows of pos and document_ids that lie on a GPU, which
+        then need not be asked. Raises UserError for tokens of another shape or past a learned
+        position table.
         """
         flow = self.flow(tokens, pos, document_ids, cache, tape, prefix, packing)
-        return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None)
+        return self.finish(
+            self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None
+        )
 
 
 @builds(configs.Encoder)
@@ -224,7 +247,9 @@ class EncoderDecoder(Model):
     def __init__(self, cfg: configs.EncoderDecoder) -> None:
         super().__init__(cfg)
         own = cfg.source_embed
-        self.source_embed = build(own, configs.embed_dim(cfg, "encoder")) if own is not None else None
+        self.source_embed = (
+            build(own, configs.embed_dim(cfg, "encoder")) if own is not None else None
+        )
         self.encoder = body(cfg, "encoder")
         self.decoder = body(cfg, "decoder")
 
@@ -265,12 +290,19 @@ class EncoderDecoder(Model):
     ) -> Output:
         """tokens (B, T) and source (B, S), or the memory made of it -> Output.
 
-        Packed pairs: ``document_ids`` and ``source_document_ids`` give a pair the same number on both sides.
+        Packed pairs: ``document_ids`` and ``source_document_ids`` give a pair the same number on
+        both sides.
         """
         if (source is None) == (memory is None):
-            raise UserError("an encoder-decoder takes either source tokens or a memory; give one of them.")
+            raise UserError(
+                "an encoder-decoder takes either source tokens or a memory; give one of them."
+            )
         if source is not None:
-            told = {"pos": source_pos, "document_ids": source_document_ids, "packing": source_packing}
+            told = {
+                "pos": source_pos,
+                "document_ids": source_document_ids,
+                "packing": source_packing,
+            }
             memory = self.encode(source, **told, tape=tape)  # type: ignore[arg-type]
         flow = self.flow(tokens, pos, document_ids, cache, tape, packing=packing)
         flow.memory = memory
@@ -278,7 +310,9 @@ class EncoderDecoder(Model):
             flow.aux, flow.metrics = dict(memory.aux), dict(memory.metrics)
             if tape is not None and tape.place is not None:
                 tape.place.source_pos = memory.pos
-        return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None)
+        return self.finish(
+            self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None
+        )
 
 
 def build_model(
@@ -309,5 +343,6 @@ def build_model(
 
 
 def allocate(model: Model, device: torch.device | str) -> None:
-    """Give a model of the "meta" device memory elsewhere, whatever stands in it (to_empty imports sympy for that)."""
+    """Give a model of the "meta" device memory elsewhere, whatever stands in it (to_empty imports
+    sympy for that)."""
     model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))  # type: ignore[no-untyped-call]

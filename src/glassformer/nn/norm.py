@@ -28,7 +28,8 @@ class LayerNorm(nn.LayerNorm):
 
 @builds(config.RMSNorm)
 class RMSNorm(nn.Module):
-    """Divide by the root mean square and scale (Zhang & Sennrich 2019); the gain is ``offset + weight``."""
+    """Divide by the root mean square and scale (Zhang & Sennrich 2019); the gain is ``offset +
+    weight``."""
 
     def __init__(self, cfg: config.RMSNorm, dim: int) -> None:
         super().__init__()
@@ -51,13 +52,15 @@ class RMSNorm(nn.Module):
 
 
 class _Unit(torch.autograd.Function):
-    """x / rms(x) with its gradient by hand: PyTorch's CPU one is put together from a dozen small operations."""
+    """x / rms(x) with its gradient by hand: PyTorch's CPU one is put together from a dozen small
+    operations."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_().to(x.dtype)  # in x's precision: one pass over x
+        # in x's precision: one pass over x
+        scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_().to(x.dtype)
         unit: Tensor = x * scale
         ctx.save_for_backward(unit, scale)
         return unit

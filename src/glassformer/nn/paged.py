@@ -1,14 +1,17 @@
-"""A cache in pages, for tokens of many texts in one packed row: each text sees its own keys, wherever they lie.
+"""A cache in pages, for tokens of many texts in one packed row: each text sees its own keys,
+wherever they lie.
 
     row      a a a a b c c        tokens of three texts, at any places of theirs
     tables   a: 7 2 9   b: 4   c: 0 7 5        the pages of each; two may share one
     page 7   keys and values of 32 tokens, for every layer its own
 
-Layers that look back so many tokens at most may have tables and pages of their own, of those that they still see.
+Layers that look back so many tokens at most may have tables and pages of their own, of those that
+they still see.
 
 A token's result depends on its own text alone, not on what else is in the row.
 
-N tokens of S texts in the row, T of them of one text, H heads, K key-value heads, D head dim, L keys of a text.
+N tokens of S texts in the row, T of them of one text, H heads, K key-value heads, D head dim, L
+keys of a text.
 """
 
 from __future__ import annotations
@@ -38,12 +41,14 @@ HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1,
 class PackedTexts:
     """Where the tokens of a row stand: token i is at place ``pos[0, i]`` of text ``rows[i]``.
 
-    ``tables`` (S, most) are each text's pages, filled up with any; ``window_tables`` (None: the same) are those of
-    layers that look back so far at most, any where these see nothing. ``spans`` are each text's columns in the row, in
-    order. ``sources`` are the pages (S, most) and the lengths (S,) int32 of what each text's encoder read; where texts
-    share them, ``source_of`` (N,) int32 says which a token reads. ``previous`` (1, N, B) are the tokens before each
-    one, -1 where there is none, for models that embed those. Where known, ``starts`` are the places of each text's
-    first token in the row and ``source_lengths`` those of its source: ``nn/gathered.py`` asks for both.
+    ``tables`` (S, most) are each text's pages, filled up with any; ``window_tables`` (None: the
+    same) are those of layers that look back so far at most, any where these see nothing. ``spans``
+    are each text's columns in the row, in order. ``sources`` are the pages (S, most) and the
+    lengths (S,) int32 of what each text's encoder read; where texts share them, ``source_of`` (N,)
+    int32 says which a token reads. ``previous`` (1, N, B) are the tokens before each one, -1 where
+    there is none, for models that embed those. Where known, ``starts`` are the places of each
+    text's first token in the row and ``source_lengths`` those of its source: ``nn/gathered.py``
+    asks for both.
     """
 
     pos: Tensor  # (1, N)
@@ -83,7 +88,8 @@ class PackedTexts:
         return Seen(tables, rows, lengths[rows.long()], int(lengths.max()))
 
     def start(self, text: int) -> int:
-        """The place of a text's first token in the row; no question to the device where it is known."""
+        """The place of a text's first token in the row; no question to the device where it is
+        known."""
         return self.starts[text] if self.starts else int(self.pos[0, self.spans[text][0]])
 
     def keys(self, text: int, tables: Tensor) -> tuple[int, Tensor]:
@@ -95,7 +101,8 @@ class PackedTexts:
 
 
 class PagedKV:
-    """One layer's keys and values in ``pages``; whoever made the cache says in ``cache.texts`` which are whose.
+    """One layer's keys and values in ``pages``; whoever made the cache says in ``cache.texts``
+    which are whose.
 
     ``lookback`` tokens are seen at most (None: all), and what lies before them may be gone.
     """
@@ -113,7 +120,8 @@ class PagedKV:
         self.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), self.where[1])
 
     def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
-        """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``, ``v`` are not read.
+        """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``,
+        ``v`` are not read.
 
         ``inputs.bias`` (H, most) is by distance: of the key so many places before.
         """
@@ -125,7 +133,15 @@ class PagedKV:
             case _:
                 return self._by_rule(inputs, rule, flow)
         texts, q = self.cache.texts, inputs.q[0].transpose(0, 1)
-        told = (self.where[0], texts.rows, texts.lengths, inputs.scale, window, inputs.softcap, inputs.bias)
+        told = (
+            self.where[0],
+            texts.rows,
+            texts.lengths,
+            inputs.scale,
+            window,
+            inputs.softcap,
+            inputs.bias,
+        )
         return paged_attention(q, self.pages, *told).transpose(0, 1)[None]
 
     def across(self, q: Tensor, scale: float, softcap: float | None, flow: Flow) -> Tensor:
@@ -135,8 +151,11 @@ class PagedKV:
         flat, told = q[0].transpose(0, 1), (seen.tables, seen.rows, seen.lengths)
         return paged_attention(flat, self.pages, *told, scale, None, softcap).transpose(0, 1)[None]
 
-    def watch(self, path: str, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow, z: Tensor) -> None:
-        """Scores and patterns of the texts that are watched, (1, H, T, L), and what edits of them make of ``z``."""
+    def watch(
+        self, path: str, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow, z: Tensor
+    ) -> None:
+        """Scores and patterns of the texts that are watched, (1, H, T, L), and what edits of them
+        make of ``z``."""
         assert isinstance(flow.tape, PackedTape)
         for text, ((first, end), tape) in flow.tape.parts.items():
             names = [f"{path}.{name}" for name in ("scores", "pattern")]
@@ -157,8 +176,11 @@ class PagedKV:
             z[:, :, first:end] = attend(own, flow.engine)
         return z
 
-    def of_text(self, inputs: AttentionInputs, text: int, rule: config.MaskRule, flow: Flow) -> AttentionInputs:
-        """What one text's tokens in the row ask for, with its keys and values (1, K, L, D) as any engine takes them."""
+    def of_text(
+        self, inputs: AttentionInputs, text: int, rule: config.MaskRule, flow: Flow
+    ) -> AttentionInputs:
+        """What one text's tokens in the row ask for, with its keys and values (1, K, L, D) as any
+        engine takes them."""
         texts = self.cache.texts
         first, end = texts.spans[text]
         length, slots = texts.keys(text, self.where[0])
@@ -180,11 +202,13 @@ def _look(packed: PackedTape, text: int, tape: Tape, path: str, name: str, x: Te
 
 
 class PagedCache(Cache):
-    """A decoder's pages: ``count`` of them for its own keys and ``source_count`` for those of its encoder's output.
+    """A decoder's pages: ``count`` of them for its own keys and ``source_count`` for those of its
+    encoder's output.
 
-    Set ``texts`` before each pass. ``context`` is the greatest number of tokens of a text. Layers that look back so far
-    at most have ``window_count`` pages by tables of their own (None: as all others). ``make`` makes a layer's pages,
-    which are of the ``kind`` PagedKV where our kernels compute.
+    Set ``texts`` before each pass. ``context`` is the greatest number of tokens of a text. Layers
+    that look back so far at most have ``window_count`` pages by tables of their own (None: as all
+    others). ``make`` makes a layer's pages, which are of the ``kind`` PagedKV where our kernels
+    compute.
     """
 
     def __init__(
@@ -208,7 +232,9 @@ class PagedCache(Cache):
         def layer(attention: config.Attention, pages: int, lookback: int | None = None) -> PagedKV:
             heads = attention.kv_heads or attention.heads
             pages = pages if lookback is None or window_count is None else window_count
-            return kind(self, make(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback)
+            return kind(
+                self, make(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback
+            )
 
         self.pages = [
             (
@@ -223,7 +249,9 @@ class PagedCache(Cache):
     @cached_property
     def addresses(self) -> Any:
         """Where each layer's pages lie, for blocks in C."""
-        return addresses([(own.pages, None if across is None else across.pages) for own, across in self.pages])
+        return addresses(
+            [(own.pages, None if across is None else across.pages) for own, across in self.pages]
+        )
 
     @staticmethod
     def page_bytes(
@@ -231,7 +259,8 @@ class PagedCache(Cache):
         dtype: torch.dtype,
         make: Callable[[int, int, int, torch.dtype], Any] = Pages.empty,
     ) -> tuple[int, int, int]:
-        """Bytes of one page through layers that see all, through those that look back so far, of its encoder's keys."""
+        """Bytes of one page through layers that see all, through those that look back so far, of
+        its encoder's keys."""
         assert isinstance(cfg.decoder, config.Stack)
         blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
 
@@ -242,14 +271,21 @@ class PagedCache(Cache):
 
         own = [(size(block.attention), block.attention.mask.lookback is None) for block in blocks]
         across = (size(block.cross) for block in blocks if block.cross is not None)
-        return sum(one for one, far in own if far), sum(one for one, far in own if not far), sum(across)
+        return (
+            sum(one for one, far in own if far),
+            sum(one for one, far in own if not far),
+            sum(across),
+        )
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """The positions (1, N) of the tokens in the row."""
         return self.texts.pos
 
-    def by_position(self, key: object, make: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """What ``make`` gives of positions (1, context), made once, so that a place's numbers never differ by a bit."""
+    def by_position(
+        self, key: object, make: Callable[[Tensor], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """What ``make`` gives of positions (1, context), made once, so that a place's numbers never
+        differ by a bit."""
         if key not in self._made:
             self._made[key] = make(torch.arange(self.context, device=self.texts.pos.device)[None])
         return self._made[key]
@@ -265,18 +301,22 @@ class PagedCache(Cache):
 
 
 class PackedTape(Tape):
-    """The tapes of some texts of a row, each shown its own columns alone; nobody else's bits change.
+    """The tapes of some texts of a row, each shown its own columns alone; nobody else's bits
+    change.
 
-    ``parts`` are the columns and the tape of each text that is watched in the pass under way, ``answers`` the rows of
-    logits that are its own: all of its columns where the tape watches them.
+    ``parts`` are the columns and the tape of each text that is watched in the pass under way,
+    ``answers`` the rows of logits that are its own: all of its columns where the tape watches them.
     """
 
     def __init__(
-        self, parts: Mapping[int, tuple[tuple[int, int], Tape]], answers: Mapping[int, tuple[int, int]]
+        self,
+        parts: Mapping[int, tuple[tuple[int, int], Tape]],
+        answers: Mapping[int, tuple[int, int]],
     ) -> None:
         super().__init__()
         self.parts, self.answers = parts, answers
-        self.errors: dict[int, Exception] = {}  # by text: what its edits raised, which are not asked any more
+        # by text: what its edits raised, which are not asked any more
+        self.errors: dict[int, Exception] = {}
 
     def begin(self, pos: Tensor, document_ids: Tensor | None) -> None:
         for (first, end), tape in self.parts.values():
@@ -299,7 +339,8 @@ class PackedTape(Tape):
             return own
 
     def pass_through(self, path: str, x: Tensor) -> Tensor:
-        """x (1, N, ...), or (1, H, N, D) of an attention's heads, where a text's edits have changed its own columns."""
+        """x (1, N, ...), or (1, H, N, D) of an attention's heads, where a text's edits have changed
+        its own columns."""
         if path == "logits":
             for text, (_, tape) in self.parts.items():
                 if tape.watches(path):  # then all its columns were asked for

@@ -39,7 +39,8 @@ class Labels(TracedModule):
 
 @builds(config.Pool)
 class Pool(Labels):
-    """Hidden states to a vector a document, or its labels' logits: one or a mean, (transform), (drop, project)."""
+    """Hidden states to a vector a document, or its labels' logits: one or a mean, (transform),
+    (drop, project)."""
 
     exact = ("query", "proj")
 
@@ -50,13 +51,16 @@ class Pool(Labels):
 
     @uncompiled  # how many documents there are is not known before
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
-        """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then of columns."""
+        """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then
+        of columns."""
         pos = flow.packing.pos if flow.packing is not None else flow.pos
         if flow.contiguous and not flow.pos.is_cpu:
             pos = torch.arange(hidden.shape[1])
         x = flow.look(self, "vector", self.gather(hidden, pos.expand(hidden.shape[:2])))
         x = self.transformed(x)
-        return flow.look(self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.normalize else x))
+        return flow.look(
+            self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.normalize else x)
+        )
 
     def gather(self, hidden: Tensor, pos: Tensor) -> Tensor:
         """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none.
@@ -81,8 +85,13 @@ class Pool(Labels):
         if self.query is not None:
             fit = self.query(states)[:, 0]
             fit = fit.to(torch.promote_types(fit.dtype, torch.float32))
-            top = fit.detach().new_full((len(count),), float("-inf")).scatter_reduce(0, which, fit.detach(), "amax")
-            shares = (fit - top[which]).exp()  # the softmax of each document, though all lie in one row
+            top = (
+                fit.detach()
+                .new_full((len(count),), float("-inf"))
+                .scatter_reduce(0, which, fit.detach(), "amax")
+            )
+            # the softmax of each document, though all lie in one row
+            shares = (fit - top[which]).exp()
             shares = shares / shares.new_zeros(len(count)).index_add(0, which, shares)[which]
             return total.index_add(0, which, shares[:, None].to(states.dtype) * states)
         return total.index_add_(0, which, states) / count[:, None].to(total.dtype)

@@ -25,7 +25,8 @@ from .flow import Flow, TracedModule
 from .mask import Mask
 
 RopeScaling: TypeAlias = Callable[[Tensor, float], tuple[Tensor, float]]
-"""(frequencies, theta) -> (frequencies, attention factor): inverse frequencies in radians a position."""
+"""(frequencies, theta) -> (frequencies, attention factor): inverse frequencies in radians a
+position."""
 
 
 @builds(config.NoPosition)
@@ -57,7 +58,8 @@ class Position(TracedModule):
 
 @builds(config.Sinusoidal)
 class Sinusoidal(Position):
-    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5), or in the halves."""
+    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5), or
+    in the halves."""
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
         (wave,) = flow.at_positions(self, self.wave, dim=1)
@@ -67,7 +69,8 @@ class Sinusoidal(Position):
         """What is added at positions (B, T): (B, T, C)."""
         even = torch.arange(0, self.dim, 2, device=pos.device, dtype=torch.float32)
         last = max(self.dim - 2, 1) if self.cfg.endpoint else self.dim
-        angle = (pos[..., None] + self.cfg.offset).float() * self.cfg.theta ** (-even / last)  # (B, T, C/2)
+        # (B, T, C/2)
+        angle = (pos[..., None] + self.cfg.offset).float() * self.cfg.theta ** (-even / last)
         both = (angle.sin(), angle.cos())
         wave = torch.cat(both, dim=-1) if self.cfg.halves else torch.stack(both, dim=-1).flatten(-2)
         return (wave[..., : self.dim],)
@@ -82,12 +85,15 @@ class Learned(Position):
         self.weight = nn.Parameter(torch.empty(cfg.length, dim))
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
-        return x + flow.look(flow.embed_path, "position", nn.functional.embedding(flow.pos.clamp(min=0), self.weight))
+        return x + flow.look(
+            flow.embed_path, "position", nn.functional.embedding(flow.pos.clamp(min=0), self.weight)
+        )
 
 
 @builds(config.Rotary)
 class Rotary(Position):
-    """Pairs (i, i + half), or (2i, 2i + 1), of each head's dimensions turned by pos * theta^(-i / half) (Su et al.).
+    """Pairs (i, i + half), or (2i, 2i + 1), of each head's dimensions turned by pos * theta^(-i /
+    half) (Su et al.).
 
     Both are the same turn of dimensions in another order.
     """
@@ -113,7 +119,8 @@ class Rotary(Position):
         return found
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension, or its neighbours."""
+        """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension,
+        or its neighbours."""
         if self.interleaved:
             other = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
         else:
@@ -131,7 +138,9 @@ class Rotary(Position):
         if size != 1.0:
             cos, sin = cos * size, sin * size
         if self.interleaved:
-            return cos.repeat_interleave(2, -1).to(dtype), torch.stack((-sin, sin), -1).flatten(-2).to(dtype)
+            return cos.repeat_interleave(2, -1).to(dtype), torch.stack((-sin, sin), -1).flatten(
+                -2
+            ).to(dtype)
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
@@ -143,11 +152,15 @@ def linear_scaling(cfg: config.LinearScaling) -> RopeScaling:
 
 @builds(config.Llama3Scaling)
 def llama3_scaling(cfg: config.Llama3Scaling) -> RopeScaling:
-    """Wavelengths above length/low stretched by the factor, below length/high kept, blended between."""
+    """Wavelengths above length/low stretched by the factor, below length/high kept, blended
+    between."""
 
     def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
-        turns = cfg.original_context * frequencies / (2 * math.pi)  # full turns within the original length
-        keep = ((turns - cfg.low_freq_factor) / (cfg.high_freq_factor - cfg.low_freq_factor)).clamp(0, 1)
+        # full turns within the original length
+        turns = cfg.original_context * frequencies / (2 * math.pi)
+        keep = ((turns - cfg.low_freq_factor) / (cfg.high_freq_factor - cfg.low_freq_factor)).clamp(
+            0, 1
+        )
         return keep * frequencies + (1 - keep) * frequencies / cfg.factor, 1.0
 
     return scaling
@@ -155,23 +168,32 @@ def llama3_scaling(cfg: config.Llama3Scaling) -> RopeScaling:
 
 @builds(config.YarnScaling)
 def yarn_scaling(cfg: config.YarnScaling) -> RopeScaling:
-    """Frequencies kept above ``fast`` turns in the original length, divided below ``slow`` turns, blended between.
+    """Frequencies kept above ``fast`` turns in the original length, divided below ``slow`` turns,
+    blended between.
 
-    As published code has it, the blend is linear in the frequency's index, and its two ends are integers.
+    As published code has it, the blend is linear in the frequency's index, and its two ends are
+    integers.
     """
 
     def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
         count = len(frequencies)
 
-        def index(turns: float) -> float:  # of the frequency with so many turns in the original length
+        # of the frequency with so many turns in the original length
+        def index(turns: float) -> float:
             return count * math.log(cfg.original_context / (turns * 2 * math.pi)) / math.log(theta)
 
         first, last = (
             max(math.floor(index(cfg.beta_fast)), 0),
             min(math.ceil(index(cfg.beta_slow)), 2 * count - 1),
         )  # dim - 1, as published
-        slowed = ((torch.arange(count, device=frequencies.device) - first) / max(last - first, 1e-3)).clamp(0, 1)
-        size = 0.1 * math.log(max(cfg.factor, 1.0)) + 1 if cfg.attention_factor is None else cfg.attention_factor
+        slowed = (
+            (torch.arange(count, device=frequencies.device) - first) / max(last - first, 1e-3)
+        ).clamp(0, 1)
+        size = (
+            0.1 * math.log(max(cfg.factor, 1.0)) + 1
+            if cfg.attention_factor is None
+            else cfg.attention_factor
+        )
         return slowed * frequencies / cfg.factor + (1 - slowed) * frequencies, size
 
     return scaling
@@ -182,8 +204,12 @@ def long_rope_scaling(cfg: config.LongRopeScaling) -> RopeScaling:
     """Every frequency divided by its own factor (Ding et al. 2024)."""
 
     def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
-        factors = torch.tensor(cfg.long if cfg.use_long else cfg.short).to(frequencies.device, non_blocking=True)
-        exponent = torch.arange(0, 2 * len(frequencies), 2, device=frequencies.device).float() / (2 * len(frequencies))
+        factors = torch.tensor(cfg.long if cfg.use_long else cfg.short).to(
+            frequencies.device, non_blocking=True
+        )
+        exponent = torch.arange(0, 2 * len(frequencies), 2, device=frequencies.device).float() / (
+            2 * len(frequencies)
+        )
         grown = math.sqrt(1 + math.log(max(cfg.factor, 1.0)) / math.log(cfg.original_context))
         return 1.0 / (
             factors * theta**exponent
@@ -194,7 +220,8 @@ def long_rope_scaling(cfg: config.LongRopeScaling) -> RopeScaling:
 
 @builds(config.RelativeBias)
 class RelativeBias(Position):
-    """A trained bias per head for each bucket of distances, wider buckets further away (T5, section 2.1)."""
+    """A trained bias per head for each bucket of distances, wider buckets further away (T5, section
+    2.1)."""
 
     def __init__(self, cfg: config.RelativeBias, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
@@ -206,9 +233,14 @@ class RelativeBias(Position):
         return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Half the buckets count exactly, the other half grow logarithmically up to ``distance``."""
+        """Half the buckets count exactly, the other half grow logarithmically up to
+        ``distance``."""
         if self.causal:
-            buckets, first, behind = self.buckets, torch.zeros_like(distance), (-distance).clamp(min=0)
+            buckets, first, behind = (
+                self.buckets,
+                torch.zeros_like(distance),
+                (-distance).clamp(min=0),
+            )
         else:  # one half for keys behind, one for keys ahead
             buckets = self.buckets // 2
             first, behind = (distance > 0).long() * buckets, distance.abs()
@@ -220,7 +252,8 @@ class RelativeBias(Position):
 
 @builds(config.Alibi)
 class Alibi(Position):
-    """Scores fall linearly with distance, at a slope of its own for each head (Press et al. 2022)."""
+    """Scores fall linearly with distance, at a slope of its own for each head (Press et al.
+    2022)."""
 
     def __init__(self, cfg: config.Alibi, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
@@ -228,12 +261,14 @@ class Alibi(Position):
 
     def bias(self, mask: Mask) -> Tensor:
         away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
-        slopes = torch.tensor(self.slopes).to(away.device, non_blocking=True)  # made there, it would be waited for
+        # made there, it would be waited for
+        slopes = torch.tensor(self.slopes).to(away.device, non_blocking=True)
         return -away * slopes[:, None, None]
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8 i / heads) for a power of two; otherwise the next lower power's, filled from the next higher's."""
+    """2^(-8 i / heads) for a power of two; otherwise the next lower power's, filled from the next
+    higher's."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     return slopes + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]

@@ -1,17 +1,18 @@
-"""Prepacked weights: a second copy of each matrix, in oneDNN's blocked order, that its kernels read straight through.
+"""Prepacked weights: a second copy of each matrix, in oneDNN's blocked order, that its kernels read
+straight through.
 
-A row of numbers times a matrix costs what it costs to fetch the matrix. On x86 the kernels that take a matrix as it
-lies fetch at about half of what the memory gives (bf16), or compute at half of what the cores can (fp32). The copies
-are as large as the matrices.
+A row of numbers times a matrix costs what it costs to fetch the matrix. On x86 the kernels that
+take a matrix as it lies fetch at about half of what the memory gives (bf16), or compute at half of
+what the cores can (fp32). The copies are as large as the matrices.
 
     view = prepack(model)   a model around the same parameters, its products by copies; ``model`` stays as it is
     prepack(model, exact=True)   copies for the kernels of our own, where they are compiled: a row's bits are its own
     view.current()          whether every weight is still the one that was copied
     unpack(model)           the copies are forgotten; ``model.train()`` does it too
 
-Nothing of ``model`` is changed, so threads may generate with it, each by a view of its own, while others look at it or
-train it. The copies are kept beside the model for the next view, as long as it lives; neither ``state_dict``, nor
-``copy.deepcopy`` nor pickle sees them.
+Nothing of ``model`` is changed, so threads may generate with it, each by a view of its own, while
+others look at it or train it. The copies are kept beside the model for the next view, as long as it
+lives; neither ``state_dict``, nor ``copy.deepcopy`` nor pickle sees them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def state_of(tensors: list[Tensor]) -> State:
 
 @dataclass(frozen=True)
 class Group:
-    """The matrices (N, C) and biases (N) of layers that multiply the same x: one copy holds them under each other."""
+    """The matrices (N, C) and biases (N) of layers that multiply the same x: one copy holds them
+    under each other."""
 
     weights: list[Tensor]
     biases: list[Tensor]
@@ -56,7 +58,8 @@ class Group:
         return sum(weight.nbytes for weight in self.weights)
 
     def state(self) -> State:
-        """Where each tensor lies and how often it was written to; some fused optimizers do not count."""
+        """Where each tensor lies and how often it was written to; some fused optimizers do not
+        count."""
         return state_of([*self.weights, *self.biases])
 
     def checksum(self) -> int:
@@ -71,7 +74,10 @@ class Group:
         """Whether a copy can be made: of parameters, not of what is computed anew each time."""
         first = self.weights[0]
         return (
-            all(isinstance(one, nn.Parameter) and one.is_contiguous() and one.nbytes % 8 == 0 for one in self.weights)
+            all(
+                isinstance(one, nn.Parameter) and one.is_contiguous() and one.nbytes % 8 == 0
+                for one in self.weights
+            )
             and not any(isinstance(one, QuantizedWeight) for one in self.weights)
             and len(self.biases) in (0, len(self.weights))
             and first.dtype in kinds
@@ -117,12 +123,15 @@ class PackedWeight:
         """x (..., C) times all matrices, plus the biases."""
         if isinstance(self.matrix, kernels.Packed):
             return kernels.matmul(x, self.matrix, self.bias)
-        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.matrix, self.bias, "none", [], "")
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            x, self.matrix, self.bias, "none", [], ""
+        )
         return y
 
 
 class PrepackedLinear(Linear):
-    """A linear layer around the parameters of another, read from a copy that others of its group may share."""
+    """A linear layer around the parameters of another, read from a copy that others of its group
+    may share."""
 
     def __init__(self, layer: nn.Module, packed: PackedWeight) -> None:
         self.__dict__.update(layer.__dict__)  # its parameters, hooks and sizes
@@ -151,16 +160,19 @@ class PrepackedProjection(Projection):
 
 @dataclass(frozen=True)
 class View(Generic[M]):
-    """A shallow copy of a model whose products read prepacked weights; it shares all parameters with the original."""
+    """A shallow copy of a model whose products read prepacked weights; it shares all parameters
+    with the original."""
 
     model: M
     packed: list[PackedWeight]
     complete: bool  # whether there is a copy of all that can be copied
 
     def current(self) -> bool:
-        """Whether no weight or bias was written to or moved since its copy was made, as far as PyTorch counts it."""
+        """Whether no weight or bias was written to or moved since its copy was made, as far as
+        PyTorch counts it."""
         tensors, was = self._watched
-        return state_of(tensors) == was  # asked at every token, so in as few steps of Python as can be
+        # asked at every token, so in as few steps of Python as can be
+        return state_of(tensors) == was
 
     @cached_property
     def _watched(self) -> tuple[list[Tensor], State]:
@@ -174,17 +186,23 @@ _kept: WeakKeyDictionary[nn.Module, dict[bool, dict[Paths, PackedWeight]]] = Wea
 
 
 def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
-    """A view of ``model`` with up-to-date copies: those there are, and the missing ones if they fit ``room`` bytes.
+    """A view of ``model`` with up-to-date copies: those there are, and the missing ones if they fit
+    ``room`` bytes.
 
-    With ``exact`` the products are our kernels', in which a row's bits depend on nothing but the row. What was copied
-    before is compared with the weights as they are now, by where they lie and the sum of their bits.
+    With ``exact`` the products are our kernels', in which a row's bits depend on nothing but the
+    row. What was copied before is compared with the weights as they are now, by where they lie and
+    the sum of their bits.
     """
     with _lock:
         kept, groups = _kept.setdefault(model, {}).setdefault(exact, {}), dict(packable(model))
         for paths, packed in list(kept.items()):
             group = groups.get(paths)
-            if group is not None and (packed.state, packed.checksum) == (group.state(), group.checksum()):
-                kept[paths] = replace(packed, group=group, bias=group.bias())  # a bias is small: copied every time
+            if group is not None and (packed.state, packed.checksum) == (
+                group.state(),
+                group.checksum(),
+            ):
+                # a bias is small: copied every time
+                kept[paths] = replace(packed, group=group, bias=group.bias())
             else:
                 del kept[paths]
         missing = [paths for paths in groups if paths not in kept]
@@ -205,13 +223,18 @@ def unpack(model: nn.Module) -> None:
 
 
 def replaced(module: M, swaps: Mapping[nn.Module, nn.Module]) -> M:
-    """``module`` with those inside it exchanged as ``swaps`` says; what lies above these is a shallow copy."""
+    """``module`` with those inside it exchanged as ``swaps`` says; what lies above these is a
+    shallow copy."""
     return _replaced(module, dict(swaps))  # type: ignore[no-any-return]
 
 
-def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> Any:  # no closure: it would hold the copies
+# no closure: it would hold the copies
+def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> Any:
     if module not in done:
-        inside = {name: child if child is None else _replaced(child, done) for name, child in module._modules.items()}
+        inside = {
+            name: child if child is None else _replaced(child, done)
+            for name, child in module._modules.items()
+        }
         done[module] = module
         if any(inside[name] is not child for name, child in module._modules.items()):
             done[module] = object.__new__(type(module))
@@ -220,16 +243,26 @@ def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> Any:  # no
 
 
 def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:
-    """The layers that multiply, on a processor whose kernels gain by copies; joined ones together."""
+    """The layers that multiply, on a processor whose kernels gain by copies; joined ones
+    together."""
     if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
-    if any(hasattr(weight, "placements") for weight in model.parameters()):  # in shards: a copy would hold all of it
+    # in shards: a copy would hold all of it
+    if any(hasattr(weight, "placements") for weight in model.parameters()):
         return
-    kinds = {torch.float32, torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else {torch.float32}
+    kinds = (
+        {torch.float32, torch.bfloat16}
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        else {torch.float32}
+    )
     modules = {module: path for path, module in model.named_modules()}
-    joined = [tuple(getattr(module, name) for name in getattr(module, "joined", ())) for module in modules]
+    joined = [
+        tuple(getattr(module, name) for name in getattr(module, "joined", ())) for module in modules
+    ]
     members = {layer for layers in joined for layer in layers}
-    alone = [(module,) for module in modules if isinstance(module, Linear) and module not in members]
+    alone = [
+        (module,) for module in modules if isinstance(module, Linear) and module not in members
+    ]
     found: list[tuple[tuple[nn.Module, ...], list[Tensor]]] = [
         (layers, [layer.weight for layer in layers])
         for layers in joined + alone

@@ -1,4 +1,5 @@
-"""Weights of 8 or 4 bits in groups: in the place of a parameter, whichever module multiplies with it.
+"""Weights of 8 or 4 bits in groups: in the place of a parameter, whichever module multiplies with
+it.
 
     quantize_weights(model, Layout(bits=4))   the model's matrices become QuantizedWeights
     dequantize_weights(model)                 and plain ones again, the numbers that the codes stand for
@@ -8,8 +9,9 @@
     weight[expert], weight.unbind()           a table of a stack of them
     anything else                             the numbers, in the weight's dtype
 
-So a row of a product has the same bits alone and in a batch, and every module, tape and tool that reads a weight goes
-on as it was. A quantised weight does not train: gradients pass through the product to x, and to LoRA beside it.
+So a row of a product has the same bits alone and in a batch, and every module, tape and tool that
+reads a weight goes on as it was. A quantised weight does not train: gradients pass through the
+product to x, and to LoRA beside it.
 
 N outputs, C inputs, G groups of a row, R rows.
 """
@@ -35,7 +37,8 @@ ENDS = ("embed.", "source_embed.", "head.", "pool.", "token_head.")  # tables an
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is quantised: ``bits`` of its matrices, ``head`` of its ends (16: left as they are), ``group``."""
+    """How a model is quantised: ``bits`` of its matrices, ``head`` of its ends (16: left as they
+    are), ``group``."""
 
     bits: int
     group: int = rounding.GROUP
@@ -43,14 +46,18 @@ class Layout:
 
     def __post_init__(self) -> None:
         rounding.check(self.bits, self.group)
-        need(self.head in (8, 16), f"The head is held in 8 or 16 bits, not {self.head}; give --head 8 or 16.")
+        need(
+            self.head in (8, 16),
+            f"The head is held in 8 or 16 bits, not {self.head}; give --head 8 or 16.",
+        )
 
 
 class Codes:
-    """Codes (..., N, C) of one weight, in int8 or two in a byte (..., N, C / 2), and scales fp16 (..., N, G).
+    """Codes (..., N, C) of one weight, in int8 or two in a byte (..., N, C / 2), and scales fp16
+    (..., N, G).
 
-    What is only multiplied with is held once: after the first product in the kernels' order, from which ``codes`` are
-    read back when they are asked for.
+    What is only multiplied with is held once: after the first product in the kernels' order, from
+    which ``codes`` are read back when they are asked for.
     """
 
     def __init__(self, codes: Tensor, scales: Tensor, group: int) -> None:
@@ -105,7 +112,11 @@ class Codes:
 
     def to(self, device: torch.device) -> Codes:
         """On another device."""
-        return self if device == self.device else Codes(self.codes.to(device), self.scales.to(device), self.group)
+        return (
+            self
+            if device == self.device
+            else Codes(self.codes.to(device), self.scales.to(device), self.group)
+        )
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x (..., C) times a table (N, C), plus the bias (N)."""
@@ -133,20 +144,25 @@ class Codes:
 
 
 class QuantizedWeight(Tensor):
-    """A weight (..., N, C) held as ``held``; to everything that knows nothing of it a tensor of ``dtype``."""
+    """A weight (..., N, C) held as ``held``; to everything that knows nothing of it a tensor of
+    ``dtype``."""
 
     held: Codes
 
     @staticmethod
     def __new__(cls, held: Codes, dtype: torch.dtype) -> QuantizedWeight:
-        made: QuantizedWeight = Tensor._make_wrapper_subclass(cls, held.shape, dtype=dtype, device=held.device)
+        made: QuantizedWeight = Tensor._make_wrapper_subclass(
+            cls, held.shape, dtype=dtype, device=held.device
+        )
         return made
 
     def __init__(self, held: Codes, dtype: torch.dtype) -> None:
         self.held = held
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"QuantizedWeight({tuple(self.shape)}, bits={self.held.bits}, group={self.held.group})"
+        return (
+            f"QuantizedWeight({tuple(self.shape)}, bits={self.held.bits}, group={self.held.group})"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedWeight:
         copied: QuantizedWeight = parameter(self.held.clone(), self.dtype)
@@ -158,7 +174,11 @@ class QuantizedWeight(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         answer = _ANSWERS.get(func)
         if answer is not None:
@@ -169,7 +189,11 @@ class QuantizedWeight(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs, first = dict(kwargs or {}), args[0]
         if isinstance(first, QuantizedWeight) and func in _SAME:
@@ -209,7 +233,8 @@ def _plain(value: Any) -> Any:
 
 
 class _Product(torch.autograd.Function):
-    """The product, and its gradient with regard to x: as if x had not been rounded (straight through)."""
+    """The product, and its gradient with regard to x: as if x had not been rounded (straight
+    through)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, weight: QuantizedWeight) -> Tensor:
@@ -228,20 +253,32 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         return NotImplemented
     if torch.is_autocast_enabled(input.device.type):
         input = input.to(torch.get_autocast_dtype(input.device.type))
-    if torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad)):
+    if torch.is_grad_enabled() and (
+        input.requires_grad or (bias is not None and bias.requires_grad)
+    ):
         return _Product.apply(input, bias, weight)  # type: ignore[no-untyped-call]
     return weight.held.product(input, bias)
 
 
 def _embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Any:
-    return weight.held.rows(input, weight.dtype) if isinstance(weight, QuantizedWeight) else NotImplemented
+    return (
+        weight.held.rows(input, weight.dtype)
+        if isinstance(weight, QuantizedWeight)
+        else NotImplemented
+    )
 
 
 def _item(weight: Tensor, index: Any) -> Any:
     if isinstance(weight, QuantizedWeight) and weight.ndim == 3 and isinstance(index, int):
         return QuantizedWeight(weight.held.part(index), weight.dtype)
-    if isinstance(weight, QuantizedWeight) and weight.ndim == 2 and isinstance(index, int | slice | list | Tensor):
-        return weight.held.rows(torch.as_tensor(index) if isinstance(index, list) else index, weight.dtype)
+    if (
+        isinstance(weight, QuantizedWeight)
+        and weight.ndim == 2
+        and isinstance(index, int | slice | list | Tensor)
+    ):
+        return weight.held.rows(
+            torch.as_tensor(index) if isinstance(index, list) else index, weight.dtype
+        )
     return NotImplemented
 
 
@@ -271,7 +308,11 @@ def parameter(held: Codes, dtype: torch.dtype) -> Any:
 
 def quantized(model: nn.Module) -> dict[str, QuantizedWeight]:
     """The quantised weights of a model by their paths."""
-    return {path: weight for path, weight in model.named_parameters() if isinstance(weight, QuantizedWeight)}
+    return {
+        path: weight
+        for path, weight in model.named_parameters()
+        if isinstance(weight, QuantizedWeight)
+    }
 
 
 def plan(model: nn.Module, layout: Layout) -> dict[str, int]:
@@ -285,13 +326,20 @@ def plan(model: nn.Module, layout: Layout) -> dict[str, int]:
     there = [name for name in parameters if name in set(names)]
     bits = {name: layout.head if name.startswith(ENDS) else layout.bits for name in there}
     inside = [name for name in there if not name.startswith(ENDS)]
-    need(bool(inside), "This model's layers are recurrent cells, which are computed in their own format; take a Stack.")
+    need(
+        bool(inside),
+        "This model's layers are recurrent cells, which are computed in their own "
+        "format; take a Stack.",
+    )
     longest = max(parameters[name].shape[-1] for name in there)
     fits = layout.group - rounding.GROUP < longest
     most = -(-longest // rounding.GROUP) * rounding.GROUP
-    rows = f"the longest row here has {longest} numbers; give {most} or less ({most}: a scale a row)."
+    rows = (
+        f"the longest row here has {longest} numbers; give {most} or less ({most}: a scale a row)."
+    )
     need(fits, f"Groups of {layout.group} are longer than that: {rows}")
-    even = (name for name in there if parameters[name].shape[-1] % 2 == 0)  # 4 bits lie two in a byte
+    # 4 bits lie two in a byte
+    even = (name for name in there if parameters[name].shape[-1] % 2 == 0)
     return {name: bits[name] for name in even if bits[name] < 16}
 
 
@@ -299,17 +347,23 @@ def nbytes(model: nn.Module, layout: Layout) -> int:
     """The bytes that a model's weights, of any device, take in a layout."""
     bits, total = plan(model, layout), 0
     for path, weight in model.named_parameters():
-        rows, longest = weight.numel() // max(1, weight.shape[-1]), weight.shape[-1] if weight.ndim else 1
+        rows, longest = (
+            weight.numel() // max(1, weight.shape[-1]),
+            weight.shape[-1] if weight.ndim else 1,
+        )
         few = weight.numel() * bits.get(path, 0) // 8 + 2 * rows * -(-longest // layout.group)
         total += few if path in bits else weight.numel() * weight.itemsize
     return total
 
 
-def quantize_weights(model: nn.Module, layout: Layout, how: Rounding | None = None) -> dict[str, int]:
-    """Put quantised weights in the place of a model's matrices, one after another; the bits of each, by path.
+def quantize_weights(
+    model: nn.Module, layout: Layout, how: Rounding | None = None
+) -> dict[str, int]:
+    """Put quantised weights in the place of a model's matrices, one after another; the bits of
+    each, by path.
 
-    ``how`` rounds (None: the scale of least error). UserError for a model that is quantised already, for one without
-    such matrices, and for weights that are not finite.
+    ``how`` rounds (None: the scale of least error). UserError for a model that is quantised
+    already, for one without such matrices, and for weights that are not finite.
     """
     need(not quantized(model), "This model is quantised already; give the one that it was made of.")
     chosen = plan(model, layout)
@@ -317,7 +371,9 @@ def quantize_weights(model: nn.Module, layout: Layout, how: Rounding | None = No
     return chosen
 
 
-def quantize_some(model: nn.Module, chosen: Mapping[str, int], group: int, how: Rounding | None = None) -> None:
+def quantize_some(
+    model: nn.Module, chosen: Mapping[str, int], group: int, how: Rounding | None = None
+) -> None:
     """Put quantised weights in the place of those whose paths and bits are given."""
     for path, bits in chosen.items():
         weight = model.get_parameter(path)

@@ -5,11 +5,12 @@
      ^          v |
      +-- the source: one vector (Summary), or a weighted sum of its states that the last state asks for (Additive)
 
-Documents are read side by side, the longest first, so that those still alive at a step lie together. Packed, padded
-and lonely rows thus become the same tokens in the same order, and no state passes from one document to the next.
+Documents are read side by side, the longest first, so that those still alive at a step lie
+together. Packed, padded and lonely rows thus become the same tokens in the same order, and no state
+passes from one document to the next.
 
-B batch, T tokens, S source tokens, C model dim, N tokens that are there, D documents, n of them alive, G gates,
-A width of the scores.
+B batch, T tokens, S source tokens, C model dim, N tokens that are there, D documents, n of them
+alive, G gates, A width of the scores.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ State: TypeAlias = tuple[Tensor, ...]  # (n, C) each; the first is what is seen 
 
 @dataclass
 class DocumentOrder:
-    """Tokens sorted by step, within a step by document, the longest first: what PackedSequence holds."""
+    """Tokens sorted by step, within a step by document, the longest first: what PackedSequence
+    holds."""
 
     index: Tensor  # (N,) their places among the B * T
     sizes: list[int]  # documents alive at each step
@@ -55,7 +57,15 @@ class DocumentOrder:
         if flow.contiguous:
             rows = torch.arange(B, device=pos.device)
             index = torch.arange(B * T, device=pos.device).view(B, T).T.flatten()
-            return cls(index, [B] * T, rows, None, pos[:, 0] == 0, torch.ones_like(rows, dtype=torch.bool), True)
+            return cls(
+                index,
+                [B] * T,
+                rows,
+                None,
+                pos[:, 0] == 0,
+                torch.ones_like(rows, dtype=torch.bool),
+                True,
+            )
         places = (pos.flatten() >= 0).nonzero()[:, 0]
         row, first = places // T, pos.flatten()[places] == 0
         border = row[1:] != row[:-1]
@@ -65,13 +75,24 @@ class DocumentOrder:
         starts = first.nonzero()[:, 0]
         ends = torch.cat((starts[1:], starts.new_tensor([len(places)])))
         lengths, longest = (ends - starts).sort(descending=True, stable=True)
-        chosen, steps = starts[longest], torch.arange(int(lengths[:1].sum()), device=pos.device)[:, None]
+        chosen, steps = (
+            starts[longest],
+            torch.arange(int(lengths[:1].sum()), device=pos.device)[:, None],
+        )
         running = lengths > steps  # (steps, D)
         by_step = (chosen + steps)[running]  # as pack_sequence does it, without a tensor a document
         final = torch.cat((row[starts][1:] != row[starts][:-1], first[:1]))
         fresh = pos.flatten()[places][chosen] == 0
         numbers = None if number is None else number[chosen]
-        made = cls(places[by_step], running.sum(1).tolist(), row[chosen], numbers, fresh, final[longest], False)
+        made = cls(
+            places[by_step],
+            running.sum(1).tolist(),
+            row[chosen],
+            numbers,
+            fresh,
+            final[longest],
+            False,
+        )
         return made if told is flow else made.on(flow.pos.device)
 
     def on(self, device: torch.device) -> DocumentOrder:
@@ -89,7 +110,8 @@ class DocumentOrder:
 
     @cached_property
     def mirror(self) -> Tensor:
-        """Where each token's mirror image in its own document lies, (N,): to read from the end, and back again."""
+        """Where each token's mirror image in its own document lies, (N,): to read from the end, and
+        back again."""
         sizes = torch.tensor(self.sizes)  # counted by the host, which has them
         begins = sizes.cumsum(0) - sizes
         step = torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -104,11 +126,14 @@ class DocumentOrder:
     def scatter(self, x: Tensor, like: Tensor) -> Tensor:
         """x (N, ...) -> (B, T, ...) of ``like``'s first two, 0 at padding."""
         B, T = like.shape[:2]
-        return x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self.index, x).view(B, T, *x.shape[1:])
+        return (
+            x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self.index, x).view(B, T, *x.shape[1:])
+        )
 
 
 class Cell(TracedModule):
-    """A recurrent cell over all documents; ``step`` is written out, ``kernel`` is PyTorch's own and equal."""
+    """A recurrent cell over all documents; ``step`` is written out, ``kernel`` is PyTorch's own and
+    equal."""
 
     gates: int
     kernel: Any  # all steps at once, over packed sequences
@@ -124,11 +149,15 @@ class Cell(TracedModule):
         return (hidden,)
 
     def step(self, given: Tensor, state: State) -> State:
-        """The next states (n, C); ``given`` (n, G * C) is the product of the input with its weights."""
+        """The next states (n, C); ``given`` (n, G * C) is the product of the input with its
+        weights."""
         raise NotImplementedError
 
-    def run(self, x: Tensor, order: DocumentOrder, state: State, engine: str) -> tuple[Tensor, State]:
-        """x (N, inputs) from ``state`` (D, C) on -> what is seen of each state (N, C), and the last ones (D, C)."""
+    def run(
+        self, x: Tensor, order: DocumentOrder, state: State, engine: str
+    ) -> tuple[Tensor, State]:
+        """x (N, inputs) from ``state`` (D, C) on -> what is seen of each state (N, C), and the last
+        ones (D, C)."""
         if engine != "eager" and len(order.sizes) > 1:
             weights = [self.input.matrix(), self.state.matrix(), self.input.bias, self.state.bias]
             start = [part[None] for part in state]  # of one layer
@@ -138,8 +167,11 @@ class Cell(TracedModule):
         return walk(torch.split(self.input(x), order.sizes), state, self.step)
 
 
-def walk(inputs: Iterable[Tensor], state: State, step: Callable[[Tensor, State], State]) -> tuple[Tensor, State]:
-    """``step`` by step over the inputs (n, ..) of the documents still alive, from ``state`` (D, C) on.
+def walk(
+    inputs: Iterable[Tensor], state: State, step: Callable[[Tensor, State], State]
+) -> tuple[Tensor, State]:
+    """``step`` by step over the inputs (n, ..) of the documents still alive, from ``state`` (D, C)
+    on.
 
     Returns what is seen of each state (N, C), and each document's last one (D, C).
     """
@@ -150,12 +182,15 @@ def walk(inputs: Iterable[Tensor], state: State, step: Callable[[Tensor, State],
             state = tuple(part[: len(given)] for part in state)
         state = step(given, state)
         outputs.append(state[0])
-    return torch.cat(outputs), tuple(torch.cat(part) for part in zip(state, *reversed(ended), strict=True))
+    return torch.cat(outputs), tuple(
+        torch.cat(part) for part in zip(state, *reversed(ended), strict=True)
+    )
 
 
 @builds(config.GRU)
 class GRU(Cell):
-    """One gate chooses what of the state a candidate is made of, one how much of the state stays."""
+    """One gate chooses what of the state a candidate is made of, one how much of the state
+    stays."""
 
     gates, kernel = 3, staticmethod(torch.gru)
 
@@ -186,7 +221,8 @@ class LSTM(Cell):
 
 @dataclass
 class Source:
-    """The encoder's states that each document attends to (D, S, C), and which of them are not padding."""
+    """The encoder's states that each document attends to (D, S, C), and which of them are not
+    padding."""
 
     values: Tensor
     valid: Tensor | None  # (D, S); None: all
@@ -198,13 +234,21 @@ class Source:
         """The memory by documents; packed pairs have the same number on both sides."""
         hidden, (B, S) = memory.hidden, memory.hidden.shape[:2]
         if order.aligned and memory.document_ids is None:
-            return cls(hidden, None if memory.contiguous else memory.pos.expand(B, S) >= 0, None, hidden)
-        told, own = (memory, order) if order.host is None else (memory.packing or memory, order.host)
+            return cls(
+                hidden, None if memory.contiguous else memory.pos.expand(B, S) >= 0, None, hidden
+            )
+        told, own = (
+            (memory, order) if order.host is None else (memory.packing or memory, order.host)
+        )
         valid = told.pos.expand(B, S)[own.rows] >= 0
         if told.document_ids is not None and own.document_ids is not None:
             valid = valid & (told.document_ids[own.rows] == own.document_ids[:, None])
-        columns = valid.int().argsort(dim=1, descending=True, stable=True)[:, : int(valid.sum(1).max())]
-        there, columns = (x.to(hidden.device, non_blocking=True) for x in (valid.gather(1, columns), columns))
+        columns = valid.int().argsort(dim=1, descending=True, stable=True)[
+            :, : int(valid.sum(1).max())
+        ]
+        there, columns = (
+            x.to(hidden.device, non_blocking=True) for x in (valid.gather(1, columns), columns)
+        )
         values = hidden.flatten(0, 1)[order.rows[:, None] * S + columns]
         return cls(values, there, columns, values)
 
@@ -235,7 +279,8 @@ class Summary(TracedModule):
 
 @builds(config.Additive)
 class Additive(Summary):
-    """Scores the source's states for the last state of the decoder, and sums them by their scores."""
+    """Scores the source's states for the last state of the decoder, and sums them by their
+    scores."""
 
     attends = True
 
@@ -256,16 +301,20 @@ class Additive(Summary):
 
 @builds(config.Recurrent)
 class Recurrent(TracedModule):
-    """Embeddings in, hidden states out, as a Stack does it; one way, or both ways with half of the width each."""
+    """Embeddings in, hidden states out, as a Stack does it; one way, or both ways with half of the
+    width each."""
 
-    exact = ("cells", "back", "cross", "merge")  # a state goes round and round: what is rounded adds up
+    # a state goes round and round: what is rounded adds up
+    exact = ("cells", "back", "cross", "merge")
 
     def __init__(self, cfg: config.Recurrent, dim: int) -> None:
         super().__init__()
         width = dim if cfg.causal else dim // 2
         inputs = [dim if cfg.cross is None else 2 * dim] + [dim] * (cfg.depth - 1)
         self.cells: Any = nn.ModuleList(build(cfg.cell, size, width) for size in inputs)
-        self.back: Any = nn.ModuleList(build(cfg.cell, size, width) for size in inputs if not cfg.causal)
+        self.back: Any = nn.ModuleList(
+            build(cfg.cell, size, width) for size in inputs if not cfg.causal
+        )
         self.cross: Any = build(cfg.cross, dim) if cfg.cross is not None else None
         if cfg.cross is not None:
             self.merge = linear(3 * dim, dim, bias=True)
@@ -275,7 +324,10 @@ class Recurrent(TracedModule):
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         """x (B, T, C), embedded tokens -> (B, T, C)."""
         if flow.prefix is not None:
-            raise UserError("A recurrent model reads from left to right and sees no prefix as a whole; take a Stack.")
+            raise UserError(
+                "A recurrent model reads from left to right and sees no prefix as a "
+                "whole; take a Stack."
+            )
         x = flow.look(self, "embed", self.drop(x))
         order = DocumentOrder.of(flow, *x.shape[:2])
         if not order.sizes:  # nothing but padding
@@ -291,7 +343,9 @@ class Recurrent(TracedModule):
                     hidden, context, state = self.attend(hidden, order, state, source, flow, x)
                 else:
                     context = initial[order.ranks]
-                    hidden, state = cell.run(torch.cat((hidden, context), -1), order, state, flow.engine)
+                    hidden, state = cell.run(
+                        torch.cat((hidden, context), -1), order, state, flow.engine
+                    )
                 context = self.look(flow, self.cross, "write", context, order, x)
             else:
                 outputs, state = cell.run(hidden, order, state, flow.engine)
@@ -308,8 +362,11 @@ class Recurrent(TracedModule):
             hidden = torch.tanh(self.merge(torch.cat((hidden, context, given), -1)))
         return flow.look(self, "out", order.scatter(hidden, x))
 
-    def source(self, flow: Flow, order: DocumentOrder, carried: Carried | None) -> tuple[Source | None, Any]:
-        """What the documents look at, and the vector in which they begin (D, C); the keys are made once."""
+    def source(
+        self, flow: Flow, order: DocumentOrder, carried: Carried | None
+    ) -> tuple[Source | None, Any]:
+        """What the documents look at, and the vector in which they begin (D, C); the keys are made
+        once."""
         if self.cross is None:
             return None, None
         assert flow.memory is not None
@@ -320,10 +377,14 @@ class Recurrent(TracedModule):
             else:
                 states = flow.memory.hidden
                 made, _ = carried.cross.cached(lambda: (self.cross.k(states), states))
-                source.keys = made if source.columns is None else made[order.rows[:, None], source.columns]
+                source.keys = (
+                    made if source.columns is None else made[order.rows[:, None], source.columns]
+                )
         return source, self.cross.initial(source)
 
-    def start(self, cell: Cell, order: DocumentOrder, initial: Any, carried: Carried | None, number: int) -> State:
+    def start(
+        self, cell: Cell, order: DocumentOrder, initial: Any, carried: Carried | None, number: int
+    ) -> State:
         """The state in which each document goes on, (D, C)."""
         D, like = len(order.rows), cell.state.weight
         fresh = cell.initial(like.new_zeros(D, cell.width) if initial is None else initial)
@@ -331,12 +392,21 @@ class Recurrent(TracedModule):
         if before is None:
             return fresh
         old = (part[order.rows] for part in before)
-        return tuple(torch.where(order.fresh[:, None], a, b) for a, b in zip(fresh, old, strict=True))
+        return tuple(
+            torch.where(order.fresh[:, None], a, b) for a, b in zip(fresh, old, strict=True)
+        )
 
     def attend(
-        self, x: Tensor, order: DocumentOrder, state: State, source: Source, flow: Flow, like: Tensor
+        self,
+        x: Tensor,
+        order: DocumentOrder,
+        state: State,
+        source: Source,
+        flow: Flow,
+        like: Tensor,
     ) -> tuple[Tensor, Tensor, State]:
-        """The first layer, which looks at the source at each word: states, contexts (N, C), last states (D, C)."""
+        """The first layer, which looks at the source at each word: states, contexts (N, C), last
+        states (D, C)."""
         cell: Cell = self.cells[0]
         cross, (of_x, of_context) = self.cross, torch.split(cell.input.matrix(), x.shape[-1], dim=1)
         contexts, patterns = list[Tensor](), list[Tensor]()
@@ -353,16 +423,21 @@ class Recurrent(TracedModule):
             patterns.append(pattern)
             return cell.step(given + F.linear(context, of_context), state)
 
-        outputs, last = walk(torch.split(F.linear(x, of_x, cell.input.bias), order.sizes), state, step)
+        outputs, last = walk(
+            torch.split(F.linear(x, of_x, cell.input.bias), order.sizes), state, step
+        )
         if tape is not None and flow.watches(cross, "pattern"):
             pattern = torch.cat(patterns)  # (N, S) of each document's own words
-            if source.columns is not None and flow.memory is not None:  # in the columns of the batch
+            # in the columns of the batch
+            if source.columns is not None and flow.memory is not None:
                 wide = pattern.new_zeros(len(pattern), flow.memory.hidden.shape[1])
                 pattern = wide.scatter(1, source.columns[order.ranks], pattern)
             tape.record(path, order.scatter(pattern, like)[:, None])  # (B, 1, T, S)
         return outputs, torch.cat(contexts), last
 
-    def places(self, order: DocumentOrder, source: Source, flow: Flow, like: Tensor) -> Iterator[Place]:
+    def places(
+        self, order: DocumentOrder, source: Source, flow: Flow, like: Tensor
+    ) -> Iterator[Place]:
         """Where the words of each step stand (n, 1), and their keys (n, S)."""
         assert flow.memory is not None and flow.tape is not None
         pos, tape = flow.pos.expand(like.shape[:2]).flatten()[order.index], flow.tape
@@ -372,6 +447,18 @@ class Recurrent(TracedModule):
         for one in torch.split(pos, order.sizes):
             yield Place(one[:, None], rows=rows[: len(one)], keys=keys[: len(one)])
 
-    def look(self, flow: Flow, part: TracedModule, name: str, x: Tensor, order: DocumentOrder, like: Tensor) -> Tensor:
+    def look(
+        self,
+        flow: Flow,
+        part: TracedModule,
+        name: str,
+        x: Tensor,
+        order: DocumentOrder,
+        like: Tensor,
+    ) -> Tensor:
         """x (N, C), seen by a tape as (B, T, C)."""
-        return order.gather(flow.look(part, name, order.scatter(x, like))) if flow.watches(part, name) else x
+        return (
+            order.gather(flow.look(part, name, order.scatter(x, like)))
+            if flow.watches(part, name)
+            else x
+        )

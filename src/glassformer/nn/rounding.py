@@ -1,4 +1,5 @@
-"""Numbers to few bits: integer codes in groups along the last dimension, each group with a scale of 16 bits.
+"""Numbers to few bits: integer codes in groups along the last dimension, each group with a scale of
+16 bits.
 
     weight[n, c]  ~  codes[n, c] * scales[n, c // group]      int8: -127 .. 127      int4: -8 .. 7
 
@@ -29,11 +30,16 @@ def check(bits: int, group: int) -> None:
     """UserError where no weight can be held so."""
     need(bits in BITS, f"There are no weights of {bits} bits here; give 8 or 4.")
     fits = group > 0 and group % GROUP == 0
-    need(fits, f"Groups of {group} do not fit the kernels; give a multiple of {GROUP}, such as 32, 64 or 128.")
+    need(
+        fits,
+        f"Groups of {group} do not fit the kernels; give a multiple of {GROUP}, such as "
+        "32, 64 or 128.",
+    )
 
 
 def nearest(weight: Tensor, bits: int, group: int) -> Rounded:
-    """Each number to the nearest code of a scale that takes the group's largest number to the last code."""
+    """Each number to the nearest code of a scale that takes the group's largest number to the last
+    code."""
     wide = grouped(weight, group)
     return _flat(*encode(wide, largest(wide) / LOWEST[bits], bits), weight.shape[-1])
 
@@ -41,8 +47,8 @@ def nearest(weight: Tensor, bits: int, group: int) -> Rounded:
 def searched(weight: Tensor, bits: int, group: int, importance: Tensor | None = None) -> Rounded:
     """The scale of least squared error among many; then the best one for its codes, twice.
 
-    ``importance`` (C,), or as the weight, weighs the errors of the inputs, by the mean square of what they are
-    multiplied with. In 8 bits the nearest codes are as good.
+    ``importance`` (C,), or as the weight, weighs the errors of the inputs, by the mean square of
+    what they are multiplied with. In 8 bits the nearest codes are as good.
     """
     if bits == 8:
         return nearest(weight, bits, group)
@@ -75,7 +81,9 @@ def _search(wide: Tensor, matters: Tensor | None, bits: int) -> Rounded:
         better(most / code)
     for _ in range(2):
         q = codes.float() if matters is None else codes.float() * matters
-        better((q * wide).sum(-1, keepdim=True) / (q * codes).sum(-1, keepdim=True).clamp(min=1e-30))
+        better(
+            (q * wide).sum(-1, keepdim=True) / (q * codes).sum(-1, keepdim=True).clamp(min=1e-30)
+        )
     return codes, scales
 
 
@@ -91,12 +99,15 @@ def largest(wide: Tensor) -> Tensor:
 
 
 def encode(wide: Tensor, scale: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Codes (..., G, group) and the scale (..., G, 1) as it is kept: never 0, so that a scale says what it is of."""
+    """Codes (..., G, group) and the scale (..., G, 1) as it is kept: never 0, so that a scale says
+    what it is of."""
     kept = scale.clamp(-65504.0, 65504.0).to(torch.float16)
     kept = torch.where(kept == 0, torch.full_like(kept, SMALLEST), kept)
     codes = (wide / kept.float()).round().clamp(LOWEST[bits], HIGHEST[bits])
     if not bool(codes.isfinite().all()):
-        raise UserError("A weight holds NaN or infinite numbers, which no code stands for; restore the model.")
+        raise UserError(
+            "A weight holds NaN or infinite numbers, which no code stands for; restore the model."
+        )
     return codes.to(torch.int8), kept
 
 
@@ -117,7 +128,8 @@ def _flat(codes: Tensor, scales: Tensor, inputs: int) -> Rounded:
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Codes of 4 bits (..., C) -> bytes (..., C / 2): the even ones in the low half, each 8 more than it is."""
+    """Codes of 4 bits (..., C) -> bytes (..., C / 2): the even ones in the low half, each 8 more
+    than it is."""
     pairs = (codes + 8).to(torch.uint8)
     return pairs[..., 0::2] | (pairs[..., 1::2] << 4)
 

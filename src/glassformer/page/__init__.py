@@ -1,4 +1,5 @@
-"""The page in a browser (extra ``page``): a local server over traces, generation, tokenizers and running trainings.
+"""The page in a browser (extra ``page``): a local server over traces, generation, tokenizers and
+running trainings.
 
 app        routes
 replies    work in threads, how an answer or a mistake is sent

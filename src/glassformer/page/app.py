@@ -1,4 +1,5 @@
-"""The routes of the page, and how an answer or a mistake is sent; what computes does so in a thread."""
+"""The routes of the page, and how an answer or a mistake is sent; what computes does so in a
+thread."""
 
 from __future__ import annotations
 
@@ -55,20 +56,27 @@ TYPES = {
     ".trace": "application/octet-stream",
 }
 UNBUILT = (
-    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>glassformer</title><p>The page\'s build is missing '
-    "from this installation; run <code>npm ci &amp;&amp; npm run build</code> in <code>web/</code>, or install a wheel."
+    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>glassformer</title><p>The '
+    "page's build is missing "
+    "from this installation; run <code>npm ci &amp;&amp; npm run build</code> in "
+    "<code>web/</code>, or install a wheel."
 )
 
 
 class Page:
     """What the routes share: models, runs, tokenizers, trainings and the files of the build."""
 
-    def __init__(self, models: Models, trainings: Trainings | None = None, static: Path | None = None) -> None:
+    def __init__(
+        self, models: Models, trainings: Trainings | None = None, static: Path | None = None
+    ) -> None:
         self.models, self.runs, self.tokenizers = models, Runs(models), Tokenizers(models)
         self.trainings = trainings or Trainings(None, models)
         folder = static or Path(str(resources.files("glassformer"))) / "static"
-        found = [path for path in folder.iterdir() if path.suffix in TYPES] if folder.is_dir() else []
-        self.static = {path.name: path for path in sorted(found)}  # a name that is not here is never opened
+        found = (
+            [path for path in folder.iterdir() if path.suffix in TYPES] if folder.is_dir() else []
+        )
+        # a name that is not here is never opened
+        self.static = {path.name: path for path in sorted(found)}
         self.shown = threading.Event()  # a browser has what it needs to show the example
 
     # ------------------------------------------------------------------------------ the page
@@ -112,7 +120,9 @@ class Page:
     async def contexts(self, request: Request) -> Response:
         """POST api/contexts"""
         asked = await body(request)
-        return answer(await work(request, lambda check: measures.contexts(self.models, asked, check)))
+        return answer(
+            await work(request, lambda check: measures.contexts(self.models, asked, check))
+        )
 
     async def again(self, request: Request) -> Response:
         """GET api/runs/{run}: what was answered when it was made."""
@@ -136,7 +146,9 @@ class Page:
         """GET api/runs/{run}/logits"""
         return await self._tensors(request, wire.logits)
 
-    async def _tensors(self, request: Request, make: Callable[[Run, Any, Check], bytes]) -> Response:
+    async def _tensors(
+        self, request: Request, make: Callable[[Run, Any, Check], bytes]
+    ) -> Response:
         run = self._run(request)
         tag = f'"{hashlib.sha256(f"{run.id} {request.url.path} {request.url.query}".encode()).hexdigest()[:32]}"'
         sent = {"etag": tag, "cache-control": IMMUTABLE}
@@ -151,7 +163,9 @@ class Page:
         from ..inspection import answers
 
         run, address = self._run(request), request.query_params.get("address", "")
-        need(0 < len(address) <= 500, 'There is no address; give one, such as address="logits[0,0]".')
+        need(
+            0 < len(address) <= 500, 'There is no address; give one, such as address="logits[0,0]".'
+        )
         terms = whole(request, "terms", 64, 0, 20_000)
 
         def explained(check: Check) -> dict[str, Any]:
@@ -165,10 +179,21 @@ class Page:
         from ..inspection import lens as lenses
 
         run, asked = self._run(request), await body(request)
-        positions, track, top = asked.get("positions"), asked.get("track") or [], asked.get("top", 5)
-        need(positions is None or (isinstance(positions, list) and 0 < len(positions) <= 16), "positions: 1 to 16.")
+        positions, track, top = (
+            asked.get("positions"),
+            asked.get("track") or [],
+            asked.get("top", 5),
+        )
+        need(
+            positions is None or (isinstance(positions, list) and 0 < len(positions) <= 16),
+            "positions: 1 to 16.",
+        )
         need(all(type(one) is int for one in positions or []), "positions are whole numbers.")
-        good = isinstance(track, list) and len(track) <= 16 and all(isinstance(one, int | str) for one in track)
+        good = (
+            isinstance(track, list)
+            and len(track) <= 16
+            and all(isinstance(one, int | str) for one in track)
+        )
         need(good, "track is a list of tokens, 16 at most.")
         need(type(top) is int and 1 <= top <= 100, "top is from 1 to 100.")
 
@@ -186,7 +211,11 @@ class Page:
 
         run, query = self._run(request), request.query_params
         length = run.trace.tokens.shape[1]
-        position = whole(request, "position", length - 1, -length, length - 1) if "position" in query else None
+        position = (
+            whole(request, "position", length - 1, -length, length - 1)
+            if "position" in query
+            else None
+        )
         token, against = (token_of(query.get(name)) for name in ("token", "against"))
 
         def taken_apart(check: Check) -> dict[str, Any]:
@@ -203,7 +232,8 @@ class Page:
         return answer(await work(request, lambda check: wire.experts(run, check)))
 
     async def export(self, request: Request) -> Response:
-        """GET api/runs/{run}/export.html, .trace: one file to keep, a download and no page of this server."""
+        """GET api/runs/{run}/export.html, .trace: one file to keep, a download and no page of this
+        server."""
         run, kind = self._run(request), request.path_params["kind"]
         need(kind in ("html", "trace"), "A run is saved as export.html or export.trace.")
 
@@ -217,9 +247,14 @@ class Page:
         from ..inspection import export
 
         data = await work(request, made)
-        sent = {"content-disposition": f'attachment; filename="{run.id}.{"html" if kind == "html" else "safetensors"}"'}
+        sent = {
+            "content-disposition": "attachment; "
+            f'filename="{run.id}.{"html" if kind == "html" else "safetensors"}"'
+        }
         sent |= {"content-security-policy": "sandbox", "cache-control": "no-store"}
-        return Response(data, 200, sent, TYPES[".html"] if kind == "html" else "application/octet-stream")
+        return Response(
+            data, 200, sent, TYPES[".html"] if kind == "html" else "application/octet-stream"
+        )
 
     def _run(self, request: Request) -> Run:
         return self.runs[request.path_params["run"]]
@@ -231,7 +266,8 @@ class Page:
         asked = await body(request)
         gone = threading.Event()
         steps = generate(self.models, asked, partial(check_that, gone))
-        first = await work(request, lambda check: next(steps))  # what is wrong is said before the stream begins
+        # what is wrong is said before the stream begins
+        first = await work(request, lambda check: next(steps))
         return events(streamed(first, steps, gone))
 
     async def beam(self, request: Request) -> Response:
@@ -266,7 +302,10 @@ class Page:
 
     async def series(self, request: Request) -> Response:
         """GET api/train/{name}/series"""
-        since, most = whole(request, "since", 0, 0, 1 << 50), whole(request, "most", 2000, 2, 20_000)
+        since, most = (
+            whole(request, "since", 0, 0, 1 << 50),
+            whole(request, "most", 2000, 2, 20_000),
+        )
         name = request.path_params["name"]
         return answer(await to_thread.run_sync(self.trainings.series, name, since, most))
 
@@ -293,7 +332,9 @@ class Page:
         name, query = request.path_params["name"], request.query_params
         text = query.get("text", "")
         need(len(text) <= 2000, "A probe has 2,000 characters at most.")
-        return answer(await work(request, lambda check: self.trainings.probe(self.runs, name, text, check)))
+        return answer(
+            await work(request, lambda check: self.trainings.probe(self.runs, name, text, check))
+        )
 
     async def events(self, request: Request) -> Response:
         """GET api/events"""
@@ -349,5 +390,11 @@ def application(page: Page, hosts: frozenset[str] | None, token: str | None = No
 
 def routed(page: Page) -> Starlette:
     """The page's routes, for whoever may ask them."""
-    told: dict[Any, Any] = {UserError: mistake, Gone: left, 404: unknown, 405: unknown, Exception: broken}
+    told: dict[Any, Any] = {
+        UserError: mistake,
+        Gone: left,
+        404: unknown,
+        405: unknown,
+        Exception: broken,
+    }
     return Starlette(routes=page.routes(), exception_handlers=told)

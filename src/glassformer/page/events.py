@@ -1,7 +1,8 @@
-"""Training folders, read as they grow: a training appends lines to its log, and here they are taken as they come.
+"""Training folders, read as they grow: a training appends lines to its log, and here they are taken
+as they come.
 
-So it does not matter who trains (a terminal, another machine's shared disk), or whether this server began first, was
-started again, or comes when all is over.
+So it does not matter who trains (a terminal, another machine's shared disk), or whether this server
+began first, was started again, or comes when all is over.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ OFTEN = 0.5  # seconds between looks at the logs of a stream
 BEAT = 15.0  # seconds after which a silent stream says that it lives
 LOADED = 4  # checkpoints that stay in memory
 PROBE = "The king said to the queen that"
-OVER_TOKENS = {"Causal", "Prefix", "Masked", "Span", "Seq2Seq"}  # objectives whose loss is that of guessing a token
+# objectives whose loss is that of guessing a token
+OVER_TOKENS = {"Causal", "Prefix", "Masked", "Span", "Seq2Seq"}
 
 
 class Trainings:
@@ -53,21 +55,35 @@ class Trainings:
         """Run folders by what a browser calls them."""
         if self.folder is None or not self.folder.is_dir():
             return {}
-        found = [self.folder] if (self.folder / RUN).is_file() or (self.folder / LOG).is_file() else []
+        found = (
+            [self.folder] if (self.folder / RUN).is_file() or (self.folder / LOG).is_file() else []
+        )
         if not found:
             with contextlib.suppress(OSError):
-                found = sorted(one for one in self.folder.iterdir() if (one / RUN).is_file() or (one / LOG).is_file())
+                found = sorted(
+                    one
+                    for one in self.folder.iterdir()
+                    if (one / RUN).is_file() or (one / LOG).is_file()
+                )
         named: dict[str, Path] = {}
         for path in found[:200]:
             base = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.") or "run"
             taken = {*named, *self.models.entries}  # a training is a model too
-            named[next(one for one in (base, *(f"{base}-{n}" for n in range(2, 1000))) if one not in taken)] = path
+            named[
+                next(
+                    one
+                    for one in (base, *(f"{base}-{n}" for n in range(2, 1000)))
+                    if one not in taken
+                )
+            ] = path
         return named
 
     def _path(self, name: str) -> Path:
         found = self.folders()
         if name not in found:
-            raise Missing(f'There is no training "{name[:80]}" here; there are: {", ".join(found) or "none"}.')
+            raise Missing(
+                f'There is no training "{name[:80]}" here; there are: {", ".join(found) or "none"}.'
+            )
         return found[name]
 
     def _tail(self, path: Path) -> Tail:
@@ -110,7 +126,9 @@ class Trainings:
             "live": age is not None and age < QUIET and not done and not ended,
             "done": done,
             "objective": objective,
-            "chance": math.log(vocab) if objective in OVER_TOKENS and isinstance(vocab, int) and vocab > 1 else None,
+            "chance": math.log(vocab)
+            if objective in OVER_TOKENS and isinstance(vocab, int) and vocab > 1
+            else None,
             "stopping": (path / STOP).is_file(),
             "pausing": asked and waited is None,
             "paused": waited is not None and waited < QUIET,
@@ -122,17 +140,22 @@ class Trainings:
     # ---------------------------------------------------------------------------- what a model is
 
     def find(self, id: str) -> Entry | None:
-        """The model ``RUN`` (its best, else its last checkpoint) or ``RUN@STEP``; None where there is none."""
+        """The model ``RUN`` (its best, else its last checkpoint) or ``RUN@STEP``; None where there
+        is none."""
         name, at, step = id.partition("@")
         path = self.folders().get(name)
-        if path is None or (at and not (step.isascii() and step.isdigit() and int(step) in checkpoints(path))):
+        if path is None or (
+            at and not (step.isascii() and step.isdigit() and int(step) in checkpoints(path))
+        ):
             return None
         with self._turn:
             if id not in self._entries:
                 where = path / _named(int(step)) if at else path
                 with contextlib.suppress(UserError):
                     title = f"{path.resolve().name} at step {int(step):,}" if at else str(path)
-                    self._entries[id] = Entry(id, where, title, self.models.dtype, self.models.device)
+                    self._entries[id] = Entry(
+                        id, where, title, self.models.dtype, self.models.device
+                    )
             if id in self._entries:
                 self._entries.move_to_end(id)
             loaded = [one for one in self._entries.values() if one.loaded is not None]
@@ -160,18 +183,26 @@ class Trainings:
         return records.routing(self._path(name))
 
     def stop(self, name: str) -> dict[str, Any]:
-        """Ask a training that runs to save and end after its step, by a file in its folder; no process is touched."""
+        """Ask a training that runs to save and end after its step, by a file in its folder; no
+        process is touched."""
         path = self._path(name)
-        need(self._card(name, path)["live"], f'The training "{name}" is not running, so there is nothing to stop.')
+        need(
+            self._card(name, path)["live"],
+            f'The training "{name}" is not running, so there is nothing to stop.',
+        )
         files.write(path / STOP, "The page asked this training to save and end.\n")
         return {"name": name, "asked": True}
 
     def pause(self, name: str, wanted: Any) -> dict[str, Any]:
-        """Ask a training that runs to wait after its step, or no longer, by a file in its folder as well."""
+        """Ask a training that runs to wait after its step, or no longer, by a file in its folder as
+        well."""
         path = self._path(name)
         need(isinstance(wanted, bool), '"paused" is true or false.')
         if wanted:
-            need(self._card(name, path)["live"], f'The training "{name}" is not running, so there is nothing to pause.')
+            need(
+                self._card(name, path)["live"],
+                f'The training "{name}" is not running, so there is nothing to pause.',
+            )
             if not (path / PAUSE).is_file():  # what a training that waits has written there stays
                 files.write(path / PAUSE, "The page asked this training to wait.\n")
         else:
@@ -179,11 +210,13 @@ class Trainings:
         return {"name": name, "asked": True}
 
     def probe(self, runs: Runs, name: str, text: str, check: Check) -> dict[str, Any]:
-        """One text read by each checkpoint that is there: a run of each, whose heads and answers are then asked for."""
+        """One text read by each checkpoint that is there: a run of each, whose heads and answers
+        are then asked for."""
         path, told = self._path(name), []
         for step in checkpoints(path)[-12:]:
             check()
-            with contextlib.suppress(UserError):  # removed meanwhile, or of a model that reads no text alone
+            # removed meanwhile, or of a model that reads no text alone
+            with contextlib.suppress(UserError):
                 made = runs.make({"model": f"{name}@{step}", "text": text or PROBE}, check)
                 told.append({"step": step, "model": f"{name}@{step}", "run": made["run"]})
         return {"name": name, "text": text or PROBE, "steps": told}
@@ -208,10 +241,14 @@ class Trainings:
                 if one["cursor"] != since:
                     told[name] = one
                     now[name] = one["cursor"]
-        return {"cursor": ",".join(f"{name}:{rows}" for name, rows in now.items()), "trainings": told}
+        return {
+            "cursor": ",".join(f"{name}:{rows}" for name, rows in now.items()),
+            "trainings": told,
+        }
 
     async def stream(self, cursors: dict[str, int]) -> AsyncIterator[bytes]:
-        """Server-sent events: ``train`` whenever a log has grown; its id is the cursor to go on from."""
+        """Server-sent events: ``train`` whenever a log has grown; its id is the cursor to go on
+        from."""
         said = time.monotonic()
         yield b"retry: 1000\n\n"
         while True:
@@ -228,7 +265,8 @@ class Trainings:
 
 
 def _pause(path: Path) -> tuple[bool, float | None]:
-    """Whether a training is asked to wait, and how many seconds ago it last said that it does; None: it never did."""
+    """Whether a training is asked to wait, and how many seconds ago it last said that it does;
+    None: it never did."""
     try:
         told = (path / PAUSE).stat()
         waits = (path / PAUSE).read_text(encoding="utf-8", errors="replace").startswith(PAUSED)

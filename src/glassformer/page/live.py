@@ -1,8 +1,10 @@
-"""A trace as a live page in a notebook (extra ``live``): the page's routes, answered by the kernel, without a port.
+"""A trace as a live page in a notebook (extra ``live``): the page's routes, answered by the kernel,
+without a port.
 
-The widget (anywidget; ``web/src/widget.ts``) holds the page in a frame of its own and passes its requests on as
-messages of the notebook; here they go through the server's routes in a thread, so that both sides are the server's
-and the page's own code. A saved notebook keeps nothing of it: a trace without ``live()`` shows itself for good.
+The widget (anywidget; ``web/src/widget.ts``) holds the page in a frame of its own and passes its
+requests on as messages of the notebook; here they go through the server's routes in a thread, so
+that both sides are the server's and the page's own code. A saved notebook keeps nothing of it: a
+trace without ``live()`` shows itself for good.
 """
 
 from __future__ import annotations
@@ -25,13 +27,18 @@ Tell = Callable[[Message, list[bytes]], None]
 
 
 def live(trace: Trace, view: str = "playground", height: int = 640) -> Any:
-    """The widget that a notebook shows: the page on this trace's text and model, ``height`` in pixels.
+    """The widget that a notebook shows: the page on this trace's text and model, ``height`` in
+    pixels.
 
-    Raises UserError without the extra ``live``, for an unknown view, and for a trace whose values were edited.
+    Raises UserError without the extra ``live``, for an unknown view, and for a trace whose values
+    were edited.
     """
     need(view in VIEWS, f'There is no screen "{view}"; there are: {", ".join(VIEWS)}.')
     need(100 <= height <= 4000, f"{height} pixels are no height of a page; give 100 to 4,000.")
-    said = "the live page reads its text without them; trace it without edits and make them on the page"
+    said = (
+        "the live page reads its text without them; trace it without edits and make them on "
+        "the page"
+    )
     need(not trace.edits, f"This trace's values were edited, and {said}.")
     try:
         import anywidget
@@ -53,7 +60,11 @@ def live(trace: Trace, view: str = "playground", height: int = 640) -> Any:
     name = type(config).__name__
     entry = HeldEntry(name, Checkpoint(name, None, config), trace.model, reads)
     text = "" if reads is None else reads.decode(ids)
-    source = None if reads is None or trace.source is None else reads.for_source.decode(trace.source[0].tolist())
+    source = (
+        None
+        if reads is None or trace.source is None
+        else reads.for_source.decode(trace.source[0].tolist())
+    )
     page = Page(Models.of([entry]))
     page.runs.keep(entry, trace, text, source)
     start = {"model": name, "text": text, "source": source or "", "ids": ids, "view": view}
@@ -64,15 +75,18 @@ def live(trace: Trace, view: str = "playground", height: int = 640) -> Any:
 
 
 class Answering:
-    """Requests as messages {to, id, method, path, body} or {to, id, cancel}; answers {to, id, status?, more}, bytes.
+    """Requests as messages {to, id, method, path, body} or {to, id, cancel}; answers {to, id,
+    status?, more}, bytes.
 
-    ``app`` is an ASGI application; it runs in a thread with an event loop of its own, as long as the process lives.
+    ``app`` is an ASGI application; it runs in a thread with an event loop of its own, as long as
+    the process lives.
     """
 
     def __init__(self, app: Any, tell: Tell) -> None:
         self.app, self.tell = app, tell
         self.loop = asyncio.new_event_loop()
-        self.left: dict[tuple[str, int], asyncio.Event] = {}  # of what is being answered: set when nobody waits
+        # of what is being answered: set when nobody waits
+        self.left: dict[tuple[str, int], asyncio.Event] = {}
         self.doing: set[asyncio.Task[None]] = set()  # or they could be collected
         threading.Thread(target=self.loop.run_forever, daemon=True, name="glassformer live").start()
 
@@ -107,10 +121,16 @@ class Answering:
             if told["type"] == "http.response.start":
                 self.tell({**back, "status": told["status"]}, [])
             else:
-                self.tell({**back, "more": bool(told.get("more_body"))}, [bytes(told.get("body", b""))])
+                self.tell(
+                    {**back, "more": bool(told.get("more_body"))}, [bytes(told.get("body", b""))]
+                )
 
         try:
-            await self.app(_scope(str(message.get("method", "GET")), str(message.get("path", ""))), receive, send)
+            await self.app(
+                _scope(str(message.get("method", "GET")), str(message.get("path", ""))),
+                receive,
+                send,
+            )
         finally:
             del self.left[whose]
 

@@ -12,7 +12,8 @@ MOST_CONTEXT = 10_000  # characters of a text that a word stands in
 
 
 def heads(models: Models, name: str, check: Check) -> dict[str, Any]:
-    """What each head of a model does on repeated random tokens, measured once. Raises UserError where it has none."""
+    """What each head of a model does on repeated random tokens, measured once. Raises UserError
+    where it has none."""
     from ..inspection.heads import head_scores
 
     loaded = models[name].open(check)
@@ -23,7 +24,8 @@ def heads(models: Models, name: str, check: Check) -> dict[str, Any]:
 
 
 def contexts(models: Models, asked: dict[str, Any], check: Check) -> dict[str, Any]:
-    """{model, word, texts: [one, another]} -> the word's cosine at each depth. UserError where a text lacks it."""
+    """{model, word, texts: [one, another]} -> the word's cosine at each depth. UserError where a
+    text lacks it."""
     from ..inspection.contexts import word_in_contexts
 
     entry = models[one_text(asked, "model", 200) or ""]

@@ -1,4 +1,5 @@
-"""The models that the page offers: a card of each without loading it; the model itself when it is first asked for."""
+"""The models that the page offers: a card of each without loading it; the model itself when it is
+first asked for."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Loaded:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.lock = threading.Lock()
-        self.heads: dict[str, Any] | None = None  # scores of its attention heads, once they were measured
+        # scores of its attention heads, once they were measured
+        self.heads: dict[str, Any] | None = None
         self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         self.digest = digest(model, self.tokenizer)
 
@@ -48,7 +50,8 @@ class Loaded:
         place = devices.find(device)
         model = checkpoint.model(dtype=dtype, device=place)
         if dtype is None and place.type == "cpu" and next(model.parameters()).element_size() < 4:
-            model = model.float()  # a CPU rounds half precision otherwise than it is shown, and is slower in it
+            # a CPU rounds half precision otherwise than it is shown, and is slower in it
+            model = model.float()
         return cls(model, checkpoint.tokenizer())
 
     @contextmanager
@@ -72,7 +75,9 @@ def digest(model: Any, tokenizer: Any) -> str:
     whole = hashlib.sha256(serial.dumps(model.config).encode())
     for name, weight in model.state_dict().items():
         whole.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        whole.update(memoryview(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+        whole.update(
+            memoryview(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        )
     for one in [] if tokenizer is None else dict.fromkeys((tokenizer, tokenizer.for_source)):
         whole.update(one.fingerprint.encode())
     return f"sha256:{whole.hexdigest()}"
@@ -98,7 +103,8 @@ class Entry:
         self._vocabulary: int | None = None
 
     def open(self, check: Check = lambda: None) -> Loaded:
-        """The model, loaded, or loaded anew where its files have changed. Raises UserError as loading does."""
+        """The model, loaded, or loaded anew where its files have changed. Raises UserError as
+        loading does."""
         while not self.turn.acquire(timeout=0.05):
             check()
         try:
@@ -175,9 +181,12 @@ class Finder(Protocol):
 
 
 class Models:
-    """Every offered model by its id, in the order given; checkpoints of runs come as ``RUN@STEP``."""
+    """Every offered model by its id, in the order given; checkpoints of runs come as
+    ``RUN@STEP``."""
 
-    def __init__(self, names: Sequence[str | Path], dtype: str | None = None, device: str | None = None) -> None:
+    def __init__(
+        self, names: Sequence[str | Path], dtype: str | None = None, device: str | None = None
+    ) -> None:
         self.dtype, self.device = dtype, device
         self.entries: dict[str, Entry] = {}
         self.finders: list[Finder] = []
@@ -198,21 +207,34 @@ class Models:
         """Offer one more. Raises UserError where no model is described there."""
         plain = Path(name).name if not is_recipe(str(name)) else str(name)
         base = re.sub(r"[^A-Za-z0-9._-]+", "-", title or plain).strip("-.") or "model"
-        id = next(one for one in (base, *(f"{base}-{n}" for n in range(2, 10_000))) if one not in self.entries)
+        id = next(
+            one
+            for one in (base, *(f"{base}-{n}" for n in range(2, 10_000)))
+            if one not in self.entries
+        )
         entry = self.entries[id] = Entry(id, name, title or str(name), self.dtype, self.device)
         return entry
 
     def __getitem__(self, id: str) -> Entry:
         if id not in self.entries:
-            found = next((entry for one in self.finders if (entry := one.find(id)) is not None), None)
+            found = next(
+                (entry for one in self.finders if (entry := one.find(id)) is not None), None
+            )
             if found is not None:
                 return found
-            raise Missing(f'There is no model "{id[:80]}" here; there are: {", ".join(self.entries)}.')
+            raise Missing(
+                f'There is no model "{id[:80]}" here; there are: {", ".join(self.entries)}.'
+            )
         return self.entries[id]
 
     def cards(self) -> list[dict[str, Any]]:
-        """A card of each; those that others know of (trainings) at the end, without what was given by name too."""
-        given = {folder.resolve() for entry in self.entries.values() if (folder := Path(entry.name)).is_dir()}
+        """A card of each; those that others know of (trainings) at the end, without what was given
+        by name too."""
+        given = {
+            folder.resolve()
+            for entry in self.entries.values()
+            if (folder := Path(entry.name)).is_dir()
+        }
         found = [entry for one in self.finders for entry in one.found()]
         others = [entry for entry in found if Path(entry.name).resolve() not in given]
         return [entry.card() for entry in (*self.entries.values(), *others)]

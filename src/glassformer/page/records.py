@@ -1,4 +1,5 @@
-"""What a training writes beside its log: what the model wrote on its way, and which tokens went to which expert."""
+"""What a training writes beside its log: what the model wrote on its way, and which tokens went to
+which expert."""
 
 from __future__ import annotations
 
@@ -43,10 +44,11 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def routing(folder: Path) -> list[dict[str, Any]]:
-    """For each mixture the steps of its validations, each expert's share at each, and its tokens at the last.
+    """For each mixture the steps of its validations, each expert's share at each, and its tokens at
+    the last.
 
-    A share is of all choices, so that the shares of a step sum to 1; a token comes with how often it chose the expert
-    and in which share of its places that is.
+    A share is of all choices, so that the shares of a step sum to 1; a token comes with how often
+    it chose the expert and in which share of its places that is.
     """
     told: dict[str, dict[str, Any]] = {}
     for one in lines(folder / ROUTING):
@@ -55,6 +57,9 @@ def routing(folder: Path) -> list[dict[str, Any]]:
             tokens = [expert["tokens"] for expert in one["experts"]]
             path = str(one["mixture"])
             mine = told.setdefault(path, {"address": path, "steps": [], "share": [], "tokens": []})
-            mine["steps"], mine["share"] = [*mine["steps"], one["step"]][-KEPT:], [*mine["share"], shares][-KEPT:]
+            mine["steps"], mine["share"] = (
+                [*mine["steps"], one["step"]][-KEPT:],
+                [*mine["share"], shares][-KEPT:],
+            )
             mine["tokens"] = tokens
     return list(told.values())

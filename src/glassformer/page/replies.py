@@ -1,4 +1,5 @@
-"""Requests and answers: work in threads that ends when nobody waits, JSON, events, mistakes as sentences."""
+"""Requests and answers: work in threads that ends when nobody waits, JSON, events, mistakes as
+sentences."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def check_that(gone: threading.Event) -> None:
 
 
 async def work(request: Request, task: Callable[[Check], T]) -> T:
-    """``task(check)`` in a thread; where the browser goes away, its ``check`` raises Gone at the next chance."""
+    """``task(check)`` in a thread; where the browser goes away, its ``check`` raises Gone at the
+    next chance."""
     gone = threading.Event()
     doing = asyncio.ensure_future(to_thread.run_sync(task, partial(check_that, gone)))
     try:
@@ -48,7 +50,8 @@ async def work(request: Request, task: Callable[[Check], T]) -> T:
 
 
 async def streamed(first: Any, steps: Iterator[Any], gone: threading.Event) -> AsyncIterator[bytes]:
-    """Server-sent events of what a generator gives; it ends at its next token when the reader is gone."""
+    """Server-sent events of what a generator gives; it ends at its next token when the reader is
+    gone."""
     try:
         yield event(*first)
         while (made := await to_thread.run_sync(next, steps, None)) is not None:
@@ -82,7 +85,10 @@ async def body(request: Request) -> dict[str, Any]:
     async for piece in request.stream():
         held += piece
         if len(held) > MOST_BODY:
-            raise wire.TooMuch(f"A request has {MOST_BODY >> 20} MiB at most, and this is more; shorten the text.", "")
+            raise wire.TooMuch(
+                f"A request has {MOST_BODY >> 20} MiB at most, and this is more; shorten the text.",
+                "",
+            )
     return files.json_object(held.decode("utf-8", "replace"), "The request", "send an object")
 
 
@@ -134,7 +140,9 @@ def token_of(said: str | None) -> int | str | None:
 async def mistake(request: Request, error: Exception) -> Response:
     """A user's mistake: its sentence."""
     if isinstance(error, wire.TooMuch):
-        return answer({"error": str(error)} | ({"pooled": error.pooled} if error.pooled else {}), 413)
+        return answer(
+            {"error": str(error)} | ({"pooled": error.pooled} if error.pooled else {}), 413
+        )
     return answer({"error": str(error)}, 404 if isinstance(error, Missing) else 400)
 
 
@@ -146,7 +154,11 @@ async def left(request: Request, error: Exception) -> Response:
 async def unknown(request: Request, error: Exception) -> Response:
     """No such route."""
     status = getattr(error, "status_code", 404)
-    said = "There is nothing at this address." if status == 404 else "This address does not take that method."
+    said = (
+        "There is nothing at this address."
+        if status == 404
+        else "This address does not take that method."
+    )
     return answer({"error": said}, status)
 
 

@@ -14,23 +14,39 @@ if TYPE_CHECKING:
     from ..inspection.tracing import Trace
 
 KEPT = 1 << 30  # bytes of all traces
-FORMAT = 1  # of answers: another number makes other ids, so that no browser takes what it kept for the new
+# of answers: another number makes other ids, so that no browser takes what it kept for the new
+FORMAT = 1
 MOST_TEXT = 1 << 20  # characters of a text
 
 
 class Run:
     """One trace: its id, the model that it is of, and what was answered when it was made.
 
-    ``asked`` is what others of the library need to read the same again: the text and source as ids, and the edits.
+    ``asked`` is what others of the library need to read the same again: the text and source as ids,
+    and the edits.
     """
 
     def __init__(
-        self, id: str, loaded: Loaded, trace: Trace, answer: dict[str, Any], text: Any, asked: dict[str, Any]
+        self,
+        id: str,
+        loaded: Loaded,
+        trace: Trace,
+        answer: dict[str, Any],
+        text: Any,
+        asked: dict[str, Any],
     ) -> None:
-        self.id, self.loaded, self.trace, self.answer, self.text, self.asked = id, loaded, trace, answer, text, asked
+        self.id, self.loaded, self.trace, self.answer, self.text, self.asked = (
+            id,
+            loaded,
+            trace,
+            answer,
+            text,
+            asked,
+        )
 
     def checked(self, check: Check) -> dict[str, Any]:
-        """How far the recorded pass is from one that nobody watches; computed when first asked for."""
+        """How far the recorded pass is from one that nobody watches; computed when first asked
+        for."""
         with self.loaded.held(check):
             told: dict[str, Any] = self.answer["check"]
             if told["captured_vs_fast_max_abs"] is None:
@@ -55,7 +71,9 @@ class Runs:
     def __getitem__(self, id: str) -> Run:
         with self._turn:
             if id not in self._runs:
-                raise Missing(f'There is no run "{id[:40]}" any more; ask for it again by its text.')
+                raise Missing(
+                    f'There is no run "{id[:40]}" any more; ask for it again by its text.'
+                )
             self._runs.move_to_end(id)
             return self._runs[id]
 
@@ -90,7 +108,8 @@ class Runs:
         id = _id(loaded, edits, tokens, given)
         with self._turn:
             known = self._runs.get(id)
-        over = beyond(("text", tokens, left), ("source", given, source_left))  # the same run may be of a longer text
+        # the same run may be of a longer text
+        over = beyond(("text", tokens, left), ("source", given, source_left))
         if known is not None:
             return {**self[id].answer, **over, "model": entry.id, "found": True}
         pair = entry.card()["abilities"]["source"]
@@ -111,13 +130,18 @@ class Runs:
         spans = answers.spans(loaded.tokenizer, tokens[0].tolist(), text)
         answer: dict[str, Any] = {"model": entry.id, "digest": loaded.digest}
         answer |= answers.run(trace, spans, source)
-        answer |= {"run": id, "edits": list(map(repr, edits)), "check": {"captured_vs_fast_max_abs": None}}
+        answer |= {
+            "run": id,
+            "edits": list(map(repr, edits)),
+            "check": {"captured_vs_fast_max_abs": None},
+        }
         answer |= over
         self.add(Run(id, loaded, trace, answer, tokens, how))
         return answer
 
     def keep(self, entry: Entry, trace: Trace, text: str | None, source: str | None) -> None:
-        """A trace without edits that was made elsewhere: whoever asks for its ids is answered from it."""
+        """A trace without edits that was made elsewhere: whoever asks for its ids is answered from
+        it."""
         from ..inspection import answers
 
         loaded, ids = entry.open(), trace.tokens
@@ -184,7 +208,9 @@ def read(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
     if not isinstance(text, str):
         raise UserError('There is no text; give "text", or "ids".')
     if tokenizer is None:
-        raise UserError("This model has no tokenizer, so text cannot be read; give ids, or a model with one.")
+        raise UserError(
+            "This model has no tokenizer, so text cannot be read; give ids, or a model with one."
+        )
     shown = text
     if isinstance(model.config, config.Encoder) and tokenizer.mask is not None:
         shown = text.replace(streams.BLANK, tokenizer.token(tokenizer.mask))
@@ -217,16 +243,22 @@ def _all_ids(loaded: Loaded, text: str, tokenizer: Any, second: bool) -> list[in
 
 
 def one_text(asked: dict[str, Any], key: str, most: int = MOST_TEXT) -> str | None:
-    """A text of a request; None where it is not given. Raises UserError for what is none, or too long."""
+    """A text of a request; None where it is not given. Raises UserError for what is none, or too
+    long."""
     value = asked.get(key)
     if value is None:
         return None
     need(isinstance(value, str), f'"{key}" is a text; give one.')
-    need(len(value) <= most, f'"{key}" has {len(value):,} characters and {most:,} are read; shorten it.')
+    need(
+        len(value) <= most,
+        f'"{key}" has {len(value):,} characters and {most:,} are read; shorten it.',
+    )
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UserError(f'"{key}" holds half a character (a lone surrogate); give whole ones.') from None
+        raise UserError(
+            f'"{key}" holds half a character (a lone surrogate); give whole ones.'
+        ) from None
     return str(value)
 
 
@@ -235,7 +267,10 @@ def edit_lines(asked: dict[str, Any]) -> list[str]:
     lines = asked.get("edits") or []
     need(isinstance(lines, list) and len(lines) <= 100, "edits are a list of texts, 100 at most.")
     for line in lines:
-        need(isinstance(line, str) and len(line) <= 2000, "An edit is a text of 2,000 characters at most.")
+        need(
+            isinstance(line, str) and len(line) <= 2000,
+            "An edit is a text of 2,000 characters at most.",
+        )
     return lines
 
 

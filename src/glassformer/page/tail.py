@@ -1,4 +1,5 @@
-"""A log of JSON lines that grows, as columns of numbers: each line is read once, and few points tell of many."""
+"""A log of JSON lines that grows, as columns of numbers: each line is read once, and few points
+tell of many."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from ..config.old_names import log_line
 
 
 class Tail:
-    """A log of JSON lines as columns of numbers; ``rows`` were read so far, ``turn`` counts how often it began anew."""
+    """A log of JSON lines as columns of numbers; ``rows`` were read so far, ``turn`` counts how
+    often it began anew."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,7 +30,8 @@ class Tail:
         self.rows = 0
 
     def read(self) -> None:
-        """Take what was appended; from the start where the file is another one or has become shorter."""
+        """Take what was appended; from the start where the file is another one or has become
+        shorter."""
         try:
             told = self.path.stat()
         except OSError:
@@ -67,10 +70,12 @@ class Tail:
                 column.append(math.nan)
 
     def series(self, since: int, most: int) -> dict[str, Any]:
-        """The rows from ``since`` on, in buckets of a power of two of them where they are more than ``most``.
+        """The rows from ``since`` on, in buckets of a power of two of them where they are more than
+        ``most``.
 
-        A bucket of rows says the least, greatest and mean number of each column and its first and last step; buckets
-        begin at multiples of their size, so a point never moves and a spike never vanishes.
+        A bucket of rows says the least, greatest and mean number of each column and its first and
+        last step; buckets begin at multiples of their size, so a point never moves and a spike
+        never vanishes.
         """
         with self.lock:
             self.read()
@@ -79,8 +84,12 @@ class Tail:
             size = 1
             while (self.rows - since) / size > most:
                 size *= 2
-            edges = sorted({since, *range(since // size * size, self.rows, size)} - set(range(since)))
-            spans = list(zip(edges, [*edges[1:], self.rows], strict=True)) if self.rows > since else []
+            edges = sorted(
+                {since, *range(since // size * size, self.rows, size)} - set(range(since))
+            )
+            spans = (
+                list(zip(edges, [*edges[1:], self.rows], strict=True)) if self.rows > since else []
+            )
             steps = self.columns.get("step", array("d"))
             told: dict[str, Any] = {}
             for name, column in self.columns.items():
@@ -95,7 +104,10 @@ class Tail:
                 "first": [int(steps[low]) for low, _ in spans],
                 "last": [int(steps[high - 1]) for _, high in spans],
                 "columns": {
-                    name: {key: [one[at] for one in rows] for at, key in enumerate(("min", "max", "mean"))}
+                    name: {
+                        key: [one[at] for one in rows]
+                        for at, key in enumerate(("min", "max", "mean"))
+                    }
                     for name, rows in told.items()
                 },
             }

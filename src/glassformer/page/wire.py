@@ -1,4 +1,5 @@
-"""Parts of a run as safetensors: never more than 4 MiB, and where it would be more, the address of a pooled part."""
+"""Parts of a run as safetensors: never more than 4 MiB, and where it would be more, the address of
+a pooled part."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class TooMuch(UserError):
 
 
 def values(run: Run, asked: Mapping[str, str], check: Check) -> bytes:
-    """``address`` of a run as f32, f16 or u8, pooled where it is asked for. Raises TooMuch beyond the bound."""
+    """``address`` of a run as f32, f16 or u8, pooled where it is asked for. Raises TooMuch beyond
+    the bound."""
     from ..inspection import wire
 
     address, kind, shape = asked.get("address", ""), asked.get("as", "f32"), asked.get("map", "lin")
@@ -45,11 +47,19 @@ def values(run: Run, asked: Mapping[str, str], check: Check) -> bytes:
             count *= size
         if count * wire.KINDS[kind] > MOST - 4096:
             other = {"address": address, "as": "u8", "pool": _offer(part.shape), "map": shape}
-            said = f"{address} is {count * wire.KINDS[kind]:,} bytes as {kind} and an answer has {MOST:,} at most"
-            raise TooMuch(f"{said}; ask for it pooled, or for a part.", f"api/runs/{run.id}/t?{urlencode(other)}")
+            said = (
+                f"{address} is {count * wire.KINDS[kind]:,} bytes as {kind} and an answer has "
+                f"{MOST:,} at most"
+            )
+            raise TooMuch(
+                f"{said}; ask for it pooled, or for a part.",
+                f"api/runs/{run.id}/t?{urlencode(other)}",
+            )
         made = part.to_array(pool)
     coded, told = wire.coded(made, kind, shape, span)
-    return wire.packed({"values": coded}, told | wire.facts(part, pool if made.size < part.cells else None))
+    return wire.packed(
+        {"values": coded}, told | wire.facts(part, pool if made.size < part.cells else None)
+    )
 
 
 def _offer(shape: list[int]) -> str:
@@ -80,9 +90,16 @@ def thumbnails(run: Run, asked: Mapping[str, str], check: Check) -> bytes:
     from ..inspection import wire
 
     kind = asked.get("kind", "pattern")
-    need(kind in ("pattern", "scores"), f'"{kind[:20]}" has no thumbnails; give kind=pattern or scores.')
+    need(
+        kind in ("pattern", "scores"),
+        f'"{kind[:20]}" has no thumbnails; give kind=pattern or scores.',
+    )
     px = number(asked.get("px", "48"), "px", 4, 128)
-    squares = [op.id for op in run.trace.plan if op.quadratic and op.id.rpartition(".")[2] == kind and "H" in op.axes]
+    squares = [
+        op.id
+        for op in run.trace.plan
+        if op.quadratic and op.id.rpartition(".")[2] == kind and "H" in op.axes
+    ]
     need(bool(squares), "This model has no attention with heads.")
     low, _, high = asked.get("layers", "").partition(":")
     first = number(low or "0", "layers", 0, len(squares))
@@ -93,14 +110,24 @@ def thumbnails(run: Run, asked: Mapping[str, str], check: Check) -> bytes:
             part = wire.Part(run.trace, address)
             made = part.to_array((px, px))
         span = (0.0, 1.0) if kind == "pattern" else None
-        tensors[address], facts = wire.coded(made, "u8", "sqrt" if kind == "pattern" else "lin", span)
+        tensors[address], facts = wire.coded(
+            made, "u8", "sqrt" if kind == "pattern" else "lin", span
+        )
         total += made.size
         if total > MOST - 65536:
-            other = {"kind": kind, "px": str(px), "layers": f"{first}:{max(first + 1, first + len(tensors) - 1)}"}
+            other = {
+                "kind": kind,
+                "px": str(px),
+                "layers": f"{first}:{max(first + 1, first + len(tensors) - 1)}",
+            }
             where = f"api/runs/{run.id}/thumbs?{urlencode(other)}"
-            raise TooMuch("That is more than an answer has; ask for fewer layers or smaller pictures.", where)
+            raise TooMuch(
+                "That is more than an answer has; ask for fewer layers or smaller pictures.", where
+            )
         told[address] = {**facts, **wire.facts(part, (px, px))}
-    return wire.packed(tensors, {"layers": json.dumps(told), "total": str(len(squares)), "px": str(px)})
+    return wire.packed(
+        tensors, {"layers": json.dumps(told), "total": str(len(squares)), "px": str(px)}
+    )
 
 
 def logits(run: Run, asked: Mapping[str, str], check: Check) -> bytes:

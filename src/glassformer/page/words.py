@@ -1,4 +1,5 @@
-"""Tokens for the page: generation a token at a time, one text under several tokenizers, vocabularies as bytes."""
+"""Tokens for the page: generation a token at a time, one text under several tokenizers,
+vocabularies as bytes."""
 
 from __future__ import annotations
 
@@ -25,20 +26,28 @@ MOST_NEW = 4096
 MOST_BEAMS = 8
 
 
-def generate(models: Models, asked: dict[str, Any], check: Check) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(event, data) for the page: ``start``, a ``token`` each, ``end``; the model is let go between tokens."""
+def generate(
+    models: Models, asked: dict[str, Any], check: Check
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(event, data) for the page: ``start``, a ``token`` each, ``end``; the model is let go between
+    tokens."""
     from ..inspection import answers
 
     reading = Reading.of(models, asked, check, 64)
     settings = _settings(asked.get("settings") or {})
     seed = asked.get("seed")
-    need(seed is None or (type(seed) is int and 0 <= seed < 2**63), "seed is a whole number from 0 on.")
+    need(
+        seed is None or (type(seed) is int and 0 <= seed < 2**63),
+        "seed is a whole number from 0 on.",
+    )
     loaded = reading.loaded
     from ..generation import generate as begin
 
     with loaded.held(check):
         ids = reading.ids
-        made = begin(loaded.model, loaded.tokenizer, ids, seed=seed, likely=TOP, **reading.how, **settings)
+        made = begin(
+            loaded.model, loaded.tokenizer, ids, seed=seed, likely=TOP, **reading.how, **settings
+        )
     yield "start", {"ids": ids, "seed": made.seed, "model": reading.name}
     steps, kept = iter(made), cost.cost(loaded.model.config).cache_per_token("fp32")
     row = made.rows[0]
@@ -67,7 +76,8 @@ def generate(models: Models, asked: dict[str, Any], check: Check) -> Iterator[tu
 
 
 def beams(models: Models, asked: dict[str, Any], check: Check) -> dict[str, Any]:
-    """{beams, ...as for generate} -> the best continuations that a beam search finds, the best first."""
+    """{beams, ...as for generate} -> the best continuations that a beam search finds, the best
+    first."""
     from ..generation import beam
     from ..inspection import answers
 
@@ -77,19 +87,31 @@ def beams(models: Models, asked: dict[str, Any], check: Check) -> dict[str, Any]
     loaded = reading.loaded
     with loaded.held(check):
         (found,) = beam(
-            loaded.model, loaded.tokenizer, [reading.ids], beams=count, best=count, check=check, **reading.how
+            loaded.model,
+            loaded.tokenizer,
+            [reading.ids],
+            beams=count,
+            best=count,
+            check=check,
+            **reading.how,
         )
     told = []
     for one in found:
-        pieces = answers.tokens(loaded.tokenizer, one.tokens, dict.fromkeys(range(len(one.tokens)), (1, 1)))
-        tokens = [{**piece, "logprob": logprob} for piece, logprob in zip(pieces, one.logprobs, strict=True)]
+        pieces = answers.tokens(
+            loaded.tokenizer, one.tokens, dict.fromkeys(range(len(one.tokens)), (1, 1))
+        )
+        tokens = [
+            {**piece, "logprob": logprob}
+            for piece, logprob in zip(pieces, one.logprobs, strict=True)
+        ]
         told.append({"tokens": tokens, "score": one.score, "finish": one.finish, "text": one.text})
     return {"beams": told}
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a continuation reads: the model, the ids of its prompt or source, and what else generating is told."""
+    """What a continuation reads: the model, the ids of its prompt or source, and what else
+    generating is told."""
 
     name: str
     loaded: Loaded
@@ -98,18 +120,30 @@ class Reading:
 
     @classmethod
     def of(cls, models: Models, asked: dict[str, Any], check: Check, most: int) -> Reading:
-        """From {model, text or ids, source?, start?, max_new?, edits?}; ``most`` new tokens where that is not said.
+        """From {model, text or ids, source?, start?, max_new?, edits?}; ``most`` new tokens where
+        that is not said.
 
-        ``start`` are the ids that an encoder-decoder's target begins with. Raises UserError for what cannot be read.
+        ``start`` are the ids that an encoder-decoder's target begins with. Raises UserError for
+        what cannot be read.
         """
         entry = models[one_text(asked, "model", 200) or ""]
         card = entry.card()["abilities"]
-        alone = "This model does not continue a text: an encoder reads all of it at once; mask a word instead."
+        alone = (
+            "This model does not continue a text: an encoder reads all of it at once; mask a "
+            "word instead."
+        )
         need(card["generate"], alone)
         new, start = asked.get("max_new", most), asked.get("start")
         need(type(new) is int and 1 <= new <= MOST_NEW, f"max_new is from 1 to {MOST_NEW}.")
-        good = isinstance(start, list) and 0 < len(start) <= MOST_NEW and all(type(one) is int for one in start)
-        need(start is None or (good and card["source"]), "start is a list of ids, for an encoder-decoder.")
+        good = (
+            isinstance(start, list)
+            and 0 < len(start) <= MOST_NEW
+            and all(type(one) is int for one in start)
+        )
+        need(
+            start is None or (good and card["source"]),
+            "start is a list of ids, for an encoder-decoder.",
+        )
         loaded, pair = entry.open(check), card["source"]
         text = asked.get("ids", one_text(asked, "source" if pair else "text"))
         with loaded.held(check):
@@ -142,7 +176,8 @@ class Tokenizers:
         self._tracers: dict[int, Any] = {}  # by the tokenizer that each follows
 
     def listing(self) -> list[dict[str, Any]]:
-        """What there is, and of what there is not the command that gets it; nothing is opened for that.
+        """What there is, and of what there is not the command that gets it; nothing is opened for
+        that.
 
         "vocab" is None of a model's own until it is opened.
         """
@@ -152,25 +187,34 @@ class Tokenizers:
         for id, entry in self.models.entries.items():
             if entry.has_tokenizer():
                 one = self._open.get(f"{id} {entry.stamp}")
-                told.append({"name": id, "title": entry.title, "vocab": one and one.size, "available": True})
+                told.append(
+                    {"name": id, "title": entry.title, "vocab": one and one.size, "available": True}
+                )
         for name, known in pretrained.KNOWN.items():
             if name in self.models.entries:  # a model of that name goes before it
                 continue
             here = name in self._open or pretrained.place(name) is not None
             row = {"name": name, "title": known.what, "vocab": known.size, "available": here}
-            told.append(row if here else {**row, "command": f"glassformer tokens --with {name} --text Hello"})
+            told.append(
+                row
+                if here
+                else {**row, "command": f"glassformer tokens --with {name} --text Hello"}
+            )
         return told
 
     def __getitem__(self, name: str) -> Any:
         found = self._of(name)
         if found is None:
-            raise Missing(f'There is no tokenizer "{name[:80]}" here; api/tokenizers lists what there is.')
+            raise Missing(
+                f'There is no tokenizer "{name[:80]}" here; api/tokenizers lists what there is.'
+            )
         return found
 
     def _of(self, name: str) -> Any:
         from ..tokenizer import pretrained
 
-        if name in self.models.entries or name not in pretrained.KNOWN:  # a training's checkpoint is found too
+        # a training's checkpoint is found too
+        if name in self.models.entries or name not in pretrained.KNOWN:
             try:
                 entry = self.models[name]
             except Missing:
@@ -184,11 +228,16 @@ class Tokenizers:
         return self._open[name]
 
     def compare(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """{text, tokenizers} -> for each what it makes of the text, or why it makes nothing of it."""
+        """{text, tokenizers} -> for each what it makes of the text, or why it makes nothing of
+        it."""
         text = one_text(asked, "text", MOST_TEXT)
         need(text is not None, "There is no text; give one.")
         names = asked.get("tokenizers")
-        good = isinstance(names, list) and 0 < len(names) <= 12 and all(isinstance(name, str) for name in names)
+        good = (
+            isinstance(names, list)
+            and 0 < len(names) <= 12
+            and all(isinstance(name, str) for name in names)
+        )
         need(good, "tokenizers are a list of names, 12 at most.")
         return [self._one(name, text or "") for name in names or []]
 
@@ -197,7 +246,12 @@ class Tokenizers:
         from ..inspection.tokens import compare
 
         one = self[name]
-        told: dict[str, Any] = {"name": name, "vocab": one.size, "algorithm": compare.algorithm(one), "tokens": []}
+        told: dict[str, Any] = {
+            "name": name,
+            "vocab": one.size,
+            "algorithm": compare.algorithm(one),
+            "tokens": [],
+        }
         try:
             ids = one.encode(text)
             told["tokens"] = answers.tokens(one, ids, dict(enumerate(one.offsets(text))))
@@ -207,9 +261,11 @@ class Tokenizers:
         return told
 
     def steps(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """{tokenizer, text, at} -> how the word that token ``at`` stands in came to its pieces, step by step.
+        """{tokenizer, text, at} -> how the word that token ``at`` stands in came to its pieces,
+        step by step.
 
-        "first" is the word's first token, "shown" says each piece as text. Raises UserError for an added token.
+        "first" is the word's first token, "shown" says each piece as text. Raises UserError for an
+        added token.
         """
         from ..inspection.tokens.segmentation import Tracer
 
@@ -226,11 +282,16 @@ class Tokenizers:
             seen += len(made.ids)
             if at < seen:
                 told = made.to_dict()
-                pieces = {*made.start, *made.pieces, *(piece for step in told["steps"] for piece in _pieces(step))}
+                pieces = {
+                    *made.start,
+                    *made.pieces,
+                    *(piece for step in told["steps"] for piece in _pieces(step)),
+                }
                 shown = {piece: _shown(one, piece) for piece in pieces}
                 return {**told, "first": seen - len(made.ids), "shown": shown}
         raise UserError(
-            "This token, or one before it, was added to the vocabulary and is found whole: it has no steps."
+            "This token, or one before it, was added to the vocabulary and is found whole: it "
+            "has no steps."
         )
 
     def vocabulary(self, name: str) -> bytes:

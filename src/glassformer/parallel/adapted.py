@@ -39,7 +39,8 @@ class Columns(Linear):
 
 
 class Rows(Linear):
-    """A dense layer of which each process has some inputs: the sum of what they give, the bias once."""
+    """A dense layer of which each process has some inputs: the sum of what they give, the bias
+    once."""
 
     leave: Collective
 
@@ -49,7 +50,8 @@ class Rows(Linear):
 
 
 class AdaptedColumns(LoRALinear):
-    """``Columns`` with a change: what ``down`` finds is whole, and the gradient to it the sum of all processes'."""
+    """``Columns`` with a change: what ``down`` finds is whole, and the gradient to it the sum of
+    all processes'."""
 
     enter: Collective
     joint = Columns.joint
@@ -64,7 +66,8 @@ class AdaptedColumns(LoRALinear):
 
 
 class AdaptedRows(LoRALinear):
-    """``Rows`` with a change, of which ``down`` sees the inputs here, from ``low`` on of so ``many``."""
+    """``Rows`` with a change, of which ``down`` sees the inputs here, from ``low`` on of so
+    ``many``."""
 
     leave: Collective
     low: int

@@ -25,13 +25,16 @@ def summed(x: Tensor, group: ProcessGroup) -> Tensor:
 
 def every(x: Tensor, group: ProcessGroup) -> list[Tensor]:
     """The tensors of all processes, of one shape, in the order of their ranks; no gradient."""
-    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    found = [
+        torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())
+    ]
     dist.all_gather(found, x.contiguous(), group=group)
     return found
 
 
 def enter(x: Tensor, group: ProcessGroup) -> Tensor:
-    """``x`` itself, which is the same on all processes; its gradient is the sum of theirs (Megatron's f)."""
+    """``x`` itself, which is the same on all processes; its gradient is the sum of theirs
+    (Megatron's f)."""
     out: Tensor = _Sum.apply(x, group, False, True)  # type: ignore[no-untyped-call]
     return out
 
@@ -43,13 +46,15 @@ def leave(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def total(x: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of what each process has, of which each makes a loss of its own: the gradient is the sum of theirs."""
+    """The sum of what each process has, of which each makes a loss of its own: the gradient is the
+    sum of theirs."""
     out: Tensor = _Sum.apply(x, group, True, True)  # type: ignore[no-untyped-call]
     return out
 
 
 def exchange(rows: Tensor, send: list[int], receive: list[int], group: ProcessGroup) -> Tensor:
-    """Rows (P, ..), the first ``send[0]`` to the first process, .. -> those received, ``receive[0]`` from the first."""
+    """Rows (P, ..), the first ``send[0]`` to the first process, .. -> those received,
+    ``receive[0]`` from the first."""
     out: Tensor = _Exchange.apply(rows, send, receive, group)  # type: ignore[no-untyped-call]
     return out
 
@@ -67,7 +72,9 @@ class _Sum(torch.autograd.Function):
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, send: list[int], receive: list[int], group: ProcessGroup) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, send: list[int], receive: list[int], group: ProcessGroup
+    ) -> Tensor:
         ctx.send, ctx.receive, ctx.group = send, receive, group
         found = rows.new_empty(sum(receive), *rows.shape[1:])
         dist.all_to_all_single(found, rows.contiguous(), receive, send, group=group)

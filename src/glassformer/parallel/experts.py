@@ -1,9 +1,12 @@
-"""Expert parallel: each process of a group holds some experts of every mixture, whole, and tokens travel to them.
+"""Expert parallel: each process of a group holds some experts of every mixture, whole, and tokens
+travel to them.
 
-    router (whole, own tokens) -> rows sorted by expert --exchange--> their experts think --exchange--> back
+    router (whole, own tokens) -> rows sorted by expert --exchange--> their experts think
+    --exchange--> back
 
-Each process works on rows of its own, so what the router counts (balance, capacity) is counted as alone. The gradients
-of experts are then sums over the group's tokens; those of everything else are of the own tokens.
+Each process works on rows of its own, so what the router counts (balance, capacity) is counted as
+alone. The gradients of experts are then sums over the group's tokens; those of everything else are
+of the own tokens.
 
 E experts, e experts here, P choices made here, Q choices that arrive.
 """
@@ -31,17 +34,26 @@ TABLES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 
 
 def check(cfg: config.Model, parts: int) -> None:
-    """UserError unless the model has mixtures, and their experts can be shared out to so many processes."""
+    """UserError unless the model has mixtures, and their experts can be shared out to so many
+    processes."""
     blocks = [block for stack in config.stacks(cfg).values() for block in stack.pattern]
     mixtures = [block.feedforward for block in blocks if isinstance(block.feedforward, config.MoE)]
-    need(len(mixtures) > 0, f"parallel.expert is {parts} and the model has no mixture of experts; leave it out.")
+    need(
+        len(mixtures) > 0,
+        f"parallel.expert is {parts} and the model has no mixture of experts; leave it out.",
+    )
     for mixture in mixtures:
         fits = mixture.experts % parts == 0
-        need(fits, f"{mixture.experts} experts cannot be shared out to parallel.expert {parts}; give a divisor.")
+        need(
+            fits,
+            f"{mixture.experts} experts cannot be shared out to parallel.expert {parts}; "
+            "give a divisor.",
+        )
 
 
 def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
-    """Leave this process its experts of each mixture, in place; which parameters were cut. UserError: see ``check``."""
+    """Leave this process its experts of each mixture, in place; which parameters were cut.
+    UserError: see ``check``."""
     check(model.config, group.size())
     cuts: dict[str, Cut] = {}
     for path, module in model.named_modules():
@@ -49,26 +61,34 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
             own: Any = module  # of the class that it is given here
             own.__class__ = SharedExperts
             share = module.cfg.experts // group.size()
-            cut = Cut("expert", 0, group.rank() * share, (group.rank() + 1) * share, module.cfg.experts)
+            cut = Cut(
+                "expert", 0, group.rank() * share, (group.rank() + 1) * share, module.cfg.experts
+            )
             own.travel = lambda rows, send, receive: exchange(rows, send, receive, group)
             own.told = lambda counts: _told(counts, group)
             for name in TABLES:
                 weight = getattr(module, name)
                 if weight is not None:
-                    setattr(module, name, nn.Parameter(cut.of(weight.detach()).clone(), weight.requires_grad))
+                    setattr(
+                        module,
+                        name,
+                        nn.Parameter(cut.of(weight.detach()).clone(), weight.requires_grad),
+                    )
                     cuts[f"{path}.{name}"] = cut
     return cuts
 
 
 def _told(counts: Tensor, group: ProcessGroup) -> Tensor:
-    """How many rows are sent to each expert (parts, e) -> how many come from each process to each expert here."""
+    """How many rows are sent to each expert (parts, e) -> how many come from each process to each
+    expert here."""
     found = torch.empty_like(counts)
     dist.all_to_all_single(found, counts.contiguous(), group=group)
     return found
 
 
 class SharedExperts(MoE):
-    """A mixture of which this process has some experts; all processes of the group compute it together."""
+    """A mixture of which this process has some experts; all processes of the group compute it
+    together."""
 
     travel: Callable[[Tensor, list[int], list[int]], Tensor]
     told: Callable[[Tensor], Tensor]
@@ -78,14 +98,21 @@ class SharedExperts(MoE):
         coming = self.told(leaving)
         send, receive = leaving.sum(1).tolist(), coming.sum(1).tolist()
         expert = torch.arange(len(self.up), device=rows.device).repeat(len(coming))
-        order = expert.repeat_interleave(coming.flatten(), output_size=sum(receive)).argsort(stable=True)  # (Q,)
+        # (Q,)
+        order = expert.repeat_interleave(coming.flatten(), output_size=sum(receive)).argsort(
+            stable=True
+        )
         came = self.travel(rows, send, receive)
         answers = super().think(came[order], coming.sum(0), unwatched)
         return self.travel(torch.empty_like(answers).index_copy(0, order, answers), receive, send)
 
     def grouped_forward(self, x: Tensor, choices: Dispatch, flow: Flow) -> Tensor:
         seen = flow.watches(self, *HALFWAY)
-        need(not seen, f"The experts of {self.path} lie on several processes; look into them with one process.")
+        need(
+            not seen,
+            f"The experts of {self.path} lie on several processes; look into them "
+            "with one process.",
+        )
         return super().grouped_forward(x, choices, flow)
 
     def reference(self, x: Tensor, choices: Dispatch) -> Tensor:

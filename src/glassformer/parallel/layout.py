@@ -1,8 +1,8 @@
 """What each of several processes holds and sends, from the config alone. No torch here.
 
-A shard has 1/D of weights, gradients and moments; a block is gathered while it computes (FSDP2: Zhao et al. 2023). The
-tensor axis leaves each process the model of a config with fewer heads and hidden, the expert axis fewer experts, the
-pipeline some of the blocks.
+A shard has 1/D of weights, gradients and moments; a block is gathered while it computes (FSDP2:
+Zhao et al. 2023). The tensor axis leaves each process the model of a config with fewer heads and
+hidden, the expert axis fewer experts, the pipeline some of the blocks.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from ..cost import FP32, TRAIN, Cost, gibibytes
 HALF = 2  # bytes a number in bf16
 LOGITS = 1 << 26  # that a loss holds at once (training/loss.py)
 BASE = 330 << 20
-"""Bytes that Python, PyTorch and the code of its kernels take by themselves after a first step on a CPU, as measured;
-about 100 MiB of them are files, which processes of one machine share."""
+"""Bytes that Python, PyTorch and the code of its kernels take by themselves after a first step on a
+CPU, as measured; about 100 MiB of them are files, which processes of one machine share."""
 TABLES = re.compile(r"\.ffn\.(gate|up|down)(_bias)?$")
 """The weights of a mixture's experts, which the expert axis shares out."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A run of ``cost`` on the processes of ``parallel`` (data filled in), in so many ``pieces`` a step.
+    """A run of ``cost`` on the processes of ``parallel`` (data filled in), in so many ``pieces`` a
+    step.
 
-    ``cost`` is that of one piece; ``muon`` says that matrices travel to their owners and back. Of a pipeline it is the
-    ``stage`` that is told, else the one that has the most.
+    ``cost`` is that of one piece; ``muon`` says that matrices travel to their owners and back. Of a
+    pipeline it is the ``stage`` that is told, else the one that has the most.
     """
 
     cost: Cost
@@ -58,7 +59,9 @@ class Layout:
         if self.stage is not None:
             depth, stages = config.stacks(self.cost.model)["decoder"].depth, self.parallel.pipeline
             found = {n: one for n, one in found.items() if stage_of(n, depth, stages) == self.stage}
-        return {n: (m, size // parts if TABLES.search(n) else size) for n, (m, size) in found.items()}
+        return {
+            n: (m, size // parts if TABLES.search(n) else size) for n, (m, size) in found.items()
+        }
 
     @property
     def numbers(self) -> int:
@@ -89,24 +92,30 @@ class Layout:
 
     @property
     def memory(self) -> int:
-        """Bytes a process on a CPU, beside ``BASE``: its shard, the activations, and what comes and goes.
+        """Bytes a process on a CPU, beside ``BASE``: its shard, the activations, and what comes and
+        goes.
 
-        That is the logits or, in the backward pass, copies of a block: its weights and their gradient; the next one's
-        as they are gathered, by FSDP2 and once more by gloo; what this one and the one before send of their gradients,
-        and what arrives of them. A single process is in shards too once there are others along any axis.
+        That is the logits or, in the backward pass, copies of a block: its weights and their
+        gradient; the next one's as they are gathered, by FSDP2 and once more by gloo; what this one
+        and the one before send of their gradients, and what arrives of them. A single process is in
+        shards too once there are others along any axis.
         """
         if self.stages:
             return max(one.memory for one in self.stages)
         *blocks, rest = self.groups
         width = HALF if self.dtype == "bf16" else FP32
         tokens = self.cost.batch * -(-self.cost.context // self.parallel.context)
-        logits = min(tokens * self.part.model.embed.vocab, LOGITS) * (width if self.parallel.tensor == 1 else 3 * FP32)
+        logits = min(tokens * self.part.model.embed.vocab, LOGITS) * (
+            width if self.parallel.tensor == 1 else 3 * FP32
+        )
         kept = self.part.activations(self.dtype) // self.parallel.context
         if self.stage is not None:
             after, found = self.parallel.pipeline - self.stage, self.cost.model
-            kept = kept * min(after, self.pieces) // self.parallel.pipeline  # pieces under way, of some blocks each
+            # pieces under way, of some blocks each
+            kept = kept * min(after, self.pieces) // self.parallel.pipeline
             tied = found.head is not None and found.head.tied
-            logits = 0 if after > 1 else logits + 2 * FP32 * found.embed.vocab * found.dim * tied  # it is borrowed
+            # it is borrowed
+            logits = 0 if after > 1 else logits + 2 * FP32 * found.embed.vocab * found.dim * tied
         held = -(-self.numbers * TRAIN // self.shards) + kept
         if self.parallel.size(*AXES) == 1:
             return held + logits
@@ -115,16 +124,18 @@ class Layout:
 
     @property
     def traffic(self) -> int:
-        """Bytes that it receives in a step: weights for both passes, gradients, Muon's matrices; for the other axes
-        keys and values, sums of activations, tokens on their way to experts."""
+        """Bytes that it receives in a step: weights for both passes, gradients, Muon's matrices;
+        for the other axes keys and values, sums of activations, tokens on their way to experts."""
         *blocks, rest = self.groups
         rounds, exact = self.pieces // self.parallel.rows, self.parallel.exact
         width = HALF if self.dtype == "bf16" else FP32
         away = (self.shards - 1) / self.shards
-        gather = (2 * sum(blocks) + rest) * width * away  # what belongs to no block stays between the passes
+        # what belongs to no block stays between the passes
+        gather = (2 * sum(blocks) + rest) * width * away
         scatter = self.numbers * (width if exact else FP32) * away
         tables = sum(size for name, (_, size) in self.sizes.items() if TABLES.search(name))
-        experts = tables if self.parallel.expert > 1 else 0  # whose copies are those of replicate alone
+        # whose copies are those of replicate alone
+        experts = tables if self.parallel.expert > 1 else 0
         again = experts * (self.parallel.replicate > 1)
         again += (self.numbers - experts) * (self.parallel.rows > self.shards)
         matrices = sum(size for multiplied, size in self.sizes.values() if multiplied)
@@ -137,12 +148,14 @@ class Layout:
         """Bytes that a step receives along the axes context, tensor, expert and pipeline."""
         found, context, parallel = self.cost, 1 - 1 / self.parallel.context, self.parallel
         tokens = rounds * found.batch * found.context
-        # keys and values go round in both passes, their gradients all the way home; then all gradients are added up
+        # keys and values go round in both passes, their gradients all the way home; then all
+        # gradients are added up
         ring = tokens * found.kv_per_token * (2 * width * context + FP32)
         ring += 2 * self.numbers / self.shards * FP32 * context
         stacks = config.stacks(found.model).values()
         blocks = [stack.block(i) for stack in stacks for i in range(stack.depth)]
-        sums = 1 + sum(1 + (b.cross is not None) + (b.feedforward is not None) for b in blocks)  # and the embedding's
+        # and the embedding's
+        sums = 1 + sum(1 + (b.cross is not None) + (b.feedforward is not None) for b in blocks)
         stream = tokens * found.model.dim * width
         tied = parallel.pipeline > 1 and found.model.head is not None and found.model.head.tied
         table = FP32 * found.model.embed.vocab * found.model.dim * tied
@@ -150,19 +163,32 @@ class Layout:
         return (
             ring if parallel.context > 1 else 0.0,
             2 * sums * stream * 2 * (1 - 1 / parallel.tensor),  # in both passes, there and back
-            4 * chosen * stream * (1 - 1 / parallel.expert),  # to the experts and back, in both passes
-            table + stream * min(2, parallel.pipeline - 1),  # from the stage before, and its gradient from the next
+            # to the experts and back, in both passes
+            4 * chosen * stream * (1 - 1 / parallel.expert),
+            # from the stage before, and its gradient from the next
+            table + stream * min(2, parallel.pipeline - 1),
         )
 
     def rows(self) -> list[tuple[str, str]]:
         """Everything as (what, how much), ready to print."""
-        said = [f"{axis} {self.parallel.size(axis)}" for axis in AXES if self.parallel.size(axis) > 1]
+        said = [
+            f"{axis} {self.parallel.size(axis)}" for axis in AXES if self.parallel.size(axis) > 1
+        ]
         own = self.pieces // self.parallel.rows
         return [
             ("processes", f"{self.parallel.size(*AXES)}: {' x '.join(said) or 'alone'}"),
-            ("parameters a process keeps", f"{'at most ' * bool(self.stages)}{self.kept:,} of {self.cost.total:,}"),
-            ("pieces of a step a process", f"{own} of {self.pieces}, {self.cost.batch:,} rows each at most"),
-            (f"memory a process, {self.dtype}, beside {BASE >> 20} MiB of Python and PyTorch", gibibytes(self.memory)),
+            (
+                "parameters a process keeps",
+                f"{'at most ' * bool(self.stages)}{self.kept:,} of {self.cost.total:,}",
+            ),
+            (
+                "pieces of a step a process",
+                f"{own} of {self.pieces}, {self.cost.batch:,} rows each at most",
+            ),
+            (
+                f"memory a process, {self.dtype}, beside {BASE >> 20} MiB of Python and PyTorch",
+                gibibytes(self.memory),
+            ),
             (f"received a step and process, {self.dtype}", gibibytes(self.traffic)),
         ]
 
@@ -181,7 +207,10 @@ class Layout:
         """The same in a line."""
         (_, axes), (_, kept), (_, own), (_, memory), (_, traffic) = self.rows()
         tail = f"{memory} of memory and {traffic} received a step each"
-        return f"{axes.replace(':', ' processes:', 1)}; each keeps {kept} parameters and works on {own}; {tail}."
+        return (
+            f"{axes.replace(':', ' processes:', 1)}; each keeps {kept} parameters and works "
+            f"on {own}; {tail}."
+        )
 
 
 def cut(model: config.Model, parts: int) -> config.Model:
@@ -199,13 +228,18 @@ def cut(model: config.Model, parts: int) -> config.Model:
             return replace(part, expert=thinner(part.expert), shared=thinner(part.shared))
         if isinstance(part, config.Attention):
             heads, kv = share(part.heads), share(part.kv_heads or part.heads)
-            return replace(part, heads=heads, kv_heads=kv, head_dim=config.head_dim(part, model.dim))
+            return replace(
+                part, heads=heads, kv_heads=kv, head_dim=config.head_dim(part, model.dim)
+            )
         return part
 
     parts_of = ("attention", "cross", "feedforward")
     stacks: dict[str, Any] = {
         name: replace(
-            stack, pattern=tuple(replace(b, **{n: thinner(getattr(b, n)) for n in parts_of}) for b in stack.pattern)
+            stack,
+            pattern=tuple(
+                replace(b, **{n: thinner(getattr(b, n)) for n in parts_of}) for b in stack.pattern
+            ),
         )
         for name, stack in config.stacks(model).items()
     }
@@ -213,5 +247,6 @@ def cut(model: config.Model, parts: int) -> config.Model:
 
 
 def pieces_for(asked: int, parallel: Parallel) -> int:
-    """In how many pieces a step is worked through: as many as asked, or more, so that each process has as many."""
+    """In how many pieces a step is worked through: as many as asked, or more, so that each process
+    has as many."""
     return -(-asked // parallel.rows) * parallel.rows

@@ -1,9 +1,10 @@
-"""Who takes part in a training: this process's rank, the axes it stands on, and what processes tell each other.
+"""Who takes part in a training: this process's rank, the axes it stands on, and what processes tell
+each other.
 
     rank = ((((pipeline * R + replicate) * D + data) * E + expert) * C + context) * T + tensor
 
-Alone (``ALONE``) every question has the answer of one process and torch.distributed is not imported. Only tensors and
-JSON travel; nothing is pickled.
+Alone (``ALONE``) every question has the answer of one process and torch.distributed is not
+imported. Only tensors and JSON travel; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ PATIENCE = 5.0  # seconds that a process which lost another waits for that sente
 
 
 class Lost(RuntimeError):
-    """Another process of the training is gone or does not answer; what is not saved yet must not be saved now."""
+    """Another process of the training is gone or does not answer; what is not saved yet must not be
+    saved now."""
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether an error says that another process is gone: FSDP's own collectives raise what their backend does."""
+    """Whether an error says that another process is gone: FSDP's own collectives raise what their
+    backend does."""
     import torch.distributed as dist
 
     words = ("/gloo/", "NCCL", "c10d")
@@ -45,9 +48,12 @@ def is_loss(error: Exception) -> bool:
 
 
 class Mesh:
-    """``size`` processes of which this is ``rank``, in the order of ``layout``'s axes; it computes on ``device``."""
+    """``size`` processes of which this is ``rank``, in the order of ``layout``'s axes; it computes
+    on ``device``."""
 
-    def __init__(self, layout: Parallel, rank: int = 0, device: torch.device | None = None, store: Any = None) -> None:
+    def __init__(
+        self, layout: Parallel, rank: int = 0, device: torch.device | None = None, store: Any = None
+    ) -> None:
         self.layout, self.rank, self.store = layout, rank, store
         self.size = layout.size(*AXES)
         self.device = device or torch.device("cpu")
@@ -99,16 +105,23 @@ class Mesh:
         return place
 
     def neighbours(self, *axes: str, of: int | None = None) -> list[int]:
-        """The ranks that differ from this one (or ``of``) along these axes alone, in the order of ``index``."""
+        """The ranks that differ from this one (or ``of``) along these axes alone, in the order of
+        ``index``."""
         here = self.coordinate(of)
         same = [axis for axis in AXES if axis not in axes]
-        found = [rank for rank in range(self.size) if all(self.coordinate(rank)[a] == here[a] for a in same)]
+        found = [
+            rank
+            for rank in range(self.size)
+            if all(self.coordinate(rank)[a] == here[a] for a in same)
+        ]
         return sorted(found, key=lambda rank: self.index(*axes, rank=rank))
 
     def group(self, *axes: str, again: bool = False) -> Any:
-        """The ProcessGroup of ``neighbours(*axes)``; None where there is no other process along them.
+        """The ProcessGroup of ``neighbours(*axes)``; None where there is no other process along
+        them.
 
-        Every process asks for the same groups in the same order. ``again``: another one of the same processes.
+        Every process asks for the same groups in the same order. ``again``: another one of the same
+        processes.
         """
         if self.extent(*axes) == 1:
             return None
@@ -119,7 +132,8 @@ class Mesh:
             for start in range(self.size):
                 ranks = self.neighbours(*axes, of=start)
                 if ranks[0] == start:  # each once
-                    made = dist.new_group(ranks, timeout=self.limit)  # its own default is half an hour
+                    # its own default is half an hour
+                    made = dist.new_group(ranks, timeout=self.limit)
                     if self.rank in ranks:
                         self._groups[key] = made
         return self._groups[key]
@@ -127,7 +141,11 @@ class Mesh:
     @property
     def neighbours_here(self) -> int:
         """How many processes share this machine's memory, or this one's GPU."""
-        return 1 if self.device.type == "cuda" or self.alone else int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        return (
+            1
+            if self.device.type == "cuda" or self.alone
+            else int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        )
 
     def own_group(self) -> Any:
         """The ProcessGroup of this process alone; every process asks for it at the same time."""
@@ -147,13 +165,15 @@ class Mesh:
 
     @property
     def row(self) -> int:
-        """Which of them is this process's: of pieces 0, 1, 2, .. it takes ``row``, ``row + rows``, .."""
+        """Which of them is this process's: of pieces 0, 1, 2, .. it takes ``row``, ``row + rows``,
+        .."""
         return self.index(*ROWS)
 
     # ------------------------------------------------------------------- what is said and heard
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every process's tensor (of one shape and dtype) in the order of ranks, on this tensor's device."""
+        """Every process's tensor (of one shape and dtype) in the order of ranks, on this tensor's
+        device."""
         if self.alone:
             return [tensor]
         import torch.distributed as dist
@@ -169,7 +189,9 @@ class Mesh:
             return [content]
         sizes = [int(size) for size in self.gather(torch.tensor([len(content)]))]
         padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8)
-        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else 0
+        padded[: len(content)] = (
+            torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else 0
+        )
         parts = zip(self.gather(padded), sizes, strict=True)
         return [part[:size].numpy().tobytes() for part, size in parts]
 
@@ -180,7 +202,8 @@ class Mesh:
         return [json.loads(part) for part in self.gather_bytes(json.dumps(value).encode())]
 
     def first(self, value: Any = None) -> Any:
-        """The first process's value, as JSON gives it back; what the others give counts for nothing."""
+        """The first process's value, as JSON gives it back; what the others give counts for
+        nothing."""
         if self.alone:
             return value
         import torch.distributed as dist
@@ -189,7 +212,11 @@ class Mesh:
         size = torch.tensor([len(content)])
         with self.watched():
             dist.broadcast(size, 0)
-            told = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
+            told = (
+                torch.frombuffer(bytearray(content), dtype=torch.uint8)
+                if content
+                else torch.empty(0)
+            )
             told = told if self.is_first else torch.empty(int(size), dtype=torch.uint8)
             dist.broadcast(told, 0)
         return json.loads(told.numpy().tobytes())
@@ -216,7 +243,8 @@ class Mesh:
 
     @contextlib.contextmanager
     def agreeing(self) -> Iterator[None]:
-        """A mistake that a process meets inside is everybody's afterwards; no collective may stand inside."""
+        """A mistake that a process meets inside is everybody's afterwards; no collective may stand
+        inside."""
         mistake = None
         try:
             yield
@@ -226,9 +254,11 @@ class Mesh:
 
     @contextlib.contextmanager
     def in_turn(self, machines: bool = True) -> Iterator[None]:
-        """The first process of each machine goes before its others, however long it takes: it fills the caches.
+        """The first process of each machine goes before its others, however long it takes: it fills
+        the caches.
 
-        Without ``machines`` the first process of all goes before all others. No collective may stand inside.
+        Without ``machines`` the first process of all goes before all others. No collective may
+        stand inside.
         """
         if self.alone:
             yield
@@ -278,7 +308,8 @@ class Mesh:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """What a collective raises inside is Lost: a process that it needs is gone, or took too long."""
+        """What a collective raises inside is Lost: a process that it needs is gone, or took too
+        long."""
         try:
             yield
         except RuntimeError as error:
@@ -309,7 +340,9 @@ def _wait_for_host(seconds: float) -> None:
     until = time.monotonic() + seconds
     while True:
         try:
-            socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), seconds).close()
+            socket.create_connection(
+                (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), seconds
+            ).close()
             return
         except OSError as error:
             if time.monotonic() > until:
@@ -319,7 +352,8 @@ def _wait_for_host(seconds: float) -> None:
 
 @contextlib.contextmanager
 def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
-    """This process's place among those that torchrun started; ``device`` as ``nn.device.find`` takes it.
+    """This process's place among those that torchrun started; ``device`` as ``nn.device.find``
+    takes it.
 
     Raises UserError where the axes do not multiply to the processes that there are.
     """
@@ -335,7 +369,10 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
         return
     found = devices.find(device)
     if found.type == "cuda":
-        need(device in (None, "cuda"), f"train.device is {device}, but each process takes a GPU of its own; give cuda.")
+        need(
+            device in (None, "cuda"),
+            f"train.device is {device}, but each process takes a GPU of its own; give cuda.",
+        )
         need(
             local < torch.cuda.device_count(),
             f"There are {torch.cuda.device_count()} GPUs here for more processes; start one a GPU.",
@@ -353,17 +390,24 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
     limit = datetime.timedelta(seconds=settings.timeout)
     start = max(limit, datetime.timedelta(seconds=START))
     try:
-        if not has_agent() and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and os.environ["RANK"] != "0":
+        if (
+            not has_agent()
+            and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+            and os.environ["RANK"] != "0"
+        ):
             _wait_for_host(start.total_seconds())
         store, rank, size = next(dist.rendezvous("env://", timeout=start))
-        store = dist.PrefixStore(f"attempt{restarts()}", store)  # addresses of processes that are gone stay behind
+        # addresses of processes that are gone stay behind
+        store = dist.PrefixStore(f"attempt{restarts()}", store)
         store.set(f"here{rank}", "1")
-        store.wait([f"here{other}" for other in range(size)], start)  # some machines are slower to import
+        # some machines are slower to import
+        store.wait([f"here{other}" for other in range(size)], start)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"The {processes()} processes did not find each other ({reason}); if one ended, its own message says why; "
+            f"The {processes()} processes did not find each other ({reason}); if one ended, its "
+            "own message says why; "
             "start all of them again."
         ) from None
     try:
@@ -371,17 +415,22 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-        if not has_agent():  # the store ends with the first process: the others read there first why it ended
+        # the store ends with the first process: the others read there first why it ended
+        if not has_agent():
             with contextlib.suppress(RuntimeError):
                 store.set(f"ended{rank}", "1")
                 if rank == 0:
-                    store.wait([f"ended{other}" for other in range(size)], datetime.timedelta(seconds=PATIENCE))
+                    store.wait(
+                        [f"ended{other}" for other in range(size)],
+                        datetime.timedelta(seconds=PATIENCE),
+                    )
 
 
 _runs = 0  # in a process group that somebody else began
 
 
 def share(rows: int, parts: int, part: int) -> tuple[int, int]:
-    """The rows [low, high) of ``rows`` that lie with this part, as FSDP2 and torch.chunk cut them; perhaps none."""
+    """The rows [low, high) of ``rows`` that lie with this part, as FSDP2 and torch.chunk cut them;
+    perhaps none."""
     size = math.ceil(rows / parts)
     return min(rows, part * size), min(rows, (part + 1) * size)

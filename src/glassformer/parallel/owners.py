@@ -1,9 +1,12 @@
-"""Muon on shards: a matrix is orthogonalised as a whole by the process that owns it, then goes back to its shards.
+"""Muon on shards: a matrix is orthogonalised as a whole by the process that owns it, then goes back
+to its shards.
 
-    momentum where it lies -> boxes to the owner (bf16) -> one stack, as one process would make it -> boxes back (bf16)
+    momentum where it lies -> boxes to the owner (bf16) -> one stack, as one process would make it
+    -> boxes back (bf16)
 
-(As in Dion, Ahn et al. 2025, and torchtitan.) Shapes: M matrices of a stack, R rows, C columns. Experts that lie on the
-expert axis are whole matrices, which each of its processes gives to owners of its own.
+(As in Dion, Ahn et al. 2025, and torchtitan.) Shapes: M matrices of a stack, R rows, C columns.
+Experts that lie on the expert axis are whole matrices, which each of its processes gives to owners
+of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ Box: TypeAlias = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix (rows, columns) of a window's weight, the ``number``th of its stack; ``index`` counts windows.
+    """One matrix (rows, columns) of a window's weight, the ``number``th of its stack; ``index``
+    counts windows.
 
     What an axis leaves of it here has ``size`` numbers, from the weight's number ``start`` on.
     """
@@ -43,7 +47,10 @@ class Owners:
     """Which process orthogonalises which stack: the largest first, each to who has least to do."""
 
     def __init__(
-        self, mesh: Mesh, found: Sequence[Window], stacked: Callable[[list[tuple[int, int]]], list[list[int]]]
+        self,
+        mesh: Mesh,
+        found: Sequence[Window],
+        stacked: Callable[[list[tuple[int, int]]], list[list[int]]],
     ):
         """``stacked`` says which matrices, by their shapes, are worked on together."""
         self.mesh, self.windows, self.matrices = mesh, list(found), list[Matrix]()
@@ -51,7 +58,9 @@ class Owners:
             whole = one.place.shape if one.cut is not None and one.cut.axis in AXES else one.shape
             size = one.shape[-2] * one.shape[-1]
             many = range(one.size // size if size else 0)
-            self.matrices += [Matrix(index, number, whole[-2], whole[-1], number * size, size) for number in many]
+            self.matrices += [
+                Matrix(index, number, whole[-2], whole[-1], number * size, size) for number in many
+            ]
         self.stacks = stacked([(one.rows, one.columns) for one in self.matrices])
         self.members, self.place = mesh.neighbours(*AXES), mesh.index(*AXES)
         self.owner = self._shared_out()
@@ -60,7 +69,10 @@ class Owners:
     def _shared_out(self) -> list[int]:
         load = [0] * len(self.members)
         owner = [0] * len(self.stacks)
-        work = [sum(self.matrices[i].rows * self.matrices[i].columns for i in stack) for stack in self.stacks]
+        work = [
+            sum(self.matrices[i].rows * self.matrices[i].columns for i in stack)
+            for stack in self.stacks
+        ]
         for stack in sorted(range(len(work)), key=lambda stack: (-work[stack], stack)):
             owner[stack] = load.index(min(load))
             load[owner[stack]] += work[stack]
@@ -71,9 +83,13 @@ class Owners:
         window, cut = self.windows[one.index], self.windows[one.index].cut
         sides = [(0, size) for size in window.shape]
         if cut is not None and cut.axis == "tensor":
-            sides[cut.dim] = bounds(cut.size, self.mesh.extent("tensor"), self.mesh.index("tensor", rank=rank))
+            sides[cut.dim] = bounds(
+                cut.size, self.mesh.extent("tensor"), self.mesh.index("tensor", rank=rank)
+            )
         (first, last), *others = sides
-        low, high = share(last - first, self.mesh.extent("data"), self.mesh.index("data", rank=rank))
+        low, high = share(
+            last - first, self.mesh.extent("data"), self.mesh.index("data", rank=rank)
+        )
         sides = [(first + low, first + high), *others]
         if len(sides) == 3 and not sides[0][0] <= one.number < sides[0][1]:
             return slice(0, 0), slice(0, 0)
@@ -87,13 +103,22 @@ class Owners:
         at = max(one.start, window.low) - window.begin if count else 0
         return slice(at, at + count)
 
-    def orthogonal(self, wanted: Sequence[Tensor], solve: Callable[[list[Tensor]], list[Tensor]]) -> list[Tensor]:
-        """The windows' directions (bf16) for the ``wanted`` ones; ``solve`` makes them of a stack's matrices (R, C)."""
+    def orthogonal(
+        self, wanted: Sequence[Tensor], solve: Callable[[list[Tensor]], list[Tensor]]
+    ) -> list[Tensor]:
+        """The windows' directions (bf16) for the ``wanted`` ones; ``solve`` makes them of a stack's
+        matrices (R, C)."""
         ours: list[list[Tensor]] = [[] for _ in self.members]  # what goes to each owner
         for stack, owner in zip(self.stacks, self.owner, strict=True):
             ours[owner] += [wanted[self.matrices[i].index][self._here(i)].bfloat16() for i in stack]
-        received = self._exchange(ours, [self._count(place, self.place) for place in range(len(self.members))])
-        mine = [stack for stack, owner in zip(self.stacks, self.owner, strict=True) if owner == self.place]
+        received = self._exchange(
+            ours, [self._count(place, self.place) for place in range(len(self.members))]
+        )
+        mine = [
+            stack
+            for stack, owner in zip(self.stacks, self.owner, strict=True)
+            if owner == self.place
+        ]
         at = [0] * len(self.members)
         back: list[list[Tensor]] = [[] for _ in self.members]
         for stack in mine:
@@ -108,8 +133,13 @@ class Owners:
             for i, made in zip(stack, solve(whole), strict=True):
                 for place, box in enumerate(self.boxes[i]):
                     back[place].append(made[box].reshape(-1))
-        answers = self._exchange(back, [self._count(self.place, place) for place in range(len(self.members))])
-        found = [torch.zeros(len(one.tensor), dtype=torch.bfloat16, device=one.tensor.device) for one in self.windows]
+        answers = self._exchange(
+            back, [self._count(self.place, place) for place in range(len(self.members))]
+        )
+        found = [
+            torch.zeros(len(one.tensor), dtype=torch.bfloat16, device=one.tensor.device)
+            for one in self.windows
+        ]
         at = [0] * len(self.members)
         for stack, owner in zip(self.stacks, self.owner, strict=True):
             for i in stack:
@@ -121,7 +151,12 @@ class Owners:
 
     def _count(self, place: int, owner: int) -> int:
         """How many numbers the process at ``place`` holds of what ``owner`` works on."""
-        owned = (i for stack, own in zip(self.stacks, self.owner, strict=True) if own == owner for i in stack)
+        owned = (
+            i
+            for stack, own in zip(self.stacks, self.owner, strict=True)
+            if own == owner
+            for i in stack
+        )
         return sum(numbers(self.boxes[i][place]) for i in owned)
 
     def _exchange(self, sent: list[list[Tensor]], counts: list[int]) -> tuple[Tensor, ...]:
@@ -131,12 +166,15 @@ class Owners:
         received = flat[0].new_empty(sum(counts))
         with self.mesh.watched():
             group = self.mesh.group(*AXES)
-            torch.distributed.all_to_all_single(received, torch.cat(flat), counts, [len(one) for one in flat], group)
+            torch.distributed.all_to_all_single(
+                received, torch.cat(flat), counts, [len(one) for one in flat], group
+            )
         return torch.split(received, counts)
 
     @torch.no_grad()
     def add(self, directions: Sequence[Tensor], rates: Callable[[int, int], float]) -> None:
-        """Move the windows along their directions by ``rates(rows, columns)``, to the bits of one process's kernels."""
+        """Move the windows along their directions by ``rates(rows, columns)``, to the bits of one
+        process's kernels."""
         for matrix in self.matrices:
             window = self.windows[matrix.index]
             rate = rates(matrix.rows, matrix.columns)

@@ -1,11 +1,13 @@
-"""Pipeline parallel: each process of a group holds some blocks of a decoder, and the residual stream travels.
+"""Pipeline parallel: each process of a group holds some blocks of a decoder, and the residual
+stream travels.
 
     first stage   embed, blocks 0 1 --x--> blocks 2 3 --x--> blocks 4 5, last norm, head, loss   last stage
                                    <--dx--           <--dx--
 
-Pieces of a batch follow one another; once all stages have work each does one forward and one backward pass in turn
-(1F1B: Narayanan et al. 2019, 2021). Weights of other stages stay here without numbers. A tied table belongs to the
-first stage: the last one borrows it for a step and sends its gradient home.
+Pieces of a batch follow one another; once all stages have work each does one forward and one
+backward pass in turn (1F1B: Narayanan et al. 2019, 2021). Weights of other stages stay here without
+numbers. A tied table belongs to the first stage: the last one borrows it for a step and sends its
+gradient home.
 
 B batch, T tokens, C model dim, V vocabulary.
 """
@@ -40,13 +42,21 @@ def check(cfg: config.Model, stages: int) -> None:
     said = f"parallel.pipeline {stages} is more stages than the {blocks}"
     need(stages <= stack.depth, f"{said}; give {stack.depth} at most.")
     only_head = cfg.head is not None and cfg.pool is None and cfg.token_head is None  # type: ignore[union-attr]
-    need(only_head, f"A pipeline ends in a head over tokens, and this model has none or another beside it; {fix}.")
+    need(
+        only_head,
+        "A pipeline ends in a head over tokens, and this model has none or another "
+        f"beside it; {fix}.",
+    )
     one_table = not isinstance(stack.position, config.RelativeBias)
-    need(one_table, f"Relative biases are one table that the blocks of all stages would train; {fix}.")
+    need(
+        one_table,
+        f"Relative biases are one table that the blocks of all stages would train; {fix}.",
+    )
 
 
 class Stage:
-    """This process's place in the pipeline: which ``blocks`` it computes, and what it tells the other stages."""
+    """This process's place in the pipeline: which ``blocks`` it computes, and what it tells the
+    other stages."""
 
     def __init__(self, model: Any, mesh: Mesh, dtype: torch.dtype) -> None:
         self.mesh, self.dtype = mesh, dtype
@@ -66,7 +76,8 @@ class Stage:
         with self.mesh.watched():
             work = dist.isend(x, self.ranks[stage], self.on if stage > self.index else self.back)
             self.sent.append((work, x))
-            while len(self.sent) > 2 * self.count:  # never more in 1F1B; a validation only goes forward
+            # never more in 1F1B; a validation only goes forward
+            while len(self.sent) > 2 * self.count:
                 self.sent.popleft()[0].wait()
 
     def receive(self, shape: Any, stage: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -84,7 +95,8 @@ class Stage:
         return logits
 
     def begin(self, model: Any) -> None:
-        """Lend the last stage the table that its head is tied to; before a step, a validation or a sample."""
+        """Lend the last stage the table that its head is tied to; before a step, a validation or a
+        sample."""
         if self.tied and self.is_first:
             self.send(model.embed.token.weight.full_tensor(), self.count - 1)
         if self.tied and self.is_last:
@@ -105,7 +117,8 @@ class Stage:
 
 
 class StagedStack(Stack):
-    """The blocks of one stage: the residual stream comes from the stage before and goes to the next."""
+    """The blocks of one stage: the residual stream comes from the stage before and goes to the
+    next."""
 
     stage: Stage
 
@@ -117,7 +130,9 @@ class StagedStack(Stack):
             shape = *x.shape[:2], self.dim
             x = _Receive.apply(x.new_zeros((), dtype=stage.dtype).requires_grad_(), stage, shape)  # type: ignore[no-untyped-call]
         for index in stage.blocks:
-            x = self.blocks[index](x, flow, self.position, cache.layers[index] if cache is not None else None)
+            x = self.blocks[index](
+                x, flow, self.position, cache.layers[index] if cache is not None else None
+            )
         if stage.is_last:
             return flow.look(self, "out", self.last_norm(x))
         out: Tensor = _Send.apply(x, stage)  # type: ignore[no-untyped-call]
@@ -153,10 +168,11 @@ class _Receive(torch.autograd.Function):
 
 
 def split_model(model: Model, mesh: Mesh, dtype: torch.dtype) -> dict[str, Cut]:
-    """Leave this process its stage, in place, with a residual stream of ``dtype``; where each weight lies.
+    """Leave this process its stage, in place, with a residual stream of ``dtype``; where each
+    weight lies.
 
-    Every stage calls the model on the same tokens: it gives the same logits on all, a loss (of ``token_loss``) on the
-    last alone. Raises UserError: see ``check``.
+    Every stage calls the model on the same tokens: it gives the same logits on all, a loss (of
+    ``token_loss``) on the last alone. Raises UserError: see ``check``.
     """
     check(model.config, mesh.extent("pipeline"))
     own: Any = model  # of classes that its parts are given here
@@ -172,10 +188,15 @@ def split_model(model: Model, mesh: Mesh, dtype: torch.dtype) -> dict[str, Cut]:
         vocab = model.config.embed.vocab
         own.head.prepare, own.head.table = (lambda hidden: hidden), (lambda embed: None)
         own.head.cross_entropy = lambda hidden, *given: hidden[:0].float().sum()
-        own.head.forward = lambda hidden, embed: stage.tell(hidden.new_empty(*hidden.shape[:-1], vocab))
+        own.head.forward = lambda hidden, embed: stage.tell(
+            hidden.new_empty(*hidden.shape[:-1], vocab)
+        )
     cuts: dict[str, Cut] = {}
     for name, weight in [*model.named_parameters()]:
-        size, here = len(weight), stage_of(name, own.config.decoder.depth, stage.count) == stage.index
+        size, here = (
+            len(weight),
+            stage_of(name, own.config.decoder.depth, stage.count) == stage.index,
+        )
         cuts[name] = Cut("pipeline", 0, 0, size if here else 0, size)
         if not here:
             home, _, leaf = name.rpartition(".")

@@ -1,4 +1,5 @@
-"""Where the numbers of this process lie in a whole tensor: a box of it, cut by an axis (``Cut``) and by shards.
+"""Where the numbers of this process lie in a whole tensor: a box of it, cut by an axis (``Cut``)
+and by shards.
 
 whole (R, C)       tensor cuts columns, data cuts rows       this process's box
 . . . . . .        . . . | . . .                             . . .
@@ -24,7 +25,8 @@ from .mesh import Mesh, share
 
 @dataclass(frozen=True)
 class Cut:
-    """A parameter of which this process has ``low`` to before ``high`` of ``size`` along ``dim``, by an ``axis``."""
+    """A parameter of which this process has ``low`` to before ``high`` of ``size`` along ``dim``,
+    by an ``axis``."""
 
     axis: str
     dim: int
@@ -38,15 +40,17 @@ class Cut:
 
     def whole(self, x: Tensor, group: ProcessGroup) -> Tensor:
         """The whole of which each process has a part; no gradient."""
-        filled = x.new_zeros([self.size if dim == self.dim else size for dim, size in enumerate(x.shape)])
+        filled = x.new_zeros(
+            [self.size if dim == self.dim else size for dim, size in enumerate(x.shape)]
+        )
         self.of(filled).copy_(x)
         return summed(filled, group)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A box of a tensor of this ``shape``: ``size`` numbers a side, from ``start`` on; other processes along ``axes``
-    have other boxes, those along other axes the same."""
+    """A box of a tensor of this ``shape``: ``size`` numbers a side, from ``start`` on; other
+    processes along ``axes`` have other boxes, those along other axes the same."""
 
     shape: tuple[int, ...]
     start: tuple[int, ...]
@@ -58,10 +62,16 @@ class Place:
         return not any(mesh.index(axis) for axis in AXES if axis not in self.axes)
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """(first, count) of its numbers that lie together in the whole's flat order, one run after another."""
-        last = max([dim for dim in range(len(self.shape)) if self.size[dim] < self.shape[dim]], default=0)
+        """(first, count) of its numbers that lie together in the whole's flat order, one run after
+        another."""
+        last = max(
+            [dim for dim in range(len(self.shape)) if self.size[dim] < self.shape[dim]], default=0
+        )
         inside = math.prod(self.shape[last + 1 :])
-        sides = (range(low, low + size) for low, size in zip(self.start[:last], self.size[:last], strict=True))
+        sides = (
+            range(low, low + size)
+            for low, size in zip(self.start[:last], self.size[:last], strict=True)
+        )
         for at in itertools.product(*sides):
             flat = 0
             for place, size in zip((*at, self.start[last]), self.shape, strict=False):
@@ -91,7 +101,8 @@ class Share:
 
 
 def place_of(shape: tuple[int, ...], mesh: Mesh, cut: Cut | None = None) -> Place:
-    """The box of this process where a tensor, or its part of this ``shape`` by a ``cut``, is in shards."""
+    """The box of this process where a tensor, or its part of this ``shape`` by a ``cut``, is in
+    shards."""
     low, high = share(shape[0], mesh.extent("data"), mesh.index("data"))
     start, size, whole = [low, *[0] * (len(shape) - 1)], (high - low, *shape[1:]), list(shape)
     if cut is not None:

@@ -1,4 +1,5 @@
-"""A long prompt read by several processes, each its columns of it (ring attention); one of them goes on alone.
+"""A long prompt read by several processes, each its columns of it (ring attention); one of them
+goes on alone.
 
     torchrun --nproc-per-node 4 -m glassformer generate MODEL --prompts long.txt
 
@@ -19,23 +20,39 @@ from .collectives import summed
 from .ring import Ring
 
 
-def prefill(model: Model, tokens: Tensor, pos: Tensor | None, ring: Ring, keep: bool = True) -> tuple[Tensor, Cache]:
-    """The logits (B, V) after the last column of ``tokens`` (B, T), and the cache, as one process would have made it.
+def prefill(
+    model: Model, tokens: Tensor, pos: Tensor | None, ring: Ring, keep: bool = True
+) -> tuple[Tensor, Cache]:
+    """The logits (B, V) after the last column of ``tokens`` (B, T), and the cache, as one process
+    would have made it.
 
-    All processes of the ring call this with the same prompt; ``pos`` (B, T) is -1 at padding, None where there is none.
-    Only where ``keep`` is true is the cache put together, layer by layer; elsewhere it is empty. Raises UserError for
-    what is no decoder, and for parts that read a row from end to end.
+    All processes of the ring call this with the same prompt; ``pos`` (B, T) is -1 at padding, None
+    where there is none. Only where ``keep`` is true is the cache put together, layer by layer;
+    elsewhere it is empty. Raises UserError for what is no decoder, and for parts that read a row
+    from end to end.
     """
-    need(isinstance(model, Decoder), "Only a decoder reads its prompt on several processes; use one.")
-    need(model.head is not None, "The model has no head over tokens, so nothing follows a prompt; use another.")
+    need(
+        isinstance(model, Decoder), "Only a decoder reads its prompt on several processes; use one."
+    )
+    need(
+        model.head is not None,
+        "The model has no head over tokens, so nothing follows a prompt; use another.",
+    )
     most = config.stacks(model.config)["decoder"].depth if config.stacks(model.config) else 0
     detach = ring.attach(model, training=False)
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) if pos is None else pos
+    places = (
+        torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        if pos is None
+        else pos
+    )
     shard, length = ShardCache(ring.cut(places), most), tokens.shape[1]
     try:
         with inference(model):
-            hidden = model(ring.cut(tokens, 0), pos=ring.cut(places), cache=shard, logits="none").hidden
-            here = ring.cut(torch.arange(length, device=tokens.device)[None]) == length - 1  # (1, columns here)
+            hidden = model(
+                ring.cut(tokens, 0), pos=ring.cut(places), cache=shard, logits="none"
+            ).hidden
+            # (1, columns here)
+            here = ring.cut(torch.arange(length, device=tokens.device)[None]) == length - 1
             last = summed((hidden * here[..., None]).sum(1, keepdim=True), ring.group)
             assert model.head is not None
             logits = model.head(last, model.embed)[:, -1].float()

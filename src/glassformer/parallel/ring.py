@@ -1,4 +1,5 @@
-"""Ring attention: each process of a group holds some columns of every row, and keys and values travel round.
+"""Ring attention: each process of a group holds some columns of every row, and keys and values
+travel round.
 
     process 0 of 2   columns 0 1 . . . . 6 7      zig-zag: one piece from the front, one from the back of the row, so
     process 1        . . 2 3 4 5 . .              that under a causal mask all have as many pairs to compute
@@ -6,10 +7,12 @@
     forward    for each shard of k, v that comes by: out and lse over its keys, merged (Liu et al. 2023)
     backward   k, v go round again, with their gradients; P = exp(S - lse) by the lse over all keys
 
-Positions tell the truth, so packed documents, windows, strides, prefixes, padding and cross-attention need no code of
-their own: there is one Mask for each neighbour's keys, and ``block_sparse`` computes the blocks that it leaves.
+Positions tell the truth, so packed documents, windows, strides, prefixes, padding and
+cross-attention need no code of their own: there is one Mask for each neighbour's keys, and
+``block_sparse`` computes the blocks that it leaves.
 
-B batch, T columns here, S keys here, H heads, K key-value heads, D head dim; the other letters as in block_mask.py.
+B batch, T columns here, S keys here, H heads, K key-value heads, D head dim; the other letters as
+in block_mask.py.
 """
 
 from __future__ import annotations
@@ -41,24 +44,38 @@ from .collectives import every, total
 
 B = TypeVar("B")
 Moving: TypeAlias = tuple[Tensor, list[Work]]
-FILL = {"tokens": 0, "segments": 0, "source": 0, "prefix": 0}  # of columns that fill a row up; -1 for the others
+# of columns that fill a row up; -1 for the others
+FILL = {"tokens": 0, "segments": 0, "source": 0, "prefix": 0}
 
 
 def check(cfg: config.Model, training: bool = True) -> None:
     """UserError unless rows of this model may lie on several processes."""
     way = "train it with parallel.context = 1"
     for name in config.recurrent(cfg):
-        raise UserError(f"The {name} is recurrent: it reads a row from one end to the other on one process; {way}.")
+        raise UserError(
+            f"The {name} is recurrent: it reads a row from one end to the other on "
+            f"one process; {way}."
+        )
     need(
-        not (training and cfg.pool), f"A pool makes one vector of a whole row, which lies on several processes; {way}."
+        not (training and cfg.pool),
+        f"A pool makes one vector of a whole row, which lies on several processes; {way}.",
     )
     for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
-        capped = training and isinstance(block.feedforward, config.MoE) and block.feedforward.capacity_factor
-        need(not capped, f"An expert's capacity counts the tokens of a whole row; leave capacity_factor out, or {way}.")
+        capped = (
+            training
+            and isinstance(block.feedforward, config.MoE)
+            and block.feedforward.capacity_factor
+        )
+        need(
+            not capped,
+            "An expert's capacity counts the tokens of a whole row; leave "
+            f"capacity_factor out, or {way}.",
+        )
 
 
 class Ring:
-    """The processes of ``group``, which hold the columns of each row; ``attach`` makes a model compute with them."""
+    """The processes of ``group``, which hold the columns of each row; ``attach`` makes a model
+    compute with them."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group, self.rank, self.size = group, group.rank(), group.size()
@@ -72,17 +89,19 @@ class Ring:
         return self
 
     def attach(self, model: Model, training: bool = True) -> Callable[[], None]:
-        """Compute every attention of ``model`` round the ring, and what else looks beyond a shard over all of it.
+        """Compute every attention of ``model`` round the ring, and what else looks beyond a shard
+        over all of it.
 
-        What is given back undoes it. Raises UserError for a model that reads rows from end to end (recurrent parts,
-        pools, an expert's capacity).
+        What is given back undoes it. Raises UserError for a model that reads rows from end to end
+        (recurrent parts, pools, an expert's capacity).
         """
         check(model.config, training)
         mixtures = [(part, part.total) for part in model.modules() if isinstance(part, MoE)]
         embeddings = [part for part in model.modules() if isinstance(part, Embed) and len(part.lag)]
         before, model.engine = model.engine, self.engine
         for mixture, _ in mixtures:
-            mixture.total = lambda x: total(x, self.group)  # a function: it is not copied with the model
+            # a function: it is not copied with the model
+            mixture.total = lambda x: total(x, self.group)
         hooks = [part.register_forward_pre_hook(self._halo) for part in embeddings]
 
         def detach() -> None:
@@ -94,14 +113,19 @@ class Ring:
 
         return detach
 
-    # ------------------------------------------------------------------------------------------------ columns
+    # ------------------------------------------------------------------------------------------------
+    # columns
 
     def columns(self, length: int) -> Tensor:
-        """Which columns of rows of ``length``, a multiple of 2 * size, lie here: pieces ``rank`` and, from the back."""
-        return torch.tensor([column for piece in ring_pieces(length, self.size)[self.rank] for column in piece])
+        """Which columns of rows of ``length``, a multiple of 2 * size, lie here: pieces ``rank``
+        and, from the back."""
+        return torch.tensor(
+            [column for piece in ring_pieces(length, self.size)[self.rank] for column in piece]
+        )
 
     def cut(self, x: Tensor, fill: int = -1) -> Tensor:
-        """The columns of x (B, T, ..) that lie here, after filling rows up to a multiple of 2 * size."""
+        """The columns of x (B, T, ..) that lie here, after filling rows up to a multiple of 2 *
+        size."""
         missing = -x.shape[1] % (2 * self.size)
         if missing:
             x = torch.cat((x, x.new_full((len(x), missing, *x.shape[2:]), fill)), 1)
@@ -111,16 +135,25 @@ class Ring:
         """The whole rows (B, T, ..) of which each process has some columns; no gradient."""
         pieces = [piece for shard in every(x, self.group) for piece in shard.chunk(2, 1)]
         order = [piece for rank in range(self.size) for piece in (rank, 2 * self.size - 1 - rank)]
-        return torch.cat([piece for _, piece in sorted(zip(order, pieces, strict=True), key=lambda one: one[0])], 1)
+        return torch.cat(
+            [piece for _, piece in sorted(zip(order, pieces, strict=True), key=lambda one: one[0])],
+            1,
+        )
 
     def shard(self, batch: B) -> B:
-        """The columns of a training batch that lie here; UserError for labels, which belong to whole documents."""
+        """The columns of a training batch that lie here; UserError for labels, which belong to
+        whole documents."""
         given: dict[str, Any] = vars(batch)
-        need(given.get("labels") is None, "Labels belong to whole documents; train them with parallel.context = 1.")
+        need(
+            given.get("labels") is None,
+            "Labels belong to whole documents; train them with parallel.context = 1.",
+        )
         parts = {name: part for name, part in given.items() if isinstance(part, Tensor)}
         for name, pos in (("tokens", "pos"), ("source", "source_pos")):
             if name in parts and pos not in parts:
-                parts[pos] = torch.arange(parts[name].shape[1], device=parts[name].device).expand_as(parts[name])
+                parts[pos] = torch.arange(
+                    parts[name].shape[1], device=parts[name].device
+                ).expand_as(parts[name])
         own = {name: self.cut(part, FILL.get(name, -1)) for name, part in parts.items()}
         if given.get("host") is not None:  # it has whole rows
             own["host"] = None  # type: ignore[assignment]
@@ -130,28 +163,45 @@ class Ring:
         """The tokens before each one, which may lie on another process."""
         tokens, flow = given[:2]
         whole, row = self.join(tokens), Flow(self.join(flow.pos.expand_as(tokens)))
-        before = [previous_tokens(whole, row, back, nothing=-1) for back in range(1, len(embed.lag) + 1)]
+        before = [
+            previous_tokens(whole, row, back, nothing=-1) for back in range(1, len(embed.lag) + 1)
+        ]
         flow.previous = self.cut(torch.stack(before, -1))
 
-    # ---------------------------------------------------------------------------------------------- attention
+    # ----------------------------------------------------------------------------------------------
+    # attention
 
     def attend(self, inputs: AttentionInputs) -> Tensor:
-        """Attention over the keys of all processes -> (B, H, T, D), zero where a query is padding."""
-        call = Call(inputs.scale, inputs.softcap, inputs.dropout, inputs.position, inputs.q.shape[1])
+        """Attention over the keys of all processes -> (B, H, T, D), zero where a query is
+        padding."""
+        call = Call(
+            inputs.scale, inputs.softcap, inputs.dropout, inputs.position, inputs.q.shape[1]
+        )
         parts = self.block_masks(inputs.mask)
         out: Tensor = _Ring.apply(inputs.q, inputs.k, inputs.v, self, parts, call, *call.parameters)  # type: ignore[no-untyped-call]
         return out
 
     def block_masks(self, mask: Mask) -> list[list[BlockMask]]:
-        """The block masks of the queries here with the keys of each process, made once for all layers."""
+        """The block masks of the queries here with the keys of each process, made once for all
+        layers."""
         if mask not in self._masks:
             q, k = mask.token_info()
             gathered = [[None] * self.size if x is None else every(x, self.group) for x in k]
             masks = (
-                Mask(q.pos, pos, mask.causal, mask.rule, None if ids is None else (q.document_ids, ids), False, prefix)
+                Mask(
+                    q.pos,
+                    pos,
+                    mask.causal,
+                    mask.rule,
+                    None if ids is None else (q.document_ids, ids),
+                    False,
+                    prefix,
+                )
                 for pos, ids, prefix in zip(*gathered, strict=True)
             )
-            self._masks[mask] = [[one for one in block_masks(made) if one.blocks.any()] for made in masks]
+            self._masks[mask] = [
+                [one for one in block_masks(made) if one.blocks.any()] for made in masks
+            ]
         return self._masks[mask]
 
     def shards(self, step: int) -> int:
@@ -177,21 +227,34 @@ def arrived(moving: Moving) -> Tensor:
 
 
 class _Ring(torch.autograd.Function):
-    """Keeps q, k, v, out and the log-sum-exp over all keys: nothing that grows with the pairs, nor with the ring."""
+    """Keeps q, k, v, out and the log-sum-exp over all keys: nothing that grows with the pairs, nor
+    with the ring."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring, parts: list[list[BlockMask]], call: Call, *scheme: Tensor
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        ring: Ring,
+        parts: list[list[BlockMask]],
+        call: Call,
+        *scheme: Tensor,
     ) -> Tensor:
         shape, rows = q.shape, max((len(one.blocks) for part in parts for one in part), default=1)
-        q, kv = q.reshape(rows, -1, *q.shape[2:]), torch.stack((k, v)).view(2, rows, -1, *k.shape[2:])
+        q, kv = (
+            q.reshape(rows, -1, *q.shape[2:]),
+            torch.stack((k, v)).view(2, rows, -1, *k.shape[2:]),
+        )
         own = kv
         wide = torch.promote_types(q.dtype, torch.float32)
         found = torch.zeros_like(q, dtype=wide), q.new_full((*q.shape[:-1], 1), MASKED, dtype=wide)
         for step in range(ring.size):
             ahead = ring.send(kv, 0) if step < ring.size - 1 else None
             found = reduce(
-                merged, (call.forward(one, q, kv[0], kv[1], True) for one in parts[ring.shards(step)]), found
+                merged,
+                (call.forward(one, q, kv[0], kv[1], True) for one in parts[ring.shards(step)]),
+                found,
             )
             kv = kv if ahead is None else arrived(ahead)
         out = found[0].to(q.dtype)
@@ -219,6 +282,10 @@ class _Ring(torch.autograd.Function):
         assert back is not None
         dk, dv = arrived(back)
         shape, kv_shape = ctx.shapes
-        grads = dq.mul_(call.scale).view(shape), dk.mul(call.scale).view(kv_shape), dv.view(kv_shape)
+        grads = (
+            dq.mul_(call.scale).view(shape),
+            dk.mul(call.scale).view(kv_shape),
+            dv.view(kv_shape),
+        )
         scheme = call.dposition or [None] * len(call.parameters)
         return *(x.to(q.dtype) for x in grads), None, None, None, *scheme

@@ -1,8 +1,10 @@
-"""Weights, gradients and the optimizer's numbers in shards, one a process (FSDP2; Zhao et al. 2023), to the bit.
+"""Weights, gradients and the optimizer's numbers in shards, one a process (FSDP2; Zhao et al.
+2023), to the bit.
 
-Three things differ from plain FSDP2, so that N processes make the bits of one that works through the same pieces:
-gradients are added up in the order of pieces (``InOrder``), each optimizer's kernel meets a number at the place in
-its row of 64 where one process would have it (``Window``), and the gradient's norm is a sum in one order (``norm``).
+Three things differ from plain FSDP2, so that N processes make the bits of one that works through
+the same pieces: gradients are added up in the order of pieces (``InOrder``), each optimizer's
+kernel meets a number at the place in its row of 64 where one process would have it (``Window``),
+and the gradient's norm is a sum in one order (``norm``).
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ COPIES = ("replicate", "expert")
 
 
 def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = True) -> None:
-    """Leave each process its rows of every weight of ``model``; forward and backward compute in ``dtype``.
+    """Leave each process its rows of every weight of ``model``; forward and backward compute in
+    ``dtype``.
 
-    What the pipeline, tensor and expert axes cut is cut first. A block of a stack is gathered when it computes and let
-    go afterwards; what belongs to no block, while the whole model computes. ``model`` may be on the "meta" device;
-    ``exact`` adds gradients up as one process would.
+    What the pipeline, tensor and expert axes cut is cut first. A block of a stack is gathered when
+    it computes and let go afterwards; what belongs to no block, while the whole model computes.
+    ``model`` may be on the "meta" device; ``exact`` adds gradients up as one process would.
     """
     model.cuts = {}  # type: ignore[assignment]
     if mesh.extent("pipeline") > 1:
@@ -49,11 +52,18 @@ def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = Tr
     meshes: Any = importlib.import_module("torch.distributed.device_mesh")
     group = mesh.group("data") or mesh.own_group()
     along = meshes.DeviceMesh.from_group(group, mesh.device.type, mesh_dim_names=("data",))
-    low = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if dtype == "bfloat16" else {}
+    low = (
+        {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+        if dtype == "bfloat16"
+        else {}
+    )
     policy = fsdp.MixedPrecisionPolicy(**low, cast_forward_inputs=False)
-    stacks = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"]
+    stacks = [
+        module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"
+    ]
     blocks = [block for stack in stacks for block in stack.children()]
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is changed in place
+    # nothing is changed in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
 
     def sharded(module: Any, copies: tuple[str, ...], *others: nn.Parameter) -> None:
         fsdp.fully_shard(module, mesh=along, mp_policy=policy, ignored_params=set(others))
@@ -66,9 +76,14 @@ def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = Tr
     apart = [weight for name, weight in model.named_parameters() if name in tables]
     for module in (*blocks, model):
         sharded(module, COPIES, *apart)
-    for path in {name.rpartition(".")[0]: None for name in tables}:  # their gradients come from all rows already
+    # their gradients come from all rows already
+    for path in {name.rpartition(".")[0]: None for name in tables}:
         mixture = model.get_submodule(path)
-        sharded(mixture, ("replicate",), *(weight for weight in mixture.parameters() if hasattr(weight, "placements")))
+        sharded(
+            mixture,
+            ("replicate",),
+            *(weight for weight in mixture.parameters() if hasattr(weight, "placements")),
+        )
 
 
 def cuts_of(model: nn.Module) -> Mapping[str, Cut]:
@@ -79,32 +94,46 @@ def cuts_of(model: nn.Module) -> Mapping[str, Cut]:
 def place_in(model: nn.Module, name: str, mesh: Mesh) -> Place | None:
     """Where this process's numbers of a weight lie in the whole; None of one that is whole here."""
     weight: Any = model.get_parameter(name)
-    return place_of(tuple(weight.shape), mesh, cuts_of(model).get(name)) if hasattr(weight, "to_local") else None
+    return (
+        place_of(tuple(weight.shape), mesh, cuts_of(model).get(name))
+        if hasattr(weight, "to_local")
+        else None
+    )
 
 
 @torch.no_grad()
 def draw(model: Any, mesh: Mesh, seed: int) -> None:
-    """Draw the weights of a model in shards, to the bits of ``build_model``: no process holds more than a whole weight
-    at a time, and those of the modules that ``reset`` their own."""
+    """Draw the weights of a model in shards, to the bits of ``build_model``: no process holds more
+    than a whole weight at a time, and those of the modules that ``reset`` their own."""
     twin: Any = build_model(model.config, device="meta")
 
     def put(name: str, whole: Tensor) -> None:
         place = place_in(model, name, mesh)
         assert place is not None
-        box = tuple(slice(low, low + size) for low, size in zip(place.start, place.size, strict=True))
+        box = tuple(
+            slice(low, low + size) for low, size in zip(place.start, place.size, strict=True)
+        )
         model.get_parameter(name).to_local().copy_(whole[box])
 
     def one_by_one(recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         for name, weight in type(twin).named_parameters(twin, recurse=recurse):
-            drawn = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype)) if weight.is_meta else weight
+            drawn = (
+                nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype))
+                if weight.is_meta
+                else weight
+            )
             yield name, drawn
             if weight.is_meta:
                 put(name, drawn)
 
     for module in twin.modules():
-        if hasattr(module, "reset") or any(weight.ndim < 2 for weight in module.parameters(recurse=False)):
+        if hasattr(module, "reset") or any(
+            weight.ndim < 2 for weight in module.parameters(recurse=False)
+        ):
             for name, weight in module.named_parameters(recurse=False):
-                module._parameters[name] = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype))
+                module._parameters[name] = nn.Parameter(
+                    torch.empty(weight.shape, dtype=weight.dtype)
+                )
     twin.named_parameters = one_by_one
     build(model.config.init, twin, config.stacks(model.config).values(), seed)
     for name, weight in type(twin).named_parameters(twin):
@@ -119,7 +148,8 @@ def reductions(model: nn.Module) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def gathered(model: Any, mesh: Mesh, needed: int) -> Iterator[None]:
-    """While entered, blocks stay gathered after they computed, where everybody has ``needed`` bytes free for that.
+    """While entered, blocks stay gathered after they computed, where everybody has ``needed`` bytes
+    free for that.
 
     A text that is made token by token then gathers them once, not for each token.
     """
@@ -146,7 +176,8 @@ def let_go(model: nn.Module) -> None:
 
 
 class Plain:
-    """The sum of everybody's gradients by the library's own collectives, in whatever order they take."""
+    """The sum of everybody's gradients by the library's own collectives, in whatever order they
+    take."""
 
     def __init__(self, mesh: Mesh, narrow: bool, copies: tuple[str, ...] = COPIES) -> None:
         self.mesh, self.narrow = mesh, narrow
@@ -156,9 +187,17 @@ class Plain:
         """Memory for what is sent or received."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
         dist: Any = torch.distributed
-        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its older name
+        # its older name
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         with self.mesh.watched():
             reduce_scatter(output_tensor, input_tensor, op, group)
 
@@ -169,14 +208,17 @@ class Plain:
                 torch.distributed.all_reduce(output, group=self.copies)
 
     def begin(self, first: bool, present: int) -> None:
-        """Before the backward pass of a round of pieces, the ``first`` of a step or not: FSDP2 adds rounds up."""
+        """Before the backward pass of a round of pieces, the ``first`` of a step or not: FSDP2 adds
+        rounds up."""
 
 
 class InOrder(Plain):
-    """The sum of everybody's gradients, added in the order of pieces onto the sum of the rounds before.
+    """The sum of everybody's gradients, added in the order of pieces onto the sum of the rounds
+    before.
 
-    Everybody sends each shard of its gradient to whom it belongs, the traffic of a reduce-scatter; who owns it adds
-    them up. Copies of a shard do so one after the other, and the last one tells the others.
+    Everybody sends each shard of its gradient to whom it belongs, the traffic of a reduce-scatter;
+    who owns it adds them up. Copies of a shard do so one after the other, and the last one tells
+    the others.
     """
 
     def __init__(self, mesh: Mesh, narrow: bool, copies: tuple[str, ...] = COPIES) -> None:
@@ -186,8 +228,16 @@ class InOrder(Plain):
         self.parts: tuple[Tensor, ...] = ()
         self.present = mesh.rows
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
-        sent = input_tensor.bfloat16() if self.narrow else input_tensor  # they were bf16 before they were copied in
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        # they were bf16 before they were copied in
+        sent = input_tensor.bfloat16() if self.narrow else input_tensor
         received = torch.empty_like(sent)
         with self.mesh.watched():
             torch.distributed.all_to_all_single(received, sent, group=group)
@@ -203,7 +253,9 @@ class InOrder(Plain):
                 before = torch.empty_like(output)
                 torch.distributed.recv(before, self.near[place - 1])
             for part in parts[: max(0, self.present - place * len(parts))]:
-                before = output.copy_(part) if before is None else torch.add(before, part, out=output)
+                before = (
+                    output.copy_(part) if before is None else torch.add(before, part, out=output)
+                )
             if last:
                 if before is not output and before is not None:
                     output.copy_(before)  # of this copy's pieces there were none
@@ -213,15 +265,18 @@ class InOrder(Plain):
         self.sum = output
 
     def begin(self, first: bool, present: int) -> None:
-        """The first ``present`` processes have a piece in this round; what the others send does not count."""
-        if self.mesh.extent("expert") == 1:  # else pieces do not follow ranks; what is not there is 0
+        """The first ``present`` processes have a piece in this round; what the others send does not
+        count."""
+        # else pieces do not follow ranks; what is not there is 0
+        if self.mesh.extent("expert") == 1:
             self.present = present
         if first:
             self.sum = None
 
 
 def begin_round(model: nn.Module, first: bool, present: int) -> None:
-    """Before the backward pass of a round of pieces, the ``first`` of a step or not; ``present`` processes have one."""
+    """Before the backward pass of a round of pieces, the ``first`` of a step or not; ``present``
+    processes have one."""
     for one in reductions(model):
         one.begin(first, present)
     if not first and any(isinstance(one, InOrder) for one in reductions(model)):
@@ -237,4 +292,8 @@ def in_shards(model: nn.Module) -> bool:
 def windows(model: nn.Module, mesh: Mesh) -> dict[str, Window]:
     """A window on each weight that trains, by its path."""
     cuts = cuts_of(model)
-    return {n: Window(weight, mesh, cuts.get(n)) for n, weight in model.named_parameters() if weight.requires_grad}
+    return {
+        n: Window(weight, mesh, cuts.get(n))
+        for n, weight in model.named_parameters()
+        if weight.requires_grad
+    }

@@ -1,10 +1,12 @@
-"""One checkpoint written by many: each process puts its numbers at their own bytes of one safetensors file.
+"""One checkpoint written by many: each process puts its numbers at their own bytes of one
+safetensors file.
 
     first process     header, then what is whole         model.safetensors   | header | 0 0 0 | 1 1 1 | 2 2 2 | ...
     every process     its rows of each tensor            SHA256SUMS          a file each, by turns
 
-The folder is the same, byte for byte, as when one process writes it, and appears at once or not at all. Nothing is
-pickled, so torch.distributed.checkpoint, whose metadata is, is not used. Every process sees the same file system.
+The folder is the same, byte for byte, as when one process writes it, and appears at once or not at
+all. Nothing is pickled, so torch.distributed.checkpoint, whose metadata is, is not used. Every
+process sees the same file system.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ Contents: TypeAlias = Mapping[str, str | Callable[[Path], None]]
 
 @contextlib.contextmanager
 def write_folder(path: Path, mesh: Mesh) -> Iterator[Path]:
-    """``files.write_folder`` for everybody: the first process makes the folder and renames it when all have left it."""
+    """``files.write_folder`` for everybody: the first process makes the folder and renames it when
+    all have left it."""
     with contextlib.ExitStack() as made:
         beside = None
         with mesh.agreeing():
@@ -42,7 +45,8 @@ def write_folder(path: Path, mesh: Mesh) -> Iterator[Path]:
 
 
 def write(folder: Path, contents: Contents, mesh: Mesh) -> None:
-    """Write files into a folder that is there: safetensors by everybody, the rest by the first process."""
+    """Write files into a folder that is there: safetensors by everybody, the rest by the first
+    process."""
     for name, content in contents.items():
         path = folder / name
         with mesh.agreeing(), files.explaining(path):
@@ -54,7 +58,8 @@ def write(folder: Path, contents: Contents, mesh: Mesh) -> None:
 
 
 def _begin(path: Path, content: Any) -> None:
-    """The file as far as one process writes it; room for the whole of it is taken on the disk now."""
+    """The file as far as one process writes it; room for the whole of it is taken on the disk
+    now."""
     if not isinstance(content, TensorFile):
         files.write(path, content)
         return
@@ -62,13 +67,15 @@ def _begin(path: Path, content: Any) -> None:
         file.write(content.header)
         file.flush()
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, content.size)  # a full disk is told before anybody writes
+            # a full disk is told before anybody writes
+            os.posix_fallocate(file.fileno(), 0, content.size)
         else:
             file.truncate(content.size)
 
 
 def _add(path: Path, content: TensorFile, mesh: Mesh) -> None:
-    """This process's numbers of every tensor, and those of tensors that are whole where it is the first."""
+    """This process's numbers of every tensor, and those of tensors that are whole where it is the
+    first."""
     with path.open("r+b", buffering=0) as file:
         for piece, begin in content.places:
             made: Any = piece.make()
@@ -77,7 +84,11 @@ def _add(path: Path, content: TensorFile, mesh: Mesh) -> None:
                 continue
             found = made if part is None else part.numbers
             runs = [(0, found.numel())] if part is None else part.place.runs()
-            mine, width, at = memoryview(flat_bytes(found.cpu().contiguous())), found.element_size(), 0
+            mine, width, at = (
+                memoryview(flat_bytes(found.cpu().contiguous())),
+                found.element_size(),
+                0,
+            )
             for first, count in runs:
                 file.seek(begin + first * width)
                 left = mine[at * width : (at + count) * width]
@@ -103,13 +114,16 @@ def read(saved: Files, name: str, place: Place | None) -> Tensor | Share:
         return saved.read(name)
     low, high, inside = place.start[0], place.start[0] + place.size[0], math.prod(place.shape[1:])
     rows = saved.numbers(name, low * inside, high * inside).view(-1, *place.shape[1:])
-    box = tuple(slice(low, low + size) for low, size in zip(place.start[1:], place.size[1:], strict=True))
+    box = tuple(
+        slice(low, low + size) for low, size in zip(place.start[1:], place.size[1:], strict=True)
+    )
     return Share(place, rows[(slice(None), *box)])
 
 
 @contextlib.contextmanager
 def whole(model: nn.Module, names: Iterable[str], mesh: Mesh) -> Iterator[None]:
-    """While entered, these weights are whole on every process: for what is small and joined before it is written."""
+    """While entered, these weights are whole on every process: for what is small and joined before
+    it is written."""
     found = {}
     for name in names:
         weight: Any = model.get_parameter(name)
@@ -122,12 +136,18 @@ def whole(model: nn.Module, names: Iterable[str], mesh: Mesh) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncut(model: nn.Module, mesh: Mesh) -> Iterator[Callable[[Contents], Contents]]:
-    """While entered, weights that an axis cuts have their whole shapes and no numbers, so that files can be laid out.
+    """While entered, weights that an axis cuts have their whole shapes and no numbers, so that
+    files can be laid out.
 
     What is given puts this process's numbers of them into such files.
     """
-    cut = {name: place for name in cuts_of(model) if (place := place_in(model, name, mesh)) is not None}
-    ours = {name: Share(place, model.get_parameter(name).detach().to_local()) for name, place in cut.items()}  # type: ignore[attr-defined]
+    cut = {
+        name: place for name in cuts_of(model) if (place := place_in(model, name, mesh)) is not None
+    }
+    ours = {
+        name: Share(place, model.get_parameter(name).detach().to_local())
+        for name, place in cut.items()
+    }  # type: ignore[attr-defined]
     shaped = {name: part.numbers.new_empty(1).expand(part.shape) for name, part in ours.items()}
 
     def filled(contents: Contents) -> Contents:
@@ -135,7 +155,9 @@ def uncut(model: nn.Module, mesh: Mesh) -> Iterator[Callable[[Contents], Content
         make: Any = lambda name: lambda: ours[name]  # noqa: E731
         for name, file in contents.items():
             if isinstance(file, TensorFile):
-                pieces = [replace(p, make=make(p.name)) if p.name in ours else p for p in file.pieces]
+                pieces = [
+                    replace(p, make=make(p.name)) if p.name in ours else p for p in file.pieces
+                ]
                 found[name] = replace(file, pieces=pieces)
         return found
 

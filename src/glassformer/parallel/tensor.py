@@ -1,9 +1,12 @@
-"""Tensor parallel: each process of a group holds a part of each matrix (Shoeybi et al. 2019, Megatron-LM).
+"""Tensor parallel: each process of a group holds a part of each matrix (Shoeybi et al. 2019,
+Megatron-LM).
 
-    x --enter--> q k v, gate up (columns: some heads, some of the hidden) --> out, down (rows) --leave--> sum
+    x --enter--> q k v, gate up (columns: some heads, some of the hidden) --> out, down (rows)
+    --leave--> sum
 
-One table says how a config's type is cut; what is not in it is whole on every process, and computed by each. ``nn`` is
-left as it is: layers change their class in place, so that parameters keep their names.
+One table says how a config's type is cut; what is not in it is whole on every process, and computed
+by each. ``nn`` is left as it is: layers change their class in place, so that parameters keep their
+names.
 
 T parts, V vocabulary here, N rows, C model dim.
 """
@@ -37,10 +40,11 @@ from .place import Cut
 
 @dataclass(frozen=True)
 class Split:
-    """How a module is cut: layers by ``columns`` (outputs) and ``rows`` (inputs), own parameters by a dimension.
+    """How a module is cut: layers by ``columns`` (outputs) and ``rows`` (inputs), own parameters by
+    a dimension.
 
-    ``whole`` are parts of it whose parameters are whole but work on what is cut; ``check`` refuses (config, parts) that
-    do not divide; ``change`` is called with (module, parts, rank, group).
+    ``whole`` are parts of it whose parameters are whole but work on what is cut; ``check`` refuses
+    (config, parts) that do not divide; ``change`` is called with (module, parts, rank, group).
     """
 
     columns: tuple[str, ...] = ()
@@ -55,11 +59,18 @@ def _heads(cfg: config.Attention, parts: int) -> None:
     kv = cfg.kv_heads or cfg.heads
     fits = cfg.heads % parts == 0 and kv % parts == 0
     heads = f"{cfg.heads} heads over {kv} of keys and values"
-    need(fits, f"An attention of {heads} cannot be cut in parallel.tensor {parts}; give a divisor of both.")
+    need(
+        fits,
+        f"An attention of {heads} cannot be cut in parallel.tensor {parts}; give a "
+        "divisor of both.",
+    )
 
 
 def _hidden(cfg: config.MLP | config.GatedMLP, parts: int) -> None:
-    need(cfg.hidden >= parts, f"{type(cfg).__name__}.hidden {cfg.hidden} is below parallel.tensor {parts}; lower that.")
+    need(
+        cfg.hidden >= parts,
+        f"{type(cfg).__name__}.hidden {cfg.hidden} is below parallel.tensor {parts}; lower that.",
+    )
 
 
 def _cut_heads(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
@@ -80,7 +91,10 @@ def _cut_table(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
 def _cut_head(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
     vocab = module.proj.vocab
     low, high = bounds(vocab, parts, rank)
-    need(type(module.proj) is Projection, "An adapter beside the head takes parallel.tensor = 1; leave it out.")
+    need(
+        type(module.proj) is Projection,
+        "An adapter beside the head takes parallel.tensor = 1; leave it out.",
+    )
     module.proj.__class__ = CutProjection
     module.proj.beside = low, vocab - high
     module.proj.enter, module.proj.leave = (lambda x: enter(x, group)), (lambda x: leave(x, group))
@@ -96,7 +110,9 @@ def _cut_experts(module: Any, parts: int, rank: int, group: ProcessGroup) -> Non
 
 
 TABLE: dict[type, Split] = {
-    config.Attention: Split(("q", "k", "v"), ("out",), whole=("q_norm", "k_norm"), check=_heads, change=_cut_heads),
+    config.Attention: Split(
+        ("q", "k", "v"), ("out",), whole=("q_norm", "k_norm"), check=_heads, change=_cut_heads
+    ),
     config.MLP: Split(("up",), ("down",), check=_hidden),
     config.GatedMLP: Split(("gate", "up"), ("down",), check=_hidden),
     config.MoE: Split(
@@ -109,25 +125,53 @@ TABLE: dict[type, Split] = {
     config.Embed: Split(parameters={"token.weight": 0}, change=_cut_table),
     config.Head: Split(parameters={"proj.weight": 0, "proj.bias": 0}, change=_cut_head),
 }
-"""How each config type is cut. A part of a user's own says ``columns``, ``rows`` and ``parameters`` in its class."""
+"""How each config type is cut. A part of a user's own says ``columns``, ``rows`` and ``parameters``
+in its class."""
 
 WHOLE: dict[str, tuple[type, ...]] = {
     "norms work on the whole residual stream": (config.LayerNorm, config.RMSNorm),
     "functions of positions": (config.NoPosition, config.Sinusoidal, config.Learned, config.Rotary),
-    "frequencies": (config.LinearScaling, config.Llama3Scaling, config.YarnScaling, config.LongRopeScaling),
+    "frequencies": (
+        config.LinearScaling,
+        config.Llama3Scaling,
+        config.YarnScaling,
+        config.LongRopeScaling,
+    ),
     "rules over positions": (
-        *(config.Full, config.Causal, config.Prefix, config.Window, config.Every, config.Chunk, config.Tail),
+        *(
+            config.Full,
+            config.Causal,
+            config.Prefix,
+            config.Window,
+            config.Every,
+            config.Chunk,
+            config.Tail,
+        ),
         *(config.Strided, config.Fixed, config.Both, config.Either),
     ),
-    "made of others": (config.Block, config.Stack, config.Decoder, config.Encoder, config.EncoderDecoder, config.Init),
+    "made of others": (
+        config.Block,
+        config.Stack,
+        config.Decoder,
+        config.Encoder,
+        config.EncoderDecoder,
+        config.Init,
+    ),
     "a few rows": (config.Pool, config.TokenHead),
-    "a step needs all of the state": (config.Recurrent, config.GRU, config.LSTM, config.Summary, config.Additive),
+    "a step needs all of the state": (
+        config.Recurrent,
+        config.GRU,
+        config.LSTM,
+        config.Summary,
+        config.Additive,
+    ),
 }
 """What every process has and computes as a whole, and why."""
 
 
 def bounds(size: int, parts: int, rank: int) -> tuple[int, int]:
-    """The first of a process's share of ``size``, and the one after its last; shares differ by one at most."""
+    """The first of a process's share of ``size``, and the one after its last; shares differ by one
+    at most."""
     return size * rank // parts, size * (rank + 1) // parts
 
 
@@ -135,18 +179,26 @@ def check(cfg: config.Model, parts: int) -> None:
     """UserError unless the model can be cut in so many parts."""
     found: list[Any] = [cfg.embed, cfg.head]
     for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
-        found += [block.attention, block.cross, block.feedforward, getattr(block.feedforward, "shared", None)]
+        found += [
+            block.attention,
+            block.cross,
+            block.feedforward,
+            getattr(block.feedforward, "shared", None),
+        ]
     for part in found:
         if type(part) in TABLE:
             TABLE[type(part)].check(part, parts)
-    need(cfg.embed.vocab >= parts, f"The vocabulary of {cfg.embed.vocab} is below parallel.tensor {parts}; lower that.")
+    need(
+        cfg.embed.vocab >= parts,
+        f"The vocabulary of {cfg.embed.vocab} is below parallel.tensor {parts}; lower that.",
+    )
 
 
 def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
     """Leave this process its part of each matrix, in place; which parameters were cut, and how.
 
-    Gradients of the others are whole, and the same on all processes. Raises UserError for what does not divide, and for
-    layers of few bits.
+    Gradients of the others are whole, and the same on all processes. Raises UserError for what does
+    not divide, and for layers of few bits.
     """
     check(model.config, group.size())
     cuts: dict[str, Cut] = {}
@@ -158,26 +210,44 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
             layer = getattr(module, name)
             kind = PARTS.get((type(layer), name in split.columns))
             plain = kind is not None and not isinstance(layer.weight, QuantizedWeight)
-            need(plain, f"{path}.{name} is no plain layer; quantised weights take parallel.tensor = 1.")
+            need(
+                plain,
+                f"{path}.{name} is no plain layer; quantised weights take parallel.tensor = 1.",
+            )
             layer.__class__ = kind
             layer.enter, layer.leave = (lambda x: enter(x, group)), (lambda x: leave(x, group))
-            layer.low, layer.many = bounds(layer.in_features, group.size(), group.rank())[0], layer.in_features
-        named = {f"{name}.weight": 0 for name in split.columns} | {f"{name}.bias": 0 for name in split.columns}
+            layer.low, layer.many = (
+                bounds(layer.in_features, group.size(), group.rank())[0],
+                layer.in_features,
+            )
+        named = {f"{name}.weight": 0 for name in split.columns} | {
+            f"{name}.bias": 0 for name in split.columns
+        }
         named |= {f"{name}.weight": 1 for name in split.rows} | dict(split.parameters)
-        named |= {f"{name}.up": 0 for name in split.columns} | {f"{name}.down": 1 for name in split.rows}  # LoRA's
+        # LoRA's
+        named |= {f"{name}.up": 0 for name in split.columns} | {
+            f"{name}.down": 1 for name in split.rows
+        }
         for name, dim in named.items():
             *inside, last = name.split(".")
             owner = module.get_submodule(".".join(inside))
             weight = getattr(owner, last, None)
             if weight is None:
                 continue
-            cut = Cut("tensor", dim, *bounds(weight.shape[dim], group.size(), group.rank()), weight.shape[dim])
+            cut = Cut(
+                "tensor",
+                dim,
+                *bounds(weight.shape[dim], group.size(), group.rank()),
+                weight.shape[dim],
+            )
             own = cut.of(weight.detach()).clone(memory_format=torch.contiguous_format)
             setattr(owner, last, nn.Parameter(own, weight.requires_grad))
             cuts[f"{path}.{name}" if path else name] = cut
         for part in (getattr(module, name) for name in split.whole):
             if part is not None:
-                part.shown = {name: lambda weight: enter(weight, group) for name, _ in part.named_parameters()}
+                part.shown = {
+                    name: lambda weight: enter(weight, group) for name, _ in part.named_parameters()
+                }
                 _show(part)
         split.change(module, group.size(), group.rank(), group)
     return cuts
@@ -192,10 +262,13 @@ def _split_of(module: nn.Module) -> Split | None:
 
 
 def _show(module: nn.Module) -> None:
-    """While it computes, let a module see its parameters through the functions that it has in ``shown``."""
+    """While it computes, let a module see its parameters through the functions that it has in
+    ``shown``."""
 
     def begin(module: Any, given: Any) -> None:
-        module.__dict__.update({name: see(module._parameters[name]) for name, see in module.shown.items()})
+        module.__dict__.update(
+            {name: see(module._parameters[name]) for name, see in module.shown.items()}
+        )
 
     def end(module: Any, given: Any, found: Any) -> None:
         for name in module.shown:
@@ -205,7 +278,8 @@ def _show(module: nn.Module) -> None:
     module.register_forward_hook(end, always_call=True)
 
 
-# --------------------------------------------------------------------------------------- layers, class by class
+# --------------------------------------------------------------------------------------- layers,
+# class by class
 
 
 class CutTable(nn.Embedding):
@@ -232,7 +306,8 @@ class CutProjection(Projection):
 
 
 class CutExperts(MoE):
-    """Experts of which each process has a part of the hidden; the router is whole, and chooses the same on all."""
+    """Experts of which each process has a part of the hidden; the router is whole, and chooses the
+    same on all."""
 
     enter: Collective
     leave: Collective
@@ -250,7 +325,8 @@ class CutExperts(MoE):
         return dataclasses.replace(choices, weight=self.enter(choices.weight))
 
 
-# ---------------------------------------------------------------------------------- the loss of a cut vocabulary
+# ---------------------------------------------------------------------------------- the loss of a
+# cut vocabulary
 
 
 def cross_entropy(
@@ -262,9 +338,11 @@ def cross_entropy(
     softcap: float | None = None,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """``training.loss.cross_entropy`` where each process has some rows of ``table`` (V, C): no process has all logits.
+    """``training.loss.cross_entropy`` where each process has some rows of ``table`` (V, C): no
+    process has all logits.
 
-    hidden (N, C) and targets (N,), -1 not counted, are the same on all; so is the sum that comes out.
+    hidden (N, C) and targets (N,), -1 not counted, are the same on all; so is the sum that comes
+    out.
     """
     args = (enter(hidden, group), table, bias, targets, softcap, smoothing, group)
     found: Tensor = _CutLoss.apply(*args)  # type: ignore[no-untyped-call]
@@ -276,7 +354,8 @@ AT_ONCE = 1 << 26
 
 
 class _CutLoss(torch.autograd.Function):
-    """As training's: logits turn into their own gradient; their largest, their sum and the target's are agreed on."""
+    """As training's: logits turn into their own gradient; their largest, their sum and the target's
+    are agreed on."""
 
     @staticmethod
     def forward(
@@ -307,7 +386,9 @@ class _CutLoss(torch.autograd.Function):
             place = place.where(here, 0)[:, None]
             grad = (scores - peak[:, None]).exp()
             at_target = scores.gather(1, place)[:, 0] * here
-            denominator, at_target, mean = summed(torch.stack((grad.sum(-1), at_target, scores.sum(-1) / vocab)), group)
+            denominator, at_target, mean = summed(
+                torch.stack((grad.sum(-1), at_target, scores.sum(-1) / vocab)), group
+            )
             loss = denominator.log() + peak - (1 - smoothing) * at_target - smoothing * mean
             total += loss.masked_fill(own < 0, 0.0).sum()
             grad = grad / denominator[:, None] - smoothing / vocab
@@ -320,10 +401,16 @@ class _CutLoss(torch.autograd.Function):
             grad = grad.to(hidden.dtype)
             torch.mm(grad, table, out=to_hidden[start : start + rows])
             to_table += grad.mT @ part
-        ctx.save_for_backward(to_hidden, to_table.to(table.dtype), None if to_bias is None else to_bias.to(table.dtype))
+        ctx.save_for_backward(
+            to_hidden,
+            to_table.to(table.dtype),
+            None if to_bias is None else to_bias.to(table.dtype),
+        )
         return total
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
-        found = (None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors)
+        found = (
+            None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors
+        )
         return *found, None, None, None, None

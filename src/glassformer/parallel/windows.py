@@ -1,4 +1,5 @@
-"""A shard's numbers as one process's kernels would meet them, and their norm, summed in one order."""
+"""A shard's numbers as one process's kernels would meet them, and their norm, summed in one
+order."""
 
 from __future__ import annotations
 
@@ -14,26 +15,35 @@ from .mesh import Mesh
 from .place import Cut, Share, place_of
 
 GRID = 64
-"""Numbers that a vector loop of a kernel takes at most; those left over at a tensor's end are rounded otherwise."""
+"""Numbers that a vector loop of a kernel takes at most; those left over at a tensor's end are
+rounded otherwise."""
 AT_ONCE = 1 << 20  # numbers whose squares are held in fp64 at once
 
 
 class Window:
-    """This process's numbers of a weight, as the optimizer's kernels see them: ``tensor`` is flat, and begins at a
-    multiple of ``GRID`` in the weight's order (of the part that a ``cut`` left here).
+    """This process's numbers of a weight, as the optimizer's kernels see them: ``tensor`` is flat,
+    and begins at a multiple of ``GRID`` in the weight's order (of the part that a ``cut`` left
+    here).
 
-    Of ``size`` numbers in all ``low`` to before ``high`` are ours; a row has ``width``. Where they begin or end between
-    two multiples, the tensor is a copy with zeros around them.
+    Of ``size`` numbers in all ``low`` to before ``high`` are ours; a row has ``width``. Where they
+    begin or end between two multiples, the tensor is a copy with zeros around them.
     """
 
     def __init__(self, weight: Any, mesh: Mesh, cut: Cut | None = None) -> None:
-        self.weight, self.shape, self.size, self.cut = weight, tuple(weight.shape), weight.numel(), cut
+        self.weight, self.shape, self.size, self.cut = (
+            weight,
+            tuple(weight.shape),
+            weight.numel(),
+            cut,
+        )
         self.place = place_of(self.shape, mesh, cut)
         inside = self.size // max(1, self.shape[0])
         first = self.place.start[0] - (cut.low if cut is not None and cut.dim == 0 else 0)
         self.low, self.high = first * inside, (first + self.place.size[0]) * inside
         self.begin = self.low - self.low % GRID
-        self.end = min(self.size, -(-self.high // GRID) * GRID) if self.high > self.low else self.begin
+        self.end = (
+            min(self.size, -(-self.high // GRID) * GRID) if self.high > self.low else self.begin
+        )
         self.fits = (self.begin, self.end) == (self.low, self.high)
         self.tensor = self.widened(self.local(weight))
 
@@ -63,7 +73,8 @@ class Window:
         grad = self.weight.grad
         self.tensor.grad = None if grad is None else self.widened(self.local(grad))
         if self.cut is not None and self.cut.low == self.cut.high:
-            self.tensor.grad = torch.zeros_like(self.tensor)  # another stage's: its steps are counted everywhere
+            # another stage's: its steps are counted everywhere
+            self.tensor.grad = torch.zeros_like(self.tensor)
 
     @torch.no_grad()
     def push(self) -> None:
@@ -83,9 +94,11 @@ class Window:
 
 
 def norm(grads: Mapping[str, Tensor], found: Mapping[str, Window] | None, mesh: Mesh) -> float:
-    """The norm of the whole gradient: squares are added up in fp64 row by row, then all rows in one order.
+    """The norm of the whole gradient: squares are added up in fp64 row by row, then all rows in one
+    order.
 
-    ``grads`` are flat windows where ``found`` says so, else whole. Those of what an axis cuts are added over it last.
+    ``grads`` are flat windows where ``found`` says so, else whole. Those of what an axis cuts are
+    added over it last.
     """
     totals: dict[str | None, list[Tensor]] = {None: []}  # by the axis that cuts them
     for name, grad in grads.items():
@@ -94,7 +107,9 @@ def norm(grads: Mapping[str, Tensor], found: Mapping[str, Window] | None, mesh: 
             continue
         one = found[name]
         rows = torch.zeros(one.size // one.width, dtype=torch.float64)
-        rows[one.low // one.width : one.high // one.width] = squares(one.ours(grad), one.width).cpu()
+        rows[one.low // one.width : one.high // one.width] = squares(
+            one.ours(grad), one.width
+        ).cpu()
         totals.setdefault(None if one.cut is None else one.cut.axis, []).append(rows)
     square = 0.0
     for axis, parts in totals.items():

@@ -1,4 +1,5 @@
-"""Few bits with their error: rounding by what a text needs, and a report of what it costs, matrix by matrix.
+"""Few bits with their error: rounding by what a text needs, and a report of what it costs, matrix
+by matrix.
 
 text = Text.of(corpus, tokenizer, model.config, tokens=16384, measured=2048)
 report = quantize_model(model, Layout(bits=4), text)

@@ -1,4 +1,5 @@
-"""What a model's matrices are multiplied with while it reads a text: the sum of x x^T of each, for rounding and report.
+"""What a model's matrices are multiplied with while it reads a text: the sum of x x^T of each, for
+rounding and report.
 
 C inputs of a matrix, B rows, T tokens, S tokens of a source.
 """
@@ -44,13 +45,20 @@ class Text:
     held_out: Sequence[Sides]
 
     @classmethod
-    def of(cls, source: Source, tokenizer: Tokenizer, model: config.Model, tokens: int, measured: int) -> Text:
-        """Rows spread evenly over a corpus: ``tokens`` to calibrate with, ``measured`` ones; UserError for too few.
+    def of(
+        cls, source: Source, tokenizer: Tokenizer, model: config.Model, tokens: int, measured: int
+    ) -> Text:
+        """Rows spread evenly over a corpus: ``tokens`` to calibrate with, ``measured`` ones;
+        UserError for too few.
 
-        An encoder-decoder reads the same on both sides, so one with two vocabularies is refused: it needs ``of_pairs``.
+        An encoder-decoder reads the same on both sides, so one with two vocabularies is refused: it
+        needs ``of_pairs``.
         """
         pair = isinstance(model, config.EncoderDecoder)
-        two = f"This model reads its source by a vocabulary of its own, so {source.name} is half of what it needs"
+        two = (
+            f"This model reads its source by a vocabulary of its own, so {source.name} is half "
+            "of what it needs"
+        )
         need(
             config.source_embed(model) is model.embed,
             f"{two}; give sources and targets: --calibrate FILE --target FILE.",
@@ -58,7 +66,10 @@ class Text:
         shards = tokenise(source, tokenizer)
         length = min(ROW, model.context)
         there = len(shards) // length
-        need(there >= HELD_OUT, f"{shards.name} has {len(shards):,} tokens; give {HELD_OUT * length:,} or more.")
+        need(
+            there >= HELD_OUT,
+            f"{shards.name} has {len(shards):,} tokens; give {HELD_OUT * length:,} or more.",
+        )
         highest = int(shards.tokens[: len(shards)].max())
         need(
             highest < model.embed.vocab,
@@ -69,12 +80,18 @@ class Text:
 
     @classmethod
     def of_pairs(cls, pairs: Sequence[tuple[Ids, Ids]], tokens: int, measured: int) -> Text:
-        """Sources and what a decoder reads to write their targets, as ids; spread evenly, as many as have ``tokens``.
+        """Sources and what a decoder reads to write their targets, as ids; spread evenly, as many
+        as have ``tokens``.
 
         Raises UserError for fewer than HELD_OUT.
         """
-        need(len(pairs) >= HELD_OUT, f"{len(pairs)} pairs of texts are too few; give {HELD_OUT} or more.")
-        return cls._apart([(_row(target), _row(source)) for source, target in pairs], tokens, measured)
+        need(
+            len(pairs) >= HELD_OUT,
+            f"{len(pairs)} pairs of texts are too few; give {HELD_OUT} or more.",
+        )
+        return cls._apart(
+            [(_row(target), _row(source)) for source, target in pairs], tokens, measured
+        )
 
     @classmethod
     def _apart(cls, found: Sequence[Sides], tokens: int, measured: int) -> Text:
@@ -82,7 +99,9 @@ class Text:
         length = sum(row.numel() for row, _ in found) / len(found)
         rest = [row for number, row in enumerate(found) if (number + 1) % HELD_OUT]
         held_out = found[HELD_OUT - 1 :: HELD_OUT]
-        return cls(spread(rest, math.ceil(tokens / length)), spread(held_out, math.ceil(measured / length)))
+        return cls(
+            spread(rest, math.ceil(tokens / length)), spread(held_out, math.ceil(measured / length))
+        )
 
 
 def _row(ids: Ids) -> Tensor:
@@ -99,11 +118,16 @@ def read(model: Model, row: Sides) -> Any:
     """What the model makes of a row, with logits at every token."""
     where = next(model.parameters()).device
     tokens, source = row
-    return model(tokens.to(where), logits="all", **({} if source is None else {"source": source.to(where)}))
+    return model(
+        tokens.to(where), logits="all", **({} if source is None else {"source": source.to(where)})
+    )
 
 
-def grams(model: Model, rows: Sequence[Sides], paths: Sequence[str], said: Progress = lambda _: None) -> Iterator[Gram]:
-    """The sums of some of the matrices at a time, as many as MEMORY holds; those never met are left out."""
+def grams(
+    model: Model, rows: Sequence[Sides], paths: Sequence[str], said: Progress = lambda _: None
+) -> Iterator[Gram]:
+    """The sums of some of the matrices at a time, as many as MEMORY holds; those never met are left
+    out."""
     view = copy.copy(model)
     view.engine = "eager"  # which multiplies by one matrix after another
     parameters = dict(model.named_parameters())
@@ -131,7 +155,8 @@ def _parts(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 
 
 class _Watch(TorchFunctionMode):
-    """While entered, each product with one of these weights adds its x x^T; a stack's table is known by its place."""
+    """While entered, each product with one of these weights adds its x x^T; a stack's table is
+    known by its place."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -140,10 +165,16 @@ class _Watch(TorchFunctionMode):
         self.places: dict[tuple[int, int], tuple[str, int | None]] = {}
         for path, weight in weights.items():
             tables = enumerate(weight) if weight.ndim == 3 else [(None, weight)]
-            self.places |= {(table.data_ptr(), len(table)): (path, number) for number, table in tables}
+            self.places |= {
+                (table.data_ptr(), len(table)): (path, number) for number, table in tables
+            }
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is F.linear and isinstance(args[1], Tensor):
             found = self.places.get((args[1].data_ptr(), len(args[1])))

@@ -26,8 +26,17 @@ LEGEND = {
 
 
 def matrices(report: Report, most: int | None = None) -> Lines:
-    """A line for each matrix, the most harmful first; columns that the report has nothing for are left out."""
-    heading = ("matrix", "bits", "KiB before", "KiB after", "weight error", "output error", *_heads(report))
+    """A line for each matrix, the most harmful first; columns that the report has nothing for are
+    left out."""
+    heading = (
+        "matrix",
+        "bits",
+        "KiB before",
+        "KiB after",
+        "weight error",
+        "output error",
+        *_heads(report),
+    )
     lines = [
         (
             row.name,
@@ -73,7 +82,9 @@ def _heads(report: Report) -> tuple[str, str]:
 
 def _without_empty(lines: Lines) -> Lines:
     """The columns in which a line says something."""
-    kept = [number for number in range(len(lines[0])) if any(line[number] != "-" for line in lines[1:])]
+    kept = [
+        number for number in range(len(lines[0])) if any(line[number] != "-" for line in lines[1:])
+    ]
     return [tuple(line[number] for number in kept) for line in lines]
 
 
@@ -88,7 +99,8 @@ def _shown(value: float | None, how: str) -> str:
 
 
 def picture(report: Report) -> Any:
-    """A figure: the harm of each matrix, layers across, kinds down; UserError without matplotlib."""
+    """A figure: the harm of each matrix, layers across, kinds down; UserError without
+    matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,9 +1,12 @@
-"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): what rounding an input loses is made up for by those not rounded yet.
+"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): what rounding an input loses is made up for by
+those not rounded yet.
 
-    inputs in the order of their weight in the output, the heaviest first; scales searched before, then fitted to codes
-    code c of every output; its error / U[c, c] times row c of U is taken from the inputs after it
+    inputs in the order of their weight in the output, the heaviest first; scales searched before,
+    then fitted to codes code c of every output; its error / U[c, c] times row c of U is taken from
+    the inputs after it
 
-U is the upper Cholesky factor of the inverse of H = sum x x^T (+ a little on its diagonal). N outputs, C inputs.
+U is the upper Cholesky factor of the inverse of H = sum x x^T (+ a little on its diagonal). N
+outputs, C inputs.
 """
 
 from __future__ import annotations
@@ -20,10 +23,13 @@ TURNS = 3  # of codes; between them scales are fitted to codes
 
 
 def calibrated(weight: Tensor, bits: int, group: int, gram: Tensor) -> rounding.Rounded:
-    """Codes and scales of weight (.., N, C) with the least squared error of the outputs; ``gram`` is (.., C, C)."""
+    """Codes and scales of weight (.., N, C) with the least squared error of the outputs; ``gram``
+    is (.., C, C)."""
     if weight.ndim == 3:
         parts = [calibrated(one, bits, group, own) for one, own in zip(weight, gram, strict=True)]
-        return torch.stack([codes for codes, _ in parts]), torch.stack([scales for _, scales in parts])
+        return torch.stack([codes for codes, _ in parts]), torch.stack(
+            [scales for _, scales in parts]
+        )
     matters = gram.diagonal().clamp(min=0.0)
     if not bool(matters.any()):  # an expert that no token went to
         return rounding.searched(weight, bits, group)
@@ -47,7 +53,10 @@ def calibrated(weight: Tensor, bits: int, group: int, gram: Tensor) -> rounding.
 
 def _fitted(weight: Tensor, codes: Tensor, scales: Tensor, group: int, gram: Tensor) -> Tensor:
     """The scales with the least error for these codes, each in turn while the others stay."""
-    fitted, left = scales.clone(), weight.detach().float() - rounding.decode(codes, scales, group, torch.float32)
+    fitted, left = (
+        scales.clone(),
+        weight.detach().float() - rounding.decode(codes, scales, group, torch.float32),
+    )
     slope = left @ gram
     for g in range(scales.shape[1]):
         some = slice(g * group, (g + 1) * group)
@@ -64,7 +73,9 @@ def _factor(gram: Tensor, floor: float) -> Tensor:
     """U (C, C); with more on the diagonal where the sums are too few for an inverse."""
     sound = bool(gram.isfinite().all())
     need(
-        sound, "The calibration text makes numbers that are not finite in this model; quantise it without --calibrate."
+        sound,
+        "The calibration text makes numbers that are not finite in this model; quantise "
+        "it without --calibrate.",
     )
     eye = torch.eye(len(gram), dtype=torch.float64)
     while True:
@@ -85,7 +96,11 @@ def _descend(weight: Tensor, scales: Tensor, factor: Tensor, bits: int) -> Tenso
         end = min(begin + BLOCK, weight.shape[1])
         errors = torch.empty(len(weight), end - begin)
         for c in range(begin, end):
-            code = (weight[:, c] / scales[:, c]).round().clamp(rounding.LOWEST[bits], rounding.HIGHEST[bits])
+            code = (
+                (weight[:, c] / scales[:, c])
+                .round()
+                .clamp(rounding.LOWEST[bits], rounding.HIGHEST[bits])
+            )
             codes[:, c] = code.to(torch.int8)
             errors[:, c - begin] = (weight[:, c] - code * scales[:, c]) / factor[c, c]
             weight[:, c:end] -= errors[:, c - begin, None] * factor[c, c:end]
@@ -93,7 +108,9 @@ def _descend(weight: Tensor, scales: Tensor, factor: Tensor, bits: int) -> Tenso
     return codes
 
 
-def _output_error(weight: Tensor, codes: Tensor, scales: Tensor, group: int, gram: Tensor) -> Tensor:
+def _output_error(
+    weight: Tensor, codes: Tensor, scales: Tensor, group: int, gram: Tensor
+) -> Tensor:
     """The squared error of each output over the text (N)."""
     apart = rounding.decode(codes, scales, group, torch.float32) - weight.detach().float()
     return ((apart @ gram) * apart).sum(-1)

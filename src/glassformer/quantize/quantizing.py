@@ -29,7 +29,10 @@ class _Sums:
     @staticmethod
     def of(weight: Tensor, codes: quantized.Codes, gram: Tensor | None) -> _Sums:
         rounded = codes.decoded(torch.float32)
-        return _Sums(relative(weight, rounded), None if gram is None else relative_output(weight, rounded, gram))
+        return _Sums(
+            relative(weight, rounded),
+            None if gram is None else relative_output(weight, rounded, gram),
+        )
 
 
 def quantize_model(
@@ -40,11 +43,12 @@ def quantize_model(
     name: str = "model",
     said: Progress = lambda _: None,
 ) -> Report:
-    """Quantise ``model`` in place, calibrated with ``text`` where it is given, and report what that costs.
+    """Quantise ``model`` in place, calibrated with ``text`` where it is given, and report what that
+    costs.
 
-    4 bits are rounded by GPTQ with a text and by a search of the scales without one; the report holds the simpler ways
-    beside it. The whole text is read once for every GiB of sums, and its held-out rows once for each matrix. Raises
-    UserError as ``nn.quantized.quantize_weights`` does.
+    4 bits are rounded by GPTQ with a text and by a search of the scales without one; the report
+    holds the simpler ways beside it. The whole text is read once for every GiB of sums, and its
+    held-out rows once for each matrix. Raises UserError as ``nn.quantized.quantize_weights`` does.
     """
     plan = quantized.plan(model, layout)
     before: Gram = {path: model.get_parameter(path) for path in plan}
@@ -88,19 +92,31 @@ def quantize_model(
 
 
 def _rounded(
-    model: Model, plan: Mapping[str, int], layout: quantized.Layout, text: Text | None, said: Progress
+    model: Model,
+    plan: Mapping[str, int],
+    layout: quantized.Layout,
+    text: Text | None,
+    said: Progress,
 ) -> tuple[Ways, dict[str, dict[str, _Sums]]]:
     """Every way to round every matrix, the best last; and what each loses."""
-    names = ["nearest"] + ["searched"] * (layout.bits == 4) + ["calibrated"] * (layout.bits == 4 and text is not None)
+    names = (
+        ["nearest"]
+        + ["searched"] * (layout.bits == 4)
+        + ["calibrated"] * (layout.bits == 4 and text is not None)
+    )
     ways: Ways = {name: {} for name in names}
     sums: dict[str, dict[str, _Sums]] = {name: {} for name in names}
-    found: Any = [dict.fromkeys(plan)] if text is None else grams(model, text.rows, list(plan), said)
+    found: Any = (
+        [dict.fromkeys(plan)] if text is None else grams(model, text.rows, list(plan), said)
+    )
     met: set[str] = set()
 
     def take(path: str, gram: Tensor | None) -> None:
         weight, bits = model.get_parameter(path), plan[path]
         for name in names:
-            codes = quantized.Codes.of(_round(name, weight, bits, layout.group, gram), bits, layout.group)
+            codes = quantized.Codes.of(
+                _round(name, weight, bits, layout.group, gram), bits, layout.group
+            )
             ways[name][path], sums[name][path] = codes, _Sums.of(weight, codes, gram)
         met.add(path)
 
@@ -113,7 +129,9 @@ def _rounded(
     return {name: {path: ways[name][path] for path in plan} for name in names}, sums
 
 
-def _round(name: str, weight: Tensor, bits: int, group: int, gram: Tensor | None) -> rounding.Rounded:
+def _round(
+    name: str, weight: Tensor, bits: int, group: int, gram: Tensor | None
+) -> rounding.Rounded:
     if name == "nearest" or bits == 8:
         return rounding.nearest(weight, bits, group)
     if name == "searched" or gram is None:
@@ -133,7 +151,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _alone(
-    model: Model, before: Gram, codes: Mapping[str, quantized.Codes], answers: Answers, said: Progress
+    model: Model,
+    before: Gram,
+    codes: Mapping[str, quantized.Codes],
+    answers: Answers,
+    said: Progress,
 ) -> dict[str, Effect]:
     """What each matrix does to the answers when it alone is quantised."""
     effects: dict[str, Effect] = {}

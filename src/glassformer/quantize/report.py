@@ -1,4 +1,5 @@
-"""What few bits cost: of each matrix and of the whole model, in its weights, its outputs, its answers and its size."""
+"""What few bits cost: of each matrix and of the whole model, in its weights, its outputs, its
+answers and its size."""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ LOGITS = 1 << 26  # numbers of the answers that are kept to compare with
 
 @dataclass(frozen=True)
 class Effect:
-    """How far the answers move: ``kl`` in nats a token, from the model's own distribution; ``agreement``, the share of
-    tokens whose likeliest one is the same; ``perplexity`` where it writes, and ``change`` of it, as a
-    share, on the text or the targets of pairs. Without logits: ``difference``, the relative error of the vectors.
+    """How far the answers move: ``kl`` in nats a token, from the model's own distribution;
+    ``agreement``, the share of tokens whose likeliest one is the same; ``perplexity`` where it
+    writes, and ``change`` of it, as a share, on the text or the targets of pairs. Without logits:
+    ``difference``, the relative error of the vectors.
     """
 
     kl: float | None = None
@@ -39,7 +41,8 @@ class Effect:
 
 @dataclass(frozen=True)
 class Row:
-    """One matrix, quantised alone: relative errors (Frobenius) of the weight, and of its output on calibration text.
+    """One matrix, quantised alone: relative errors (Frobenius) of the weight, and of its output on
+    calibration text.
 
     ``before`` and ``after`` are bytes. ``output`` and ``effect`` are None where no text was given.
     """
@@ -66,9 +69,11 @@ class Whole:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything: ``rows`` the most harmful first, ``wholes`` by how they were rounded, the one that is kept last.
+    """Everything: ``rows`` the most harmful first, ``wholes`` by how they were rounded, the one
+    that is kept last.
 
-    ``before`` and ``after`` are the bytes of all weights; ``perplexity`` is that of the model before.
+    ``before`` and ``after`` are the bytes of all weights; ``perplexity`` is that of the model
+    before.
     """
 
     model: str
@@ -108,14 +113,20 @@ def ratio(error: float, size: float) -> float:
 
 
 class Answers:
-    """What a model says to some rows of text before it is changed; ``effect`` compares what it says then."""
+    """What a model says to some rows of text before it is changed; ``effect`` compares what it says
+    then."""
 
     def __init__(self, model: Model, rows: Sequence[Sides]) -> None:
         longest = max(tokens.numel() for tokens, _ in rows)
-        most = max(1, LOGITS // (model.config.embed.vocab * longest)) if model.head is not None else len(rows)
+        most = (
+            max(1, LOGITS // (model.config.embed.vocab * longest))
+            if model.head is not None
+            else len(rows)
+        )
         self.rows = rows[:most]
         self.tokens = sum(tokens.numel() for tokens, _ in self.rows)
-        paired = any(source is not None and source is not tokens for tokens, source in rows)  # not one text twice
+        # not one text twice
+        paired = any(source is not None and source is not tokens for tokens, source in rows)
         self.predicts = isinstance(model.config, config.Decoder) or paired
         self.own = [self.answer(model, row) for row in self.rows]
         self.perplexity = self.effect(model).perplexity
@@ -131,7 +142,8 @@ class Answers:
         return vectors.float().flatten(0, -2)
 
     def effect(self, model: Model, only: int | None = None) -> Effect:
-        """How far the model's answers are from those before; ``only`` the first rows, of so many tokens in all."""
+        """How far the model's answers are from those before; ``only`` the first rows, of so many
+        tokens in all."""
         kl = same = loss = first = error = size = 0.0
         count = predicted = 0
         seen = 0
@@ -141,7 +153,10 @@ class Answers:
             seen += row[0].numel()
             now = self.answer(model, row)
             if model.head is None:
-                error, size = error + float((now - own).square().sum()), size + float(own.square().sum())
+                error, size = (
+                    error + float((now - own).square().sum()),
+                    size + float(own.square().sum()),
+                )
                 continue
             kl += float(F.kl_div(now, own, reduction="sum", log_target=True))
             same += int((now.argmax(-1) == own.argmax(-1)).sum())
@@ -160,6 +175,11 @@ class Answers:
 
 
 def ordered(rows: Sequence[Row], effects: Mapping[str, Effect]) -> tuple[Row, ...]:
-    """The rows with their effects, the most harmful first; without any by the error of the output or the weight."""
+    """The rows with their effects, the most harmful first; without any by the error of the output
+    or the weight."""
     found = [replace(row, effect=effects.get(row.name)) for row in rows]
-    return tuple(sorted(found, key=lambda row: -(row.effect.harm if row.effect else row.output or row.weight)))
+    return tuple(
+        sorted(
+            found, key=lambda row: -(row.effect.harm if row.effect else row.output or row.weight)
+        )
+    )

@@ -1,4 +1,5 @@
-"""The recipe book: published models as data, one page each. Adding a family is one page and one line in ``RECIPES``."""
+"""The recipe book: published models as data, one page each. Adding a family is one page and one
+line in ``RECIPES``."""
 
 from __future__ import annotations
 
@@ -30,35 +31,71 @@ from .starcoder2 import STARCODER2
 from .t5 import T5
 from .vaswani import VASWANI
 
-DECODERS = (GPT2, LLAMA, MIXTRAL, NANOMOE, QWEN2, QWEN3, QWEN3MOE, PHI, PHI3, STARCODER2, GEMMA, GEMMA2)
-__all__ = ["RECIPES", "ConfigReader", "Recipe", "Rule", "Table", "add", "all", "find", "names", "of", "read_config"]
+DECODERS = (
+    GPT2,
+    LLAMA,
+    MIXTRAL,
+    NANOMOE,
+    QWEN2,
+    QWEN3,
+    QWEN3MOE,
+    PHI,
+    PHI3,
+    STARCODER2,
+    GEMMA,
+    GEMMA2,
+)
+__all__ = [
+    "RECIPES",
+    "ConfigReader",
+    "Recipe",
+    "Rule",
+    "Table",
+    "add",
+    "all",
+    "find",
+    "names",
+    "of",
+    "read_config",
+]
 __all__ += ["write_config"]
 
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
 
 
 __getattr__ = moved(
-    __name__, {"BOOK": "RECIPES", "Raw": "ConfigReader", "read": "read_config", "write": "write_config"}
+    __name__,
+    {"BOOK": "RECIPES", "Raw": "ConfigReader", "read": "read_config", "write": "write_config"},
 )
 
 
 def add(recipe: Recipe) -> None:
-    """One more recipe, from outside the package: found by its name, listed, and by its architectures when loading.
+    """One more recipe, from outside the package: found by its name, listed, and by its
+    architectures when loading.
 
     Raises UserError for a name, architecture or model type that another has.
     """
     for name in (recipe.name, *recipe.sizes):
         need(
             re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) is not None,
-            f'The recipe "{recipe.name}" has a name or size "{name}"; take small letters, digits, dots and dashes.',
+            f'The recipe "{recipe.name}" has a name or size "{name}"; take small letters, '
+            "digits, dots and dashes.",
         )
-    need(recipe.name not in RECIPES, f'There is a recipe "{recipe.name}" already; give yours another name.')
+    need(
+        recipe.name not in RECIPES,
+        f'There is a recipe "{recipe.name}" already; give yours another name.',
+    )
     for other in RECIPES.values():
         taken = [name for name in recipe.architectures if name in other.architectures]
-        taken += [recipe.model_type] if recipe.model_type and recipe.model_type == other.model_type else []
+        taken += (
+            [recipe.model_type]
+            if recipe.model_type and recipe.model_type == other.model_type
+            else []
+        )
         need(
             not taken or recipe.read_config is None,
-            f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {other.name} reads already; '
+            f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {other.name} '
+            "reads already; "
             "give yours another architecture and model_type.",
         )
     RECIPES[recipe.name] = recipe
@@ -75,39 +112,55 @@ def names() -> list[str]:
 
 
 def find(name: str) -> config.Model:
-    """The config of a RECIPE/SIZE such as ``llama/3-8b``; UserError with the nearest for an unknown one."""
+    """The config of a RECIPE/SIZE such as ``llama/3-8b``; UserError with the nearest for an unknown
+    one."""
     recipe, _, size = name.lower().partition("/")
     if recipe in RECIPES and size in RECIPES[recipe].sizes:
         return RECIPES[recipe].sizes[size]
     if recipe in RECIPES:
         sizes = [f"{recipe}/{known}" for known in RECIPES[recipe].sizes]
         raise UserError(f'There is no recipe "{name}"; {recipe} comes as {", ".join(sizes)}.')
-    raise UserError(f'There is no recipe "{name}".{nearest(name, names()) or " `glassformer recipes` lists them."}')
+    raise UserError(
+        "There is no recipe "
+        f'"{name}".{nearest(name, names()) or " `glassformer recipes` lists them."}'
+    )
 
 
 def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
-    """The recipe of a published config.json, by its architecture; UserError for one that is not in the book."""
+    """The recipe of a published config.json, by its architecture; UserError for one that is not in
+    the book."""
     listed = raw.get("architectures")
     fits = listed is None or isinstance(listed, list)
-    need(fits, f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.')
+    need(
+        fits, f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.'
+    )
     listed = listed or []
     published = [recipe for recipe in all() if recipe.read_config is not None]
     for recipe in published:
-        if listed[0] in recipe.architectures if listed else raw.get("model_type") == recipe.model_type:
+        if (
+            listed[0] in recipe.architectures
+            if listed
+            else raw.get("model_type") == recipe.model_type
+        ):
             return recipe
     name = str(listed[0] if listed else raw.get("model_type"))[:80]
     known = [architecture for recipe in published for architecture in recipe.architectures]
     hint = nearest(name, known)
     listing = "" if hint.startswith(" Known") else f" Known: {', '.join(known)}."
     if name == "None":
-        raise UserError(f'{source} names no model ("architectures" is missing); add it.{listing or hint}')
-    raise UserError(f'{source}: the architecture "{name}" is not in the recipe book.{listing}{hint}')
+        raise UserError(
+            f'{source} names no model ("architectures" is missing); add it.{listing or hint}'
+        )
+    raise UserError(
+        f'{source}: the architecture "{name}" is not in the recipe book.{listing}{hint}'
+    )
 
 
 def read_config(
     raw: Mapping[str, Any], source: str = "config.json", held: Held | None = None
 ) -> tuple[Recipe, config.Model]:
-    """The recipe and our config of a published config.json, ``held`` the weights beside it where they are known.
+    """The recipe and our config of a published config.json, ``held`` the weights beside it where
+    they are known.
 
     Raises UserError for what it asks that nothing here does.
     """
@@ -125,15 +178,19 @@ def read_config(
 def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     """The recipe whose published layout holds this config, and its config.json.
 
-    A layout holds a config when reading what it writes gives the config back. Raises UserError that names
-    the first thing in the way for a config that no published layout holds.
+    A layout holds a config when reading what it writes gives the config back. Raises UserError that
+    names the first thing in the way for a config that no published layout holds.
     """
-    hindrance, nearness = "none is of its shape", 0  # what is in the way of the nearest layout, how much of it
+    # what is in the way of the nearest layout, how much of it
+    hindrance, nearness = "none is of its shape", 0
     if config.recurrent(model):
-        raise UserError('No published layout holds a recurrent model; save it with the layout "glassformer".')
+        raise UserError(
+            'No published layout holds a recurrent model; save it with the layout "glassformer".'
+        )
     if any(scaling.use_long for scaling in context_length.long_scalings(model).values()):
         raise UserError(
-            "No published layout is for long texts alone, as this model's LongRopeScaling is; save it with the layout "
+            "No published layout is for long texts alone, as this model's LongRopeScaling is; "
+            "save it with the layout "
             '"glassformer".'
         )
     own = ", ".join(sorted(serial.added(model)))
@@ -157,16 +214,25 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
         if not nearness or distance < nearness:
             shown = ", ".join(f"{path} = {_short(value)}" for path, value, _ in differs[:3])
             hindrance, nearness = f"the nearest, {recipe.name}, cannot say {shown}", distance
-    raise UserError(f'No published layout holds this model: {hindrance}; save it with the layout "glassformer".')
+    raise UserError(
+        f'No published layout holds this model: {hindrance}; save it with the layout "glassformer".'
+    )
 
 
 def plain(model: config.Model) -> config.Model:
-    """The config with its defaults spelled out, so that two which mean the same are equal; init is left out."""
+    """The config with its defaults spelled out, so that two which mean the same are equal; init is
+    left out."""
     return replace(spelled_out(model), init=config.Init())
 
 
 def _short(value: Any) -> Any:
-    return value["type"] if isinstance(value, dict) else f"{len(value)} blocks" if isinstance(value, list) else value
+    return (
+        value["type"]
+        if isinstance(value, dict)
+        else f"{len(value)} blocks"
+        if isinstance(value, list)
+        else value
+    )
 
 
 def _values(part: Any) -> int:

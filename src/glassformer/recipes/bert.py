@@ -1,7 +1,8 @@
-"""BERT and the sentence encoders made of it: two-way attention, norms after, learned positions, segments.
+"""BERT and the sentence encoders made of it: two-way attention, norms after, learned positions,
+segments.
 
-What the model says depends on its ends: words under masks (``head``), next sentence or labels (``pool``), a label for
-each token or where an answer lies (``token_head``).
+What the model says depends on its ends: words under masks (``head``), next sentence or labels
+(``pool``), a label for each token or where an answer lies (``token_head``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from .keys import (
 from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 CASED, UNCASED = 28_996, 30_522  # tokens
-PRETRAINING, MASKED, CLASSIFIER = "BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification"
+PRETRAINING, MASKED, CLASSIFIER = (
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertForSequenceClassification",
+)
 NEXT_SENTENCE, BARE = "BertForNextSentencePrediction", "BertModel"
 TOKENS, ANSWERS = "BertForTokenClassification", "BertForQuestionAnswering"
 BLOCK = "encoder.pattern"
@@ -46,16 +51,20 @@ def bert(dim: int, depth: int, heads: int, vocab: int = UNCASED) -> Encoder:
     stack = Stack(depth, (block,), Learned(512), causal=False, first_norm=norm, dropout=0.1)
     head = Head(bias=True, transform="gelu", norm=norm)
     init = Init(0.02, 0.02, "plain")
-    return Encoder(dim, 512, Embed(vocab, segments=2), stack, head, init, Pool("first", "tanh", labels=2))
+    return Encoder(
+        dim, 512, Embed(vocab, segments=2), stack, head, init, Pool("first", "tanh", labels=2)
+    )
 
 
 def sentences(depth: int) -> Encoder:
-    """The shape of the MiniLM sentence encoders: the mean of at most 256 tokens, scaled to length 1."""
+    """The shape of the MiniLM sentence encoders: the mean of at most 256 tokens, scaled to length
+    1."""
     return replace(bert(384, depth, 12), context=256, head=None, pool=Pool("mean", normalize=True))
 
 
 def read_config(raw: ConfigReader) -> Model:
-    """A BERT config.json as our config: the architecture says which ends there are, and so do the weights beside it.
+    """A BERT config.json as our config: the architecture says which ends there are, and so do the
+    weights beside it.
 
     ``hidden_dropout_prob`` is the stack's one dropout.
     """
@@ -63,7 +72,10 @@ def read_config(raw: ConfigReader) -> Model:
     kind = raw.architecture(BARE)
     head = None
     if kind in (PRETRAINING, MASKED) or (kind == BARE and raw.holds("cls.predictions.bias")):
-        act, norm = ACTIVATIONS[raw.value("hidden_act", "gelu")], stacks(trunk)["encoder"].first_norm
+        act, norm = (
+            ACTIVATIONS[raw.value("hidden_act", "gelu")],
+            stacks(trunk)["encoder"].first_norm,
+        )
         head = Head(raw.flag("tie_word_embeddings", True), bias=True, transform=act, norm=norm)
     pool, labels = read_pool(raw, kind, trunk.encoder.dropout), None
     if kind in (TOKENS, ANSWERS):
@@ -79,12 +91,16 @@ KEYS = (
     Key.whole("num_hidden_layers", "encoder.depth", most=MOST_BLOCKS),
     Key.whole("num_attention_heads", f"{BLOCK}.attention.heads", most=MOST_HEADS),
     Key.whole("intermediate_size", f"{BLOCK}.feedforward.hidden", most=MOST_HIDDEN),
-    Key.whole("max_position_embeddings", "context encoder.position.length", 512, most=MOST_POSITIONS),
+    Key.whole(
+        "max_position_embeddings", "context encoder.position.length", 512, most=MOST_POSITIONS
+    ),
     Key.whole("type_vocab_size", "embed.segments", 2),
     Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
     Key.activation("hidden_act", f"{BLOCK}.feedforward.act", "gelu"),
     Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.first_norm.eps", 1e-12, most=1.0),
-    Key.number("hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.1, most=0.99),
+    Key.number(
+        "hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.1, most=0.99
+    ),
     Key.std("initializer_range"),
 )
 
@@ -103,7 +119,11 @@ def read_labels(raw: ConfigReader) -> int:
 def read_token_head(raw: ConfigReader, span: bool, dropout: float) -> TokenHead:
     """Labels for each token, or where an answer starts and ends."""
     if span:
-        raw.must(read_labels(raw) == 2, "id2label", "a table of 2, where an answer starts and where it ends")
+        raw.must(
+            read_labels(raw) == 2,
+            "id2label",
+            "a table of 2, where an answer starts and where it ends",
+        )
         return TokenHead(2, span=True)
     return TokenHead(read_labels(raw), dropout=raw.number("classifier_dropout", dropout, most=0.99))
 
@@ -111,11 +131,21 @@ def read_token_head(raw: ConfigReader, span: bool, dropout: float) -> TokenHead:
 def read_pool(raw: ConfigReader, kind: str, dropout: float) -> Pool | None:
     """What is made of the first token's vector, None where nothing is."""
     if kind == CLASSIFIER:
-        return Pool("first", "tanh", read_labels(raw), raw.number("classifier_dropout", dropout, most=0.99))
+        return Pool(
+            "first", "tanh", read_labels(raw), raw.number("classifier_dropout", dropout, most=0.99)
+        )
     if kind in POOLED or raw.holds("cls.seq_relationship.weight"):
         return Pool("first", "tanh", labels=2)
-    there = raw.held is None or raw.holds("pooler.dense.weight") or raw.holds("bert.pooler.dense.weight")
-    return Pool("first", "tanh") if kind == BARE and there and raw.flag("add_pooling_layer", True) else None
+    there = (
+        raw.held is None
+        or raw.holds("pooler.dense.weight")
+        or raw.holds("bert.pooler.dense.weight")
+    )
+    return (
+        Pool("first", "tanh")
+        if kind == BARE and there and raw.flag("add_pooling_layer", True)
+        else None
+    )
 
 
 def write_config(model: Model) -> dict[str, Any]:
@@ -125,13 +155,23 @@ def write_config(model: Model) -> dict[str, Any]:
     pool = model.pool
     if model.token_head is not None:
         if model.head is not None or pool is not None:
-            raise UserError("The bert layout holds labels for each token without a head over words or a pool.")
-        return {"architectures": [ANSWERS if model.token_head.span else TOKENS], **raw, **write_labels(model)}
+            raise UserError(
+                "The bert layout holds labels for each token without a head over words or a pool."
+            )
+        return {
+            "architectures": [ANSWERS if model.token_head.span else TOKENS],
+            **raw,
+            **write_labels(model),
+        }
     if model.head is not None:
         kind = MASKED if pool is None else PRETRAINING
         return {"architectures": [kind], **raw, "tie_word_embeddings": model.head.tied}
     if pool is None or not pool.labels:
-        return {"architectures": [BARE], **raw, **({"add_pooling_layer": False} if pool is None else {})}
+        return {
+            "architectures": [BARE],
+            **raw,
+            **({"add_pooling_layer": False} if pool is None else {}),
+        }
     return {"architectures": [CLASSIFIER], **raw, **write_labels(model)}
 
 
@@ -180,17 +220,29 @@ def tags(head: TokenHead) -> str:
 
 def trunk(name: str) -> Iterator[Rule]:
     """The rules of what BERT and its kin share, all below ``name``."""
-    for theirs, ours in (("word", "embed.token"), ("position", "encoder.position"), ("token_type", "embed.segment")):
+    for theirs, ours in (
+        ("word", "embed.token"),
+        ("position", "encoder.position"),
+        ("token_type", "embed.segment"),
+    ):
         yield Rule(f"{name}.embeddings.{theirs}_embeddings.weight", f"{ours}.weight")
-    layers = {f"{name}.encoder.layer.{{i}}.{theirs}": f"encoder.blocks.{{i}}.{ours}" for theirs, ours in _LAYER.items()}
+    layers = {
+        f"{name}.encoder.layer.{{i}}.{theirs}": f"encoder.blocks.{{i}}.{ours}"
+        for theirs, ours in _LAYER.items()
+    }
     yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm", **layers})
 
 
 def table(model: Model) -> Table:
-    """The names of the weights; how labels and the head's bias are called depends on the ends there are."""
+    """The names of the weights; how labels and the head's bias are called depends on the ends there
+    are."""
     assert isinstance(model, Encoder)
     labels = "classifier" if model.head is None else _NEXT
-    own = {labels: "pool.proj"} if model.token_head is None else {tags(model.token_head): "token_head.proj"}
+    own = (
+        {labels: "pool.proj"}
+        if model.token_head is None
+        else {tags(model.token_head): "token_head.proj"}
+    )
     bias, copy = f"{_WORDS}.bias", f"{_WORDS}.decoder.bias"
     if model.head is not None and not model.head.tied:
         bias, copy = copy, bias
@@ -206,7 +258,12 @@ def table(model: Model) -> Table:
     if model.pool is None or not model.pool.labels:
         unused += both(_NEXT)
     if model.head is None:
-        unused += [*both(f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm", f"{_WORDS}.decoder"), bias]
+        unused += [
+            *both(
+                f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm", f"{_WORDS}.decoder"
+            ),
+            bias,
+        ]
     elif not model.head.tied:
         unused += [copy]  # a leftover that transformers writes and never reads
     older = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
@@ -218,7 +275,8 @@ def table(model: Model) -> Table:
 
 BERT = Recipe(
     name="bert",
-    paper="Devlin et al. 2018, BERT (arXiv 1810.04805); Turc et al. 2019 (the small sizes); Wang et al. 2020, MiniLM",
+    paper="Devlin et al. 2018, BERT (arXiv 1810.04805); Turc et al. 2019 (the small sizes); Wang "
+    "et al. 2020, MiniLM",
     sizes={
         "tiny": bert(128, 2, 2),
         "mini": bert(256, 4, 4),

@@ -1,6 +1,8 @@
-"""What the published decoders share: the words of their config.json, in and out, and the names of their weights.
+"""What the published decoders share: the words of their config.json, in and out, and the names of
+their weights.
 
-A family's page says the rest: which norm, which feed-forward, which biases, who sees whom, and its own words.
+A family's page says the rest: which norm, which feed-forward, which biases, who sees whom, and its
+own words.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from .recipe import ConfigReader, Rule, Table, rules, tile
 INIT = Init(0.02, 0.02, "plain")
 SCALINGS = ("default", "linear", "llama3", "yarn")
 LONGROPE = ("longrope", "su")
-BY_LENGTH = ("dynamic", *LONGROPE)  # a token turns otherwise once the text grows long: no cache can hold that
+# a token turns otherwise once the text grows long: no cache can hold that
+BY_LENGTH = ("dynamic", *LONGROPE)
 BLOCK = "decoder.pattern"
 ATTN, FFN = f"{BLOCK}.attention", f"{BLOCK}.feedforward"
 
@@ -53,14 +56,21 @@ def rotary(theta: float = 10_000.0) -> Key:
 def part_rotary(fraction: float, kinds: Sequence[str] = SCALINGS) -> Key:
     """Rotary positions that turn a share of each head, ``fraction`` where the file says nothing."""
     read = partial(read_rotary, fraction=fraction, kinds=kinds)
-    return Key("partial_rotary_factor", "decoder.position", read, lambda position: position.get("fraction", 1.0))
+    return Key(
+        "partial_rotary_factor",
+        "decoder.position",
+        read,
+        lambda position: position.get("fraction", 1.0),
+    )
 
 
 def grouped(default: int | None) -> Key:
     """Key-value heads; where the file says nothing ``default``, or as many as heads."""
 
     def read(raw: ConfigReader) -> Any:
-        heads = unsaid(raw, "num_key_value_heads", default) or raw.whole("num_attention_heads", most=MOST_HEADS)
+        heads = unsaid(raw, "num_key_value_heads", default) or raw.whole(
+            "num_attention_heads", most=MOST_HEADS
+        )
         return raw.whole("num_key_value_heads", heads)
 
     return Key("num_key_value_heads", f"{ATTN}.kv_heads", read)
@@ -73,7 +83,12 @@ def window() -> Key:
         size = raw.whole("sliding_window", None, most=MOST_POSITIONS)
         return Full() if size is None else Window(size)
 
-    return Key("sliding_window", f"{ATTN}.mask", read, lambda mask: mask["size"] if mask["type"] == "Window" else None)
+    return Key(
+        "sliding_window",
+        f"{ATTN}.mask",
+        read,
+        lambda mask: mask["size"] if mask["type"] == "Window" else None,
+    )
 
 
 def keys(
@@ -90,10 +105,11 @@ def keys(
     rotary: Key = rotary(),
     dropouts: str = "",
 ) -> tuple[Key, ...]:
-    """The words that decoders share, and ``more`` of the family's; numbers are its own where a file says nothing.
+    """The words that decoders share, and ``more`` of the family's; numbers are its own where a file
+    says nothing.
 
-    ``mlp``: where the network of a feed-forward is. ``dropouts``: what the family calls them, first the one that is the
-    stack's here; none: the file must not ask for any.
+    ``mlp``: where the network of a feed-forward is. ``dropouts``: what the family calls them, first
+    the one that is the stack's here; none: the file must not ask for any.
     """
     none = Key.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
     return (
@@ -139,26 +155,41 @@ def writer(layout: str, keys: Sequence[Key]) -> Callable[[Model], dict[str, Any]
 
 
 def unsaid(raw: ConfigReader, key: str, default: Any) -> Any:
-    """What a key that may be null stands for where it has no value: the default only where it is absent."""
+    """What a key that may be null stands for where it has no value: the default only where it is
+    absent."""
     return None if key in raw.table else default
 
 
 def read_windows(raw: ConfigReader, size: int | None, slides: Sequence[bool]) -> list[MaskRule]:
-    """Who sees whom, block by block, from ``layer_types``; ``slides`` where the file does not say."""
+    """Who sees whom, block by block, from ``layer_types``; ``slides`` where the file does not
+    say."""
     kinds = raw.value("layer_types", None)
-    known = isinstance(kinds, list) and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
+    known = isinstance(kinds, list) and all(
+        kind in ("full_attention", "sliding_attention") for kind in kinds
+    )
     fits = kinds is None or (known and len(kinds) == len(slides))
-    raw.must(fits, "layer_types", f'a list of {len(slides)} times "full_attention" or "sliding_attention"')
+    raw.must(
+        fits,
+        "layer_types",
+        f'a list of {len(slides)} times "full_attention" or "sliding_attention"',
+    )
     if kinds is not None:
         slides = [kind == "sliding_attention" for kind in kinds]
-    raw.must(size is not None or not any(slides), "layer_types", '"full_attention" everywhere without a window')
+    raw.must(
+        size is not None or not any(slides),
+        "layer_types",
+        '"full_attention" everywhere without a window',
+    )
     return [Window(size) if slide and size is not None else Full() for slide in slides]
 
 
 def with_masks(model: Decoder, mask_rules: Sequence[MaskRule]) -> list[Block]:
     """The model's first block once for each rule, with that rule."""
     block = first_block(model)
-    return [replace(block, attention=replace(block.attention, mask=mask_rule)) for mask_rule in mask_rules]
+    return [
+        replace(block, attention=replace(block.attention, mask=mask_rule))
+        for mask_rule in mask_rules
+    ]
 
 
 def with_blocks(model: Decoder, blocks: Sequence[Block]) -> Decoder:
@@ -167,23 +198,32 @@ def with_blocks(model: Decoder, blocks: Sequence[Block]) -> Decoder:
 
 
 def read_rotary(
-    raw: ConfigReader, theta: float = 10_000.0, fraction: float | None = None, kinds: Sequence[str] = SCALINGS
+    raw: ConfigReader,
+    theta: float = 10_000.0,
+    fraction: float | None = None,
+    kinds: Sequence[str] = SCALINGS,
 ) -> Rotary:
-    """The rotary positions of ``rope_theta`` and ``rope_scaling``, or of transformers 5's ``rope_parameters``.
+    """The rotary positions of ``rope_theta`` and ``rope_scaling``, or of transformers 5's
+    ``rope_parameters``.
 
-    ``theta`` and ``fraction`` are the family's where the file says nothing; None: it turns all of each head.
+    ``theta`` and ``fraction`` are the family's where the file says nothing; None: it turns all of
+    each head.
     """
     theta = raw.number("rope_theta", theta, least=1.0)
     rope = raw.inside("rope_parameters") or raw.inside("rope_scaling")
     part = read_fraction(raw, 1.0 if fraction is None else fraction, fraction is None)
     if rope is None:
         return Rotary(theta, part)
-    part, theta = read_fraction(rope, part, fraction is None), rope.number("rope_theta", theta, least=1.0)
+    part, theta = (
+        read_fraction(rope, part, fraction is None),
+        rope.number("rope_theta", theta, least=1.0),
+    )
     kind = rope.value("rope_type", rope.value("type", "default"))
     if kind not in kinds:
         why = " (it turns a token by the length of the whole text)" if kind in BY_LENGTH else ""
         raise UserError(
-            f'{rope.source} is "{kind}", which is not built here{why}; this model needs one of {", ".join(kinds)}.'
+            f'{rope.source} is "{kind}", which is not built here{why}; this model needs one of '
+            f"{', '.join(kinds)}."
         )
     if kind in LONGROPE:
         return Rotary(theta, part, read_long(raw, rope))
@@ -202,7 +242,9 @@ def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
         rope.must(fits, key, "a list of numbers, one for each wave")
     short, long = (tuple(map(float, values)) for values in lists)
     size = rope.number("attention_factor", None, least=1e-3, most=1e3)
-    return LongRopeScaling(short, long, length, rope.number("factor", positions / length, least=1e-3), size)
+    return LongRopeScaling(
+        short, long, length, rope.number("factor", positions / length, least=1e-3), size
+    )
 
 
 def read_fraction(raw: ConfigReader, unsaid: float, whole: bool) -> float:
@@ -228,7 +270,10 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
     rope.only("truncate", True, "the blend here ends at an integer number of waves")
     for key in ("mscale", "mscale_all_dim"):
         rope.only(key, None, 'the size here is "attention_factor"')
-    fast, slow = rope.number("beta_fast", 32.0, least=1e-3), rope.number("beta_slow", 1.0, least=1e-3)
+    fast, slow = (
+        rope.number("beta_fast", 32.0, least=1e-3),
+        rope.number("beta_slow", 1.0, least=1e-3),
+    )
     rope.must(slow < fast, "beta_slow", f"below beta_fast ({fast:g})")
     size = rope.number("attention_factor", None, most=1e3)
     rope.must(size is None or size > 0, "attention_factor", "above 0")
@@ -274,7 +319,10 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
         return None
     if isinstance(scaling, LinearScaling):
         return {"rope_type": "linear", "factor": scaling.factor}
-    table: dict[str, Any] = {"factor": scaling.factor, "original_max_position_embeddings": scaling.original_context}
+    table: dict[str, Any] = {
+        "factor": scaling.factor,
+        "original_max_position_embeddings": scaling.original_context,
+    }
     if isinstance(scaling, Llama3Scaling):
         return {
             "rope_type": "llama3",
@@ -282,11 +330,19 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
             "low_freq_factor": scaling.low_freq_factor,
             "high_freq_factor": scaling.high_freq_factor,
         }
-    size = {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
+    size = (
+        {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
+    )
     if isinstance(scaling, LongRopeScaling):
         factors = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
         return {"rope_type": "longrope", **table, **factors, **size}
-    return {"rope_type": "yarn", **table, "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, **size}
+    return {
+        "rope_type": "yarn",
+        **table,
+        "beta_fast": scaling.beta_fast,
+        "beta_slow": scaling.beta_slow,
+        **size,
+    }
 
 
 # ------------------------------------------------------------------------------------ weight names
@@ -303,12 +359,18 @@ NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 
 def table(parts: Mapping[str, str], *more: Rule, last_norm: str = "model.norm") -> Table:
-    """The table of a decoder: ``parts`` of our blocks and of their layers, each a weight and perhaps a bias."""
+    """The table of a decoder: ``parts`` of our blocks and of their layers, each a weight and
+    perhaps a bias."""
     layers = {f"{THEIRS}.{theirs}": f"{OURS}.{ours}" for ours, theirs in parts.items()}
     ends = {last_norm: "decoder.last_norm", "lm_head": "head.proj"}
     return Table(
-        (Rule("model.embed_tokens.weight", "embed.token.weight"), *rules({**layers, **ends}), *more),
-        ignore=(f"{THEIRS}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),  # follows from the config
+        (
+            Rule("model.embed_tokens.weight", "embed.token.weight"),
+            *rules({**layers, **ends}),
+            *more,
+        ),
+        # follows from the config
+        ignore=(f"{THEIRS}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
         copies=(("lm_head.weight", "model.embed_tokens.weight"),),
         prefix="model.",
     )

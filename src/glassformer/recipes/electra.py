@@ -1,4 +1,5 @@
-"""ELECTRA: BERT's blocks that say of each token whether it was replaced; the small ones project their embeddings."""
+"""ELECTRA: BERT's blocks that say of each token whether it was replaced; the small ones project
+their embeddings."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ TOKENS, ANSWERS = "ElectraForTokenClassification", "ElectraForQuestionAnswering"
 def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encoder:
     """The shape of a published discriminator; 512 positions."""
     model = bert(dim, depth, heads)
-    return replace(model, embed=replace(model.embed, dim=embed), head=None, pool=None, token_head=TokenHead(1, "gelu"))
+    return replace(
+        model,
+        embed=replace(model.embed, dim=embed),
+        head=None,
+        pool=None,
+        token_head=TokenHead(1, "gelu"),
+    )
 
 
 def read_config(raw: ConfigReader) -> Model:
@@ -39,7 +46,9 @@ def write_config(model: Model) -> dict[str, Any]:
     raw = {**write_trunk(model, "electra"), "embedding_size": embed_dim(model)}
     assert isinstance(model, Encoder)
     if model.head is not None or model.pool is not None:
-        raise UserError("The electra layout holds only models that say something of each token, or nothing.")
+        raise UserError(
+            "The electra layout holds only models that say something of each token, or nothing."
+        )
     head = model.token_head
     if head is None:
         return {"architectures": [BARE], **raw}
@@ -57,13 +66,20 @@ def table(model: Model) -> Table:
         ends["discriminator_predictions.dense_prediction"] = "token_head.proj"
     elif head is not None:
         ends[tags(head)] = "token_head.proj"
-    return Table((*trunk("electra"), *rules(ends)), ("electra.embeddings.position_ids",), prefix="electra.")
+    return Table(
+        (*trunk("electra"), *rules(ends)), ("electra.embeddings.position_ids",), prefix="electra."
+    )
 
 
 ELECTRA = Recipe(
     name="electra",
-    paper="Clark et al. 2020, ELECTRA: Pre-training Text Encoders as Discriminators (arXiv 2003.10555)",
-    sizes={"small": electra(256, 12, 4, embed=128), "base": electra(768, 12, 12), "large": electra(1024, 24, 16)},
+    paper="Clark et al. 2020, ELECTRA: Pre-training Text Encoders as Discriminators (arXiv "
+    "2003.10555)",
+    sizes={
+        "small": electra(256, 12, 4, embed=128),
+        "base": electra(768, 12, 12),
+        "large": electra(1024, 24, 16),
+    },
     architectures=(DISCRIMINATOR, TOKENS, ANSWERS, BARE),
     model_type="electra",
     tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",

@@ -1,6 +1,7 @@
 """Gemma 1 and 2: embeddings scaled by sqrt(dim), gains around one, a GELU gate, wide heads.
 
-Gemma 2 norms before and after each part, caps its scores and logits, and lets every other block see a window only.
+Gemma 2 norms before and after each part, caps its scores and logits, and lets every other block see
+a window only.
 """
 
 from __future__ import annotations
@@ -8,7 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..config import Attention, Block, Decoder, Embed, Full, GatedMLP, Head, Model, RMSNorm, Rotary, Stack, Window
+from ..config import (
+    Attention,
+    Block,
+    Decoder,
+    Embed,
+    Full,
+    GatedMLP,
+    Head,
+    Model,
+    RMSNorm,
+    Rotary,
+    Stack,
+    Window,
+)
 from . import decoders
 from .decoders import ATTN
 from .keys import ACTIVATIONS, MOST_POSITIONS, Key, read_keys
@@ -24,15 +38,25 @@ def gemma(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decod
     return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(), decoders.INIT)
 
 
-def gemma2(dim: int, depth: int, heads: int, hidden: int, head_dim: int = 256, over: int = 256) -> Decoder:
-    """The shape of Gemma 2: half as many key-value heads as heads, scores divided by sqrt(over), windows of 4,096."""
+def gemma2(
+    dim: int, depth: int, heads: int, hidden: int, head_dim: int = 256, over: int = 256
+) -> Decoder:
+    """The shape of Gemma 2: half as many key-value heads as heads, scores divided by sqrt(over),
+    windows of 4,096."""
     attention = Attention(heads, heads // 2, head_dim, scale=over**-0.5, softcap=50.0)
     pattern = tuple(
-        Block(replace(attention, mask=mask_rule), GatedMLP(hidden, "gelu_tanh"), NORM, place="sandwich")
+        Block(
+            replace(attention, mask=mask_rule),
+            GatedMLP(hidden, "gelu_tanh"),
+            NORM,
+            place="sandwich",
+        )
         for mask_rule in (Window(4096), Full())
     )
     stack = Stack(depth, pattern, Rotary(), last_norm=NORM)
-    return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(softcap=30.0), decoders.INIT)
+    return Decoder(
+        dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(softcap=30.0), decoders.INIT
+    )
 
 
 SHARED = (
@@ -79,8 +103,12 @@ KEYS2 = decoders.keys(
 def read_config2(raw: ConfigReader) -> Model:
     """A Gemma 2 config.json as our config."""
     plain = gemma2(2304, 2, 8, 9216)
-    model = read_keys(raw, decoders.with_blocks(plain, decoders.with_masks(plain, [Full(), Full()])), KEYS2)
-    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS)
+    model = read_keys(
+        raw, decoders.with_blocks(plain, decoders.with_masks(plain, [Full(), Full()])), KEYS2
+    )
+    size = raw.whole(
+        "sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS
+    )
     mask_rules = decoders.read_windows(raw, size, [i % 2 == 0 for i in range(model.decoder.depth)])
     return decoders.with_blocks(model, decoders.with_masks(model, mask_rules))
 
@@ -90,14 +118,16 @@ def write_config2(model: Model) -> dict[str, Any]:
     decoders.even_heads(model, "gemma2")
     return {
         **decoders.write(model, "gemma2", KEYS2),
-        "sliding_window": decoders.window_size(model) or 4096,  # transformers asks for one even where no block has it
+        # transformers asks for one even where no block has it
+        "sliding_window": decoders.window_size(model) or 4096,
         "layer_types": decoders.write_windows(model),
     }
 
 
 GEMMA = Recipe(
     name="gemma",
-    paper="Gemma Team 2024, Gemma: Open Models Based on Gemini Research and Technology (arXiv 2403.08295)",
+    paper="Gemma Team 2024, Gemma: Open Models Based on Gemini Research and Technology (arXiv "
+    "2403.08295)",
     sizes={"2b": gemma(2048, 18, 8, 1, 16_384), "7b": gemma(3072, 28, 16, 16, 24_576)},
     architectures=("GemmaForCausalLM", "GemmaModel"),
     model_type="gemma",
@@ -109,7 +139,8 @@ GEMMA = Recipe(
 
 GEMMA2 = Recipe(
     name="gemma2",
-    paper="Gemma Team 2024, Gemma 2: Improving Open Language Models at a Practical Size (arXiv 2408.00118)",
+    paper="Gemma Team 2024, Gemma 2: Improving Open Language Models at a Practical Size (arXiv "
+    "2408.00118)",
     sizes={
         "2b": gemma2(2304, 26, 8, 9216),
         "9b": gemma2(3584, 42, 16, 14_336),

@@ -1,4 +1,5 @@
-"""Models as GGUF files describe them (llama.cpp's format): their fields and tensors' names, in and out. No torch here.
+"""Models as GGUF files describe them (llama.cpp's format): their fields and tensors' names, in and
+out. No torch here.
 
 {architecture}.embedding_length ..   the words of a config.json by other names
 blk.0.attn_q.weight ..               Llama's queries and keys with rotary pairs side by side, others as published
@@ -43,34 +44,57 @@ CLASSES = {
     "gpt2": "GPT2LMHeadModel",
 }
 OPTIONAL = {"attention.head_count_kv", "attention.key_length", "rope.freq_base"}
-ELSEWHERE = ("expert_count", "rope.scaling.factor", "attention.sliding_window", "attention.value_length")
-"""Fields that change what a model computes and that no model here may have, save with the value it has anyway."""
+ELSEWHERE = (
+    "expert_count",
+    "rope.scaling.factor",
+    "attention.sliding_window",
+    "attention.value_length",
+)
+"""Fields that change what a model computes and that no model here may have, save with the value it
+has anyway."""
 FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by
-LLAMA_3 = [Llama3Scaling(factor) for factor in (8.0, 32.0)]  # as published; the file has only what comes of it
+# as published; the file has only what comes of it
+LLAMA_3 = [Llama3Scaling(factor) for factor in (8.0, 32.0)]
 Fields = dict[str, Any]
 
 
 def read_config(
-    fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], factors: list[float] | None, source: str
+    fields: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    factors: list[float] | None,
+    source: str,
 ) -> config.Model:
-    """Our config of a file's fields and tensors; ``factors`` are those of FACTORS. UserError for what is not read."""
+    """Our config of a file's fields and tensors; ``factors`` are those of FACTORS. UserError for
+    what is not read."""
     kind = fields.get("general.architecture")
     there = isinstance(kind, str) and kind in CLASSES
     known = ", ".join(CLASSES)
     need(kind is not None, f"{source} lacks general.architecture; copy or convert it again.")
     need(there, f'{source} holds the architecture "{str(kind)[:40]}"; only {known} are read here.')
     assert isinstance(kind, str)
-    own = {key.removeprefix(f"{kind}."): value for key, value in fields.items() if key.startswith(f"{kind}.")}
+    own = {
+        key.removeprefix(f"{kind}."): value
+        for key, value in fields.items()
+        if key.startswith(f"{kind}.")
+    }
     words = LEARNT if kind == "gpt2" else ROTARY
     raw: Fields = {"model_type": kind, "architectures": [CLASSES[kind]]}
     for name, word in words.items():
-        need(word in own or word in OPTIONAL, f"{source} lacks {kind}.{word}; convert the model again.")
+        need(
+            word in own or word in OPTIONAL,
+            f"{source} lacks {kind}.{word}; convert the model again.",
+        )
         if word in own:
-            raw[name] = float(f"{own[word]:.7g}") if isinstance(own[word], float) else own[word]  # fp32 in the file
+            # fp32 in the file
+            raw[name] = float(f"{own[word]:.7g}") if isinstance(own[word], float) else own[word]
     usual = {"attention.value_length": own.get("attention.key_length")}
     for word in ELSEWHERE:
         plain = own.get(word) in (None, 0, 1.0, usual.get(word))
-        need(plain, f"{source} says {kind}.{word} is {str(own.get(word))[:40]}, which is not read from GGUF here.")
+        need(
+            plain,
+            f"{source} says {kind}.{word} is {str(own.get(word))[:40]}, which is not "
+            "read from GGUF here.",
+        )
     table = shapes.get("token_embd.weight", ())
     need(len(table) == 2, f"{source} has no token_embd.weight; convert the model again.")
     raw |= {"vocab_size": table[0], "tie_word_embeddings": "output.weight" not in shapes}
@@ -87,12 +111,18 @@ def _scaling(factors: list[float], raw: Fields, source: str) -> Fields:
     width = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     for one in LLAMA_3:
         expected = llama3_factors(one, width, raw.get("rope_theta", 10_000.0))
-        if len(expected) == len(factors) and all(abs(a / b - 1) < 1e-3 for a, b in zip(factors, expected, strict=True)):
+        if len(expected) == len(factors) and all(
+            abs(a / b - 1) < 1e-3 for a, b in zip(factors, expected, strict=True)
+        ):
             said = {"factor": one.factor, "original_max_position_embeddings": one.original_context}
-            ends = {"low_freq_factor": one.low_freq_factor, "high_freq_factor": one.high_freq_factor}
+            ends = {
+                "low_freq_factor": one.low_freq_factor,
+                "high_freq_factor": one.high_freq_factor,
+            }
             return {"rope_type": "llama3", **said, **ends}
     raise UserError(
-        f"{source} divides rotary frequencies by factors of its own ({FACTORS}), not by Llama 3's; fetch hf."
+        f"{source} divides rotary frequencies by factors of its own ({FACTORS}), not by Llama "
+        "3's; fetch hf."
     )
 
 
@@ -108,17 +138,30 @@ def llama3_factors(scaling: Llama3Scaling, width: int, theta: float) -> list[flo
 
 
 def write_fields(model: config.Model) -> tuple[Fields, list[float] | None]:
-    """The fields that describe a model, the architecture first, and the factors of its rotary frequencies."""
+    """The fields that describe a model, the architecture first, and the factors of its rotary
+    frequencies."""
     recipe, raw = write_published(model)
     kind = recipe.name
-    need(kind in CLASSES, f"A GGUF file holds {', '.join(CLASSES)} as written here, not {kind}; save it as hf.")
+    need(
+        kind in CLASSES,
+        f"A GGUF file holds {', '.join(CLASSES)} as written here, not {kind}; save it as hf.",
+    )
     raw = {key: value for key, value in raw.items() if value is not None}
     gelu = raw.get("activation_function", "gelu_new") == "gelu_new"
-    need(gelu and raw.get("bias", True), "llama.cpp's gpt2 has biases and the GELU by tanh, which this model has not.")
-    need(raw.get("sliding_window") is None, "llama.cpp's layout for this model has no sliding window; save it as hf.")
+    need(
+        gelu and raw.get("bias", True),
+        "llama.cpp's gpt2 has biases and the GELU by tanh, which this model has not.",
+    )
+    need(
+        raw.get("sliding_window") is None,
+        "llama.cpp's layout for this model has no sliding window; save it as hf.",
+    )
     scaling = raw.get("rope_scaling")
     llama3 = scaling is None or scaling.get("rope_type") == "llama3"
-    need(llama3, "Only Llama 3's scaling of rotary frequencies is written to GGUF here; save it as hf.")
+    need(
+        llama3,
+        "Only Llama 3's scaling of rotary frequencies is written to GGUF here; save it as hf.",
+    )
     words = LEARNT if kind == "gpt2" else ROTARY
     fields: Fields = {"general.architecture": kind}
     fields |= {f"{kind}.{word}": raw[name] for name, word in words.items() if name in raw}
@@ -129,7 +172,11 @@ def write_fields(model: config.Model) -> tuple[Fields, list[float] | None]:
     fields |= {f"{kind}.rope.dimension_count": width, f"{kind}.attention.value_length": width}
     if scaling is None:
         return fields, None
-    ends = (scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["original_max_position_embeddings"])
+    ends = (
+        scaling["low_freq_factor"],
+        scaling["high_freq_factor"],
+        scaling["original_max_position_embeddings"],
+    )
     return fields, llama3_factors(Llama3Scaling(scaling["factor"], *ends), width, raw["rope_theta"])
 
 
@@ -140,10 +187,17 @@ def table(model: config.Model, kind: str) -> Table:
         Rule("token_embd.weight", "embed.token.weight"),
         Rule("output.weight", "head.proj.weight"),
         *rules({"output_norm": "decoder.last_norm"}),
-        *rules({f"{theirs}.attn_norm": f"{ours}.attn_norm", f"{theirs}.ffn_norm": f"{ours}.ffn_norm"}),
+        *rules(
+            {f"{theirs}.attn_norm": f"{ours}.attn_norm", f"{theirs}.ffn_norm": f"{ours}.ffn_norm"}
+        ),
         *rules({f"{theirs}.attn_output": f"{ours}.attn.out"}),
         *rules({f"{theirs}.ffn_{part}": f"{ours}.ffn.{part}" for part in ("gate", "up", "down")}),
-        *rules({f"{theirs}.attn_q_norm": f"{ours}.attn.q_norm", f"{theirs}.attn_k_norm": f"{ours}.attn.k_norm"}),
+        *rules(
+            {
+                f"{theirs}.attn_q_norm": f"{ours}.attn.q_norm",
+                f"{theirs}.attn_k_norm": f"{ours}.attn.k_norm",
+            }
+        ),
     )
     copies = (("output.weight", "token_embd.weight"),)
     if kind == "gpt2":
@@ -151,7 +205,9 @@ def table(model: config.Model, kind: str) -> Table:
             Rule(f"{theirs}.attn_qkv.{end}", tuple(f"{ours}.attn.{x}.{end}" for x in "qkv"))
             for end in ("weight", "bias")
         ]
-        return Table((*ends, Rule("position_embd.weight", "decoder.position.weight"), *fused), copies=copies)
+        return Table(
+            (*ends, Rule("position_embd.weight", "decoder.position.weight"), *fused), copies=copies
+        )
     attention = config.stacks(model)["decoder"].pattern[0].attention
     assert attention is not None
     heads = {"q": attention.heads, "k": attention.kv_heads or attention.heads, "v": 1}

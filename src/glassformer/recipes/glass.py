@@ -1,4 +1,5 @@
-"""The default for training from scratch: what measured best at small sizes (ablations: docs/decisions.md)."""
+"""The default for training from scratch: what measured best at small sizes (ablations:
+docs/decisions.md)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ from ..config.position import Rotary
 from .recipe import Recipe
 
 
-def glass(dim: int, depth: int, heads: int, context: int, vocab: int, previous_token_embeddings: int = 1) -> Decoder:
-    """Rotary, gated MLP, normalised queries and keys, norms without gains; blocks start as the identity, the head at 0.
+def glass(
+    dim: int, depth: int, heads: int, context: int, vocab: int, previous_token_embeddings: int = 1
+) -> Decoder:
+    """Rotary, gated MLP, normalised queries and keys, norms without gains; blocks start as the
+    identity, the head at 0.
 
-    The token before goes straight into the embedding too (``previous_token_embeddings``), where the vocabulary is
-    small enough for it.
+    The token before goes straight into the embedding too (``previous_token_embeddings``), where the
+    vocabulary is small enough for it.
     """
     norm = RMSNorm(gain=False)
     block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(-(-dim * 8 // 3 // 8) * 8), norm)
@@ -28,8 +32,13 @@ def glass(dim: int, depth: int, heads: int, context: int, vocab: int, previous_t
 def glass_pair(
     dim: int, depth: int, heads: int, hidden: int, context: int, vocab: int, dropout: float
 ) -> EncoderDecoder:
-    """The same blocks in an encoder and a decoder that read one embedding; the head is its table too."""
-    norm, attention, think = RMSNorm(gain=False), Attention(heads, qk_norm=RMSNorm(gain=False)), GatedMLP(hidden)
+    """The same blocks in an encoder and a decoder that read one embedding; the head is its table
+    too."""
+    norm, attention, think = (
+        RMSNorm(gain=False),
+        Attention(heads, qk_norm=RMSNorm(gain=False)),
+        GatedMLP(hidden),
+    )
     ends = {"position": Rotary(), "first_norm": norm, "last_norm": norm, "dropout": dropout}
     encoder = Stack(depth, (Block(attention, think, norm),), causal=False, **ends)  # type: ignore[arg-type]
     decoder = Stack(depth, (Block(attention, think, norm, cross=attention),), **ends)  # type: ignore[arg-type]
@@ -37,18 +46,29 @@ def glass_pair(
     return EncoderDecoder(dim, context, Embed(vocab), encoder, decoder, Head(scale=dim**-0.5), init)
 
 
-def glass_encoder(dim: int, depth: int, heads: int, context: int, vocab: int, dropout: float) -> Encoder:
+def glass_encoder(
+    dim: int, depth: int, heads: int, context: int, vocab: int, dropout: float
+) -> Encoder:
     """The same blocks as an encoder, with a head for hidden words."""
-    block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(-(-dim * 8 // 3 // 8) * 8), RMSNorm(gain=False))
+    block = Block(
+        Attention(heads, qk_norm=RMSNorm()),
+        GatedMLP(-(-dim * 8 // 3 // 8) * 8),
+        RMSNorm(gain=False),
+    )
     norm = block.norm
-    stack = Stack(depth, (block,), Rotary(), causal=False, first_norm=norm, last_norm=norm, dropout=dropout)
+    stack = Stack(
+        depth, (block,), Rotary(), causal=False, first_norm=norm, last_norm=norm, dropout=dropout
+    )
     init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
-    return Encoder(dim, context, Embed(vocab, segments=2), stack, Head(tied=False, softcap=15.0), init)
+    return Encoder(
+        dim, context, Embed(vocab, segments=2), stack, Head(tied=False, softcap=15.0), init
+    )
 
 
 GLASS = Recipe(
     name="glass",
-    paper="this library; after Jordan et al. 2024 (modded-nanogpt) and Huang et al. 2025 (n-gram inputs)",
+    paper="this library; after Jordan et al. 2024 (modded-nanogpt) and Huang et al. 2025 (n-gram "
+    "inputs)",
     sizes={  # a training run sets the vocabulary to its tokenizer's
         "1m": glass(128, 4, 4, 256, 256),
         "200k": glass(64, 4, 4, 128, 256),

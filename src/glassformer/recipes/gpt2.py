@@ -1,10 +1,23 @@
-"""GPT-2, and nanoGPT's variant of it: no biases, a vocabulary padded to a round number, the exact GELU."""
+"""GPT-2, and nanoGPT's variant of it: no biases, a vocabulary padded to a round number, the exact
+GELU."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..config import MLP, Activation, Attention, Block, Decoder, Embed, LayerNorm, Learned, Model, Stack, serial
+from ..config import (
+    MLP,
+    Activation,
+    Attention,
+    Block,
+    Decoder,
+    Embed,
+    LayerNorm,
+    Learned,
+    Model,
+    Stack,
+    serial,
+)
 from ..errors import UserError
 from .decoders import ATTN, BLOCK, FFN
 from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS, Key, read_keys, write_keys
@@ -12,7 +25,12 @@ from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 
 def gpt2(
-    dim: int, depth: int, heads: int, vocab: int = 50257, bias: bool = True, act: Activation = "gelu_tanh"
+    dim: int,
+    depth: int,
+    heads: int,
+    vocab: int = 50257,
+    bias: bool = True,
+    act: Activation = "gelu_tanh",
 ) -> Decoder:
     """The shape of GPT-2: learned positions, LayerNorm before, a tied head; 1,024 positions."""
     block = Block(Attention(heads, bias=bias), MLP(4 * dim, act, bias), LayerNorm(bias=bias))
@@ -22,15 +40,23 @@ def gpt2(
 
 _BIASES = f"{ATTN}.bias {FFN}.bias {BLOCK}.norm.bias decoder.last_norm.bias"
 KEYS = (
-    Key.only("scale_attn_weights", True, "attention here always divides by the root of the head's width"),
+    Key.only(
+        "scale_attn_weights", True, "attention here always divides by the root of the head's width"
+    ),
     Key.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
     Key.only("add_cross_attention", False, "a decoder alone has nothing to look across at"),
     Key.whole("n_embd", "dim"),
     Key.whole("n_layer", "decoder.depth", most=MOST_BLOCKS),
     Key.whole("n_head", f"{ATTN}.heads", most=MOST_HEADS),
-    Key("n_inner", f"{FFN}.hidden", lambda raw: raw.whole("n_inner", 4 * raw.whole("n_embd"), most=MOST_HIDDEN)),
     Key(
-        "n_positions", "context decoder.position.length", lambda raw: raw.whole("n_positions", raw.whole("n_ctx", 1024))
+        "n_inner",
+        f"{FFN}.hidden",
+        lambda raw: raw.whole("n_inner", 4 * raw.whole("n_embd"), most=MOST_HIDDEN),
+    ),
+    Key(
+        "n_positions",
+        "context decoder.position.length",
+        lambda raw: raw.whole("n_positions", raw.whole("n_ctx", 1024)),
     ),
     Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
     Key.activation("activation_function", f"{FFN}.act", "gelu_new"),
@@ -51,7 +77,11 @@ def write_config(model: Model) -> dict[str, Any]:
     """Our config as a GPT-2 config.json, as far as that can say it."""
     if not isinstance(model, Decoder) or model.head is None:
         raise UserError("The gpt2 layout holds only decoders with a head.")
-    return {name: value for name, value in write_keys(model, KEYS).items() if (name, value) != ("bias", True)}
+    return {
+        name: value
+        for name, value in write_keys(model, KEYS).items()
+        if (name, value) != ("bias", True)
+    }
 
 
 def layout(model: Model) -> Model:
@@ -60,16 +90,24 @@ def layout(model: Model) -> Model:
 
 
 _OURS, _THEIRS = "decoder.blocks.{i}", "transformer.h.{i}"
-_MATRICES = {"attn.c_proj": "attn.out", "mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}  # (in, out) in their files
+# (in, out) in their files
+_MATRICES = {"attn.c_proj": "attn.out", "mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}
 
 RULES = (
     Rule("transformer.wte.weight", "embed.token.weight"),
     Rule("transformer.wpe.weight", "decoder.position.weight"),
     *(
-        Rule(f"{_THEIRS}.attn.c_attn.{end}", tuple(f"{_OURS}.attn.{x}.{end}" for x in "qkv"), transpose=end == "weight")
+        Rule(
+            f"{_THEIRS}.attn.c_attn.{end}",
+            tuple(f"{_OURS}.attn.{x}.{end}" for x in "qkv"),
+            transpose=end == "weight",
+        )
         for end in ("weight", "bias")
     ),
-    *rules({f"{_THEIRS}.{theirs}": f"{_OURS}.{ours}" for theirs, ours in _MATRICES.items()}, transpose=True),
+    *rules(
+        {f"{_THEIRS}.{theirs}": f"{_OURS}.{ours}" for theirs, ours in _MATRICES.items()},
+        transpose=True,
+    ),
     *rules({f"{_THEIRS}.ln_1": f"{_OURS}.attn_norm", f"{_THEIRS}.ln_2": f"{_OURS}.ffn_norm"}),
     *rules({"transformer.ln_f": "decoder.last_norm"}),
     Rule("lm_head.weight", "head.proj.weight"),
@@ -77,7 +115,8 @@ RULES = (
 
 GPT2 = Recipe(
     name="gpt2",
-    paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners; Karpathy 2022, nanoGPT",
+    paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners; Karpathy "
+    "2022, nanoGPT",
     sizes={
         "124m": gpt2(768, 12, 12),
         "350m": gpt2(1024, 24, 16),
@@ -92,7 +131,8 @@ GPT2 = Recipe(
     write_config=write_config,
     weights=Table(
         RULES,
-        ignore=(f"{_THEIRS}.attn.bias", f"{_THEIRS}.attn.masked_bias"),  # the causal mask, kept as if it were a weight
+        # the causal mask, kept as if it were a weight
+        ignore=(f"{_THEIRS}.attn.bias", f"{_THEIRS}.attn.masked_bias"),
         copies=(("lm_head.weight", "transformer.wte.weight"),),
         prefix="transformer.",
     ),

@@ -1,4 +1,5 @@
-"""config.json, in and out by one table a family: each word and the places in our config that it fills. No torch."""
+"""config.json, in and out by one table a family: each word and the places in our config that it
+fills. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from ..errors import UserError
 from .recipe import MISSING, ConfigReader, tile
 
 M = TypeVar("M", bound=config.Model)
-MOST_HEADS, MOST_HIDDEN = 1 << 14, 1 << 22  # heads, dimensions a head, experts; hidden: far above any published
+# heads, dimensions a head, experts; hidden: far above any published
+MOST_HEADS, MOST_HIDDEN = 1 << 14, 1 << 22
 MOST_BLOCKS, MOST_POSITIONS, MOST_TOKENS = 2000, 1 << 28, 1 << 24  # blocks, positions, tokens
 
 # What transformers calls its activations, the one written first.
@@ -30,9 +32,11 @@ ACTIVATIONS: dict[str, config.Activation] = {
 
 @dataclass(frozen=True)
 class Key:
-    """A word of a config.json, and where our config has what it says: dotted paths, as overrides have them.
+    """A word of a config.json, and where our config has what it says: dotted paths, as overrides
+    have them.
 
-    ``names``: the first is read, all are written. ``places``: all are set, the first is written, by ``write``.
+    ``names``: the first is read, all are written. ``places``: all are set, the first is written, by
+    ``write``.
     """
 
     names: str
@@ -56,7 +60,9 @@ class Key:
         return cls(name, places, lambda raw: raw.flag(name, default))
 
     @classmethod
-    def activation(cls, names: str, places: str, default: str, options: Mapping[str, Any] = ACTIVATIONS) -> Key:
+    def activation(
+        cls, names: str, places: str, default: str, options: Mapping[str, Any] = ACTIVATIONS
+    ) -> Key:
         """What an activation is called."""
 
         def write(act: str) -> str:
@@ -73,7 +79,8 @@ class Key:
 
     @classmethod
     def std(cls, name: str) -> Key:
-        """How widely weights start; transformers' own number where ours differs from matrix to matrix."""
+        """How widely weights start; transformers' own number where ours differs from matrix to
+        matrix."""
         read = cls.number(name, "init.std init.embed_std", 0.02, most=10.0).read
         return cls(name, "init.std init.embed_std", read, lambda std: 0.02 if std is None else std)
 
@@ -87,26 +94,38 @@ def read_keys(raw: ConfigReader, model: M, keys: Sequence[Key]) -> M:
 def write_keys(model: config.Model, keys: Sequence[Key]) -> dict[str, Any]:
     """What a config.json says of the model; UserError where the model has nothing in a place."""
     tree = serial.to_dict(spelled_out(model))
-    return {name: key.write(_at(tree, key.places.split()[0])) for key in keys for name in key.names.split()}
+    return {
+        name: key.write(_at(tree, key.places.split()[0]))
+        for key in keys
+        for name in key.names.split()
+    }
 
 
 def _at(node: Any, place: str) -> Any:
     for step in place.split("."):
-        node = node[0] if isinstance(node, list) else node  # the first block, for what all have in common
+        # the first block, for what all have in common
+        node = node[0] if isinstance(node, list) else node
         if isinstance(node, dict) and step not in node:
             node = node.get("expert")  # stands for the mixture
         if not isinstance(node, dict) or step not in node:
-            raise UserError(f"No published layout of this shape holds a model without {place.rpartition('.')[0]}.")
+            raise UserError(
+                "No published layout of this shape holds a model without "
+                f"{place.rpartition('.')[0]}."
+            )
         node = node[step]
     return node
 
 
-# ---------------------------------------------------------------- what means the same is written equally
+# ---------------------------------------------------------------- what means the same is written
+# equally
 
 
 def spelled_out(model: config.Model) -> config.Model:
-    """The config with the defaults of its blocks spelled out, so that two which mean the same are equal."""
-    stacks: dict[str, Any] = {name: _spelled_stack(stack, model.dim) for name, stack in config.stacks(model).items()}
+    """The config with the defaults of its blocks spelled out, so that two which mean the same are
+    equal."""
+    stacks: dict[str, Any] = {
+        name: _spelled_stack(stack, model.dim) for name, stack in config.stacks(model).items()
+    }
     return replace(model, **stacks)
 
 
@@ -122,7 +141,13 @@ def _spelled_stack(stack: config.Stack, dim: int) -> config.Stack:
         )
 
     blocks = [
-        replace(block, attention=spelled(block.attention), cross=spelled(block.cross) if block.cross else None)
+        replace(
+            block,
+            attention=spelled(block.attention),
+            cross=spelled(block.cross) if block.cross else None,
+        )
         for block in stack.pattern
     ]
-    return replace(stack, pattern=tile([blocks[i % len(blocks)] for i in range(stack.depth or len(blocks))]))
+    return replace(
+        stack, pattern=tile([blocks[i % len(blocks)] for i in range(stack.depth or len(blocks))])
+    )

@@ -24,22 +24,39 @@ def llama2(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Deco
 
 
 def llama3(
-    dim: int, depth: int, heads: int, hidden: int, scaling: RopeScaling | None = None, tied: bool = False
+    dim: int,
+    depth: int,
+    heads: int,
+    hidden: int,
+    scaling: RopeScaling | None = None,
+    tied: bool = False,
 ) -> Decoder:
-    """The shape of Llama 3: 8 key-value heads, 128,256 tokens, 8,192 positions or, with a scaling, 131,072."""
+    """The shape of Llama 3: 8 key-value heads, 128,256 tokens, 8,192 positions or, with a scaling,
+    131,072."""
     block = Block(Attention(heads, 8), GatedMLP(hidden), RMSNorm())
     stack = Stack(depth, (block,), Rotary(500_000.0, scaling=scaling), last_norm=RMSNorm())
-    return Decoder(dim, 131_072 if scaling else 8192, Embed(128_256), stack, Head(tied=tied), decoders.INIT)
+    return Decoder(
+        dim, 131_072 if scaling else 8192, Embed(128_256), stack, Head(tied=tied), decoders.INIT
+    )
 
 
 def stories(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
     """The shape of the TinyStories models of llama2.c: 512 tokens, 512 positions."""
     block = Block(Attention(heads, kv_heads), GatedMLP(hidden), RMSNorm())
-    return Decoder(dim, 512, Embed(512), Stack(depth, (block,), Rotary(), last_norm=RMSNorm()), Head(), decoders.INIT)
+    return Decoder(
+        dim,
+        512,
+        Embed(512),
+        Stack(depth, (block,), Rotary(), last_norm=RMSNorm()),
+        Head(),
+        decoders.INIT,
+    )
 
 
 KEYS = decoders.keys(
-    Key.flag("attention_bias", f"{ATTN}.bias", False), Key.flag("mlp_bias", f"{FFN}.bias", False), context=2048
+    Key.flag("attention_bias", f"{ATTN}.bias", False),
+    Key.flag("mlp_bias", f"{FFN}.bias", False),
+    context=2048,
 )
 read_config = decoders.config_reader(stories(64, 5, 8, 4, 172), KEYS)
 
@@ -54,7 +71,8 @@ _31, _32 = Llama3Scaling(8.0), Llama3Scaling(32.0)
 
 LLAMA = Recipe(
     name="llama",
-    paper="Touvron et al. 2023, Llama 2; Grattafiori et al. 2024, The Llama 3 Herd of Models (arXiv 2407.21783)",
+    paper="Touvron et al. 2023, Llama 2; Grattafiori et al. 2024, The Llama 3 Herd of Models "
+    "(arXiv 2407.21783)",
     sizes={
         "2-7b": llama2(4096, 32, 32, 32, 11_008),
         "2-13b": llama2(5120, 40, 40, 40, 13_824),

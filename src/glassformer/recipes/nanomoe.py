@@ -1,4 +1,5 @@
-"""nanoMoE: a small GPT-2 without biases, every second block of which is a mixture of eight experts."""
+"""nanoMoE: a small GPT-2 without biases, every second block of which is a mixture of eight
+experts."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ from .recipe import Recipe
 
 
 def nanomoe(dim: int, depth: int, heads: int) -> Decoder:
-    """The shape of nanoMoE: nanoGPT's vocabulary, 1,024 positions, a mixture in the first of every two blocks.
+    """The shape of nanoMoE: nanoGPT's vocabulary, 1,024 positions, a mixture in the first of every
+    two blocks.
 
-    An expert takes at most 1.25 times its even share while training; weights start at 1/sqrt(fan-in). Its code can also
-    add noise to the router's logits (``noise=True``), which the published run leaves off.
+    An expert takes at most 1.25 times its even share while training; weights start at
+    1/sqrt(fan-in). Its code can also add noise to the router's logits (``noise=True``), which the
+    published run leaves off.
     """
     norm, mlp = LayerNorm(bias=False), MLP(4 * dim, "gelu")
     balance = 0.01 * 2  # its loss counts both choices of a token, ours is their mean
@@ -22,7 +25,8 @@ def nanomoe(dim: int, depth: int, heads: int) -> Decoder:
 
 NANOMOE = Recipe(
     name="nanomoe",
-    paper="Wolfe 2025, nanoMoE: Mixture-of-Experts LLMs from Scratch in PyTorch; after Karpathy 2022, nanoGPT",
+    paper="Wolfe 2025, nanoMoE: Mixture-of-Experts LLMs from Scratch in PyTorch; after Karpathy "
+    "2022, nanoGPT",
     sizes={"openwebtext": nanomoe(384, 6, 6)},
     tokenizer="openai-community/gpt2",
 )

@@ -1,4 +1,5 @@
-"""Models that other libraries leave in a file of their own, without a config.json of Hugging Face's: how each is read.
+"""Models that other libraries leave in a file of their own, without a config.json of Hugging
+Face's: how each is read.
 
 nanogpt          ckpt.pt: its weights, and model_args beside them (Karpathy 2022)
 mingpt           model.pt: weights alone; config.json beside it says the heads (Karpathy 2020)
@@ -27,15 +28,17 @@ from .recipe import ConfigReader, Rule, Table
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = dict[str, Any]  # a library's tensors by name
 STATES = ("model", "state_dict", "model_state_dict")  # where a file may keep its weights
-SETTINGS = ("model_args", "model_config", "model", "cfg", "config")  # and where it, or a page beside it, says the rest
+# and where it, or a page beside it, says the rest
+SETTINGS = ("model_args", "model_config", "model", "cfg", "config")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A library's files: ``describe`` makes settings of the shapes and of what is said, ``read`` a config of them.
+    """A library's files: ``describe`` makes settings of the shapes and of what is said, ``read`` a
+    config of them.
 
-    ``weights`` is the table of names, ``prepare`` changes tensors where it cannot say it, ``beside`` is the page of
-    settings next to the weights.
+    ``weights`` is the table of names, ``prepare`` changes tensors where it cannot say it,
+    ``beside`` is the page of settings next to the weights.
     """
 
     describe: Callable[[Shapes, Mapping[str, Any]], Mapping[str, Any]]
@@ -47,7 +50,10 @@ class Peer:
 
 def _sizes(shapes: Shapes, said: Mapping[str, Any], **names: tuple[str, int]) -> dict[str, Any]:
     """What is said, and the sizes that a tensor's axis has, whatever is said of them."""
-    return {**said, **{key: shapes[name][axis] for key, (name, axis) in names.items() if name in shapes}}
+    return {
+        **said,
+        **{key: shapes[name][axis] for key, (name, axis) in names.items() if name in shapes},
+    }
 
 
 def _depth(shapes: Shapes, pattern: str) -> int:
@@ -57,7 +63,14 @@ def _depth(shapes: Shapes, pattern: str) -> int:
 
 # ---------------------------------------------------------------------------- nanoGPT and minGPT
 
-TYPES = {"openai-gpt": 12, "gpt2": 12, "gpt2-medium": 16, "gpt2-large": 20, "gpt2-xl": 25, "gopher-44m": 16}
+TYPES = {
+    "openai-gpt": 12,
+    "gpt2": 12,
+    "gpt2-medium": 16,
+    "gpt2-large": 20,
+    "gpt2-xl": 25,
+    "gopher-44m": 16,
+}
 TYPES |= {"gpt-mini": 6, "gpt-micro": 4, "gpt-nano": 3}  # minGPT's names and their heads
 LAYER = r"transformer\.h\.(\d+)\."
 
@@ -71,14 +84,23 @@ def _gpt(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _mingpt(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
     known = TYPES.get(str(said.get("model_type")))
-    return {**_gpt(shapes, said), "n_head": said.get("n_head") or known, "dropout": said.get("resid_pdrop")}
+    return {
+        **_gpt(shapes, said),
+        "n_head": said.get("n_head") or known,
+        "dropout": said.get("resid_pdrop"),
+    }
 
 
 def _read_gpt(raw: ConfigReader, act: Activation, tied: bool) -> Decoder:
     heads = raw.whole("n_head", most=1 << 14)
     depth, length = raw.whole("n_layer", most=2000), raw.whole("block_size")
     made = gpt2.gpt2(
-        raw.whole("n_embd"), depth, heads, raw.whole("vocab_size", most=1 << 24), raw.flag("bias", True), act
+        raw.whole("n_embd"),
+        depth,
+        heads,
+        raw.whole("vocab_size", most=1 << 24),
+        raw.flag("bias", True),
+        act,
     )
     dropout = raw.number("dropout", 0.0, most=0.99)
     stack = replace(stacks(made)["decoder"], position=Learned(length), dropout=dropout)
@@ -104,37 +126,53 @@ def _nanochat(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in shapes:
         if any(part in name for part in LATER):
             raise UserError(
-                f"This nanochat has {name}, which no module here does; models of nanochat from before value embeddings "
+                f"This nanochat has {name}, which no module here does; models of nanochat from "
+                "before value embeddings "
                 "(January 2026) are read."
             )
-    return {**_sizes(shapes, said, n_embd=("transformer.wte.weight", 1)), "n_layer": _depth(shapes, LAYER)}
+    return {
+        **_sizes(shapes, said, n_embd=("transformer.wte.weight", 1)),
+        "n_layer": _depth(shapes, LAYER),
+    }
 
 
 def _read_nanochat(raw: ConfigReader) -> Model:
     pattern = raw.value("window_pattern", "L")
-    raw.must(set(str(pattern)) <= {"L"}, "window_pattern", '"L": how wide "S" is differs between versions')
+    raw.must(
+        set(str(pattern)) <= {"L"},
+        "window_pattern",
+        '"L": how wide "S" is differs between versions',
+    )
     norm, dim = RMSNorm(EPS, gain=False), raw.whole("n_embd")
     heads = raw.whole("n_head", most=1 << 14)
     attention = Attention(heads, raw.whole("n_kv_head", heads), qk_norm=norm)
     block = Block(attention, MLP(4 * dim, "relu2"), norm)
-    stack = Stack(raw.whole("n_layer", most=2000), (block,), Rotary(), first_norm=norm, last_norm=norm)
+    stack = Stack(
+        raw.whole("n_layer", most=2000), (block,), Rotary(), first_norm=norm, last_norm=norm
+    )
     embed = Embed(raw.whole("vocab_size", most=1 << 24))
     return Decoder(dim, raw.whole("sequence_len"), embed, stack, Head(tied=False, softcap=15.0))
 
 
 def _prepare_nanochat(tensors: Tensors, raw: ConfigReader) -> Tensors:
-    """Without the rows that round the vocabulary up; halves of queries and keys swapped: it turns them backwards."""
+    """Without the rows that round the vocabulary up; halves of queries and keys swapped: it turns
+    them backwards."""
     for name, value in (("resid_lambdas", 1.0), ("x0_lambdas", 0.0)):
         if name in tensors and not bool((tensors.pop(name) == value).all()):
             raise UserError(
-                f"This nanochat has {name} other than {value:g}, which no module here does; models of nanochat from "
+                f"This nanochat has {name} other than {value:g}, which no module here does; "
+                "models of nanochat from "
                 "before January 2026 are read."
             )
     for name, tensor in tensors.items():
         if name in ("transformer.wte.weight", "lm_head.weight"):
             tensors[name] = tensor[: raw.whole("vocab_size", most=1 << 24)]
         elif name.endswith(("c_q.weight", "c_k.weight")):
-            heads = raw.whole("n_head", most=1 << 14) if "c_q" in name else raw.whole("n_kv_head", raw.table["n_head"])
+            heads = (
+                raw.whole("n_head", most=1 << 14)
+                if "c_q" in name
+                else raw.whole("n_kv_head", raw.table["n_head"])
+            )
             if tensor.ndim == 2 and tensor.shape[0] % (2 * heads) == 0:
                 tensors[name] = tensor.unflatten(0, (heads, 2, -1)).flip(1).flatten(0, 2)
     return tensors
@@ -144,15 +182,24 @@ NANOCHAT = Table(
     (
         Rule("transformer.wte.weight", "embed.token.weight"),
         Rule("lm_head.weight", "head.proj.weight"),
-        *(Rule(f"transformer.h.{{i}}.{b}.weight", f"decoder.blocks.{{i}}.{a}.weight") for a, b in CHAT.items()),
+        *(
+            Rule(f"transformer.h.{{i}}.{b}.weight", f"decoder.blocks.{{i}}.{a}.weight")
+            for a, b in CHAT.items()
+        ),
     )
 )
 
 # -------------------------------------------------------------------------------- TransformerLens
 
-ACTS: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh"}
+ACTS: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
 ACTS |= {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
-NORMS = ("LN", "LNPre", "RMS", "RMSPre", "none")  # Pre: its gain is folded into the matrices after it
+# Pre: its gain is folded into the matrices after it
+NORMS = ("LN", "LNPre", "RMS", "RMSPre", "none")
 
 
 def _lens(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,7 +207,12 @@ def _lens(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
     unsaid = {key: "none" for key in ("normalization_type",) if said.get(key, "") is None}
     found = _sizes(
         shapes,
-        {"eps": 1e-5, "normalization_type": "LN" if "ln_final.w" in shapes else None, **said, **unsaid},
+        {
+            "eps": 1e-5,
+            "normalization_type": "LN" if "ln_final.w" in shapes else None,
+            **said,
+            **unsaid,
+        },
         d_vocab=("embed.W_E", 0),
         d_model=("embed.W_E", 1),
         n_ctx=("pos_embed.W_pos", 0),
@@ -174,12 +226,20 @@ def _lens(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read_lens(raw: ConfigReader) -> Model:
     for key, only, what in (
-        ("positional_embedding_type", "standard", "only learned positions are read from TransformerLens here"),
+        (
+            "positional_embedding_type",
+            "standard",
+            "only learned positions are read from TransformerLens here",
+        ),
         ("attention_dir", "causal", "only decoders are read from TransformerLens here"),
         ("use_local_attn", False, "windows are not read from TransformerLens here"),
         ("parallel_attn_mlp", False, "parallel blocks are not read from TransformerLens here"),
         ("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
-        ("use_normalization_before_and_after", False, "sandwiched norms are not read from TransformerLens here"),
+        (
+            "use_normalization_before_and_after",
+            False,
+            "sandwiched norms are not read from TransformerLens here",
+        ),
         ("n_key_value_heads", None, "grouped heads are not read from TransformerLens here"),
         ("gated_mlp", False, "gated feed-forwards are not read from TransformerLens here"),
         ("num_experts", None, "experts are not read from TransformerLens here"),
@@ -189,7 +249,9 @@ def _read_lens(raw: ConfigReader) -> Model:
     kind = raw.value("normalization_type")
     raw.must(kind in NORMS, "normalization_type", f"one of {', '.join(NORMS)}")
     eps = raw.number("eps", most=1.0)
-    norm: Norm | None = LayerNorm(eps, bias=kind == "LN") if "LN" in kind else RMSNorm(eps, gain=kind == "RMS")
+    norm: Norm | None = (
+        LayerNorm(eps, bias=kind == "LN") if "LN" in kind else RMSNorm(eps, gain=kind == "RMS")
+    )
     norm = None if kind == "none" else norm
     scale = raw.number("attn_scale", None, least=1e-9) if raw.flag("use_attn_scale", True) else 1.0
     attention = Attention(
@@ -200,7 +262,9 @@ def _read_lens(raw: ConfigReader) -> Model:
     )
     think: FeedForward | None = None
     if not raw.flag("attn_only", False):
-        think = MLP(raw.whole("d_mlp", most=1 << 22), raw.choice("act_fn", ACTS, "none given"), bias=True)
+        think = MLP(
+            raw.whole("d_mlp", most=1 << 22), raw.choice("act_fn", ACTS, "none given"), bias=True
+        )
     block = Block(attention, think, norm)
     length = raw.whole("n_ctx")
     stack = Stack(raw.whole("n_layers", most=2000), (block,), Learned(length), last_norm=norm)
@@ -215,21 +279,47 @@ def _lens_table(model: Model) -> Table:
         rule
         for x in "QKV"
         for rule in (
-            Rule(f"{theirs}.attn.W_{x}", f"{ours}.attn.{x.lower()}.weight", axes="h c d -> (h d) c", heads=heads),
-            Rule(f"{theirs}.attn.b_{x}", f"{ours}.attn.{x.lower()}.bias", axes="h d -> (h d)", heads=heads),
+            Rule(
+                f"{theirs}.attn.W_{x}",
+                f"{ours}.attn.{x.lower()}.weight",
+                axes="h c d -> (h d) c",
+                heads=heads,
+            ),
+            Rule(
+                f"{theirs}.attn.b_{x}",
+                f"{ours}.attn.{x.lower()}.bias",
+                axes="h d -> (h d)",
+                heads=heads,
+            ),
         )
     ]
-    norms = {f"{theirs}.ln1": f"{ours}.attn_norm", f"{theirs}.ln2": f"{ours}.ffn_norm", "ln_final": "decoder.last_norm"}
+    norms = {
+        f"{theirs}.ln1": f"{ours}.attn_norm",
+        f"{theirs}.ln2": f"{ours}.ffn_norm",
+        "ln_final": "decoder.last_norm",
+    }
     think = {"in": "up", "out": "down"}
     return Table(
         (
             Rule("embed.W_E", "embed.token.weight"),
             Rule("pos_embed.W_pos", "decoder.position.weight"),
             *folded,
-            Rule(f"{theirs}.attn.W_O", f"{ours}.attn.out.weight", axes="h d c -> c (h d)", heads=heads),
+            Rule(
+                f"{theirs}.attn.W_O",
+                f"{ours}.attn.out.weight",
+                axes="h d c -> c (h d)",
+                heads=heads,
+            ),
             Rule(f"{theirs}.attn.b_O", f"{ours}.attn.out.bias"),
-            *(Rule(f"{a}.{x[0]}", f"{b}.{x}") for a, b in norms.items() for x in ("weight", "bias")),
-            *(Rule(f"{theirs}.mlp.W_{a}", f"{ours}.ffn.{b}.weight", transpose=True) for a, b in think.items()),
+            *(
+                Rule(f"{a}.{x[0]}", f"{b}.{x}")
+                for a, b in norms.items()
+                for x in ("weight", "bias")
+            ),
+            *(
+                Rule(f"{theirs}.mlp.W_{a}", f"{ours}.ffn.{b}.weight", transpose=True)
+                for a, b in think.items()
+            ),
             *(Rule(f"{theirs}.mlp.b_{a}", f"{ours}.ffn.{b}.bias") for a, b in think.items()),
             Rule("unembed.W_U", "head.proj.weight", transpose=True),
             Rule("unembed.b_U", "head.proj.bias"),
@@ -243,7 +333,11 @@ def _prepare_lens(tensors: Tensors, raw: ConfigReader) -> Tensors:
     if raw.table["normalization_type"] != "LNPre":
         return tensors
     depth = raw.whole("n_layers", most=2000)
-    norms = [f"blocks.{i}.ln{n}" for i in range(depth) for n in ((1,) if raw.table["attn_only"] else (1, 2))]
+    norms = [
+        f"blocks.{i}.ln{n}"
+        for i in range(depth)
+        for n in ((1,) if raw.table["attn_only"] else (1, 2))
+    ]
     one = tensors["embed.W_E"].new_ones(raw.whole("d_model"))
     return {**{f"{name}.w": one for name in (*norms, "ln_final")}, **tensors}
 

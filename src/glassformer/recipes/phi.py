@@ -1,4 +1,5 @@
-"""Phi (1, 1.5, 2): attention and feed-forward side by side, biases everywhere; Phi-3: a Llama in fused tables."""
+"""Phi (1, 1.5, 2): attention and feed-forward side by side, biases everywhere; Phi-3: a Llama in
+fused tables."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def phi(dim: int, depth: int, share: float, dropout: float = 0.0) -> Decoder:
 
 
 def _qk_norm(raw: ConfigReader) -> LayerNorm | None:
-    return LayerNorm(raw.number("layer_norm_eps", 1e-5, most=1.0)) if raw.flag("qk_layernorm", False) else None
+    return (
+        LayerNorm(raw.number("layer_norm_eps", 1e-5, most=1.0))
+        if raw.flag("qk_layernorm", False)
+        else None
+    )
 
 
 KEYS = decoders.keys(
@@ -45,8 +50,13 @@ write_config = decoders.writer("phi", KEYS)
 
 PHI = Recipe(
     name="phi",
-    paper="Gunasekar et al. 2023, Textbooks Are All You Need (arXiv 2306.11644); Javaheripi et al. 2023, Phi-2",
-    sizes={"1": phi(2048, 24, 0.5), "1.5": phi(2048, 24, 0.5), "2": phi(2560, 32, 0.4, dropout=0.1)},
+    paper="Gunasekar et al. 2023, Textbooks Are All You Need (arXiv 2306.11644); Javaheripi et "
+    "al. 2023, Phi-2",
+    sizes={
+        "1": phi(2048, 24, 0.5),
+        "1.5": phi(2048, 24, 0.5),
+        "2": phi(2560, 32, 0.4, dropout=0.1),
+    },
     architectures=("PhiForCausalLM", "PhiModel"),
     model_type="phi",
     tokenizer="microsoft/phi-2",
@@ -87,11 +97,13 @@ def read_config3(raw: ConfigReader) -> Model:
     """A Phi-3 config.json as our config."""
     model = read_keys(raw, phi3(3072, 32, 32, 32, 8192), KEYS3)
     lengths = [scaling.original_context for scaling in long_scalings(model).values()]
-    return replace(model, context=min([model.context, *lengths]))  # for longer texts: glassformer.load(.., context=N)
+    # for longer texts: glassformer.load(.., context=N)
+    return replace(model, context=min([model.context, *lengths]))
 
 
 def write_config3(model: Model) -> dict[str, Any]:
-    """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can, and comes first."""
+    """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can,
+    and comes first."""
     raw = decoders.write(model, "phi3", KEYS3)
     length = raw["max_position_embeddings"]
     for scaling in long_scalings(model).values():
@@ -112,7 +124,10 @@ PHI3 = Recipe(
     write_config=write_config3,
     weights=decoders.table(
         {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj", **decoders.NORMS},
-        Rule(f"{_LAYER}.self_attn.qkv_proj.weight", (f"{_ATTN}.q.weight", f"{_ATTN}.k.weight", f"{_ATTN}.v.weight")),
+        Rule(
+            f"{_LAYER}.self_attn.qkv_proj.weight",
+            (f"{_ATTN}.q.weight", f"{_ATTN}.k.weight", f"{_ATTN}.v.weight"),
+        ),
         Rule(f"{_LAYER}.mlp.gate_up_proj.weight", (f"{_FFN}.gate.weight", f"{_FFN}.up.weight")),
     ),
 )

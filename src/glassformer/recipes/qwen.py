@@ -1,4 +1,5 @@
-"""Qwen: a Llama with biases on queries, keys and values (2, 2.5), or with normalised queries and keys (3).
+"""Qwen: a Llama with biases on queries, keys and values (2, 2.5), or with normalised queries and
+keys (3).
 
 The later blocks may slide a window, and any block of a Qwen 3 may be a mixture of experts.
 """
@@ -9,7 +10,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..config import Attention, Block, Decoder, Embed, GatedMLP, Head, Model, MoE, RMSNorm, Rotary, Stack
+from ..config import (
+    Attention,
+    Block,
+    Decoder,
+    Embed,
+    GatedMLP,
+    Head,
+    Model,
+    MoE,
+    RMSNorm,
+    Rotary,
+    Stack,
+)
 from ..errors import UserError
 from . import decoders
 from .decoders import ATTN
@@ -20,13 +33,21 @@ NORM = RMSNorm(1e-6)
 
 
 def qwen2(
-    dim: int, depth: int, heads: int, kv_heads: int, hidden: int, context: int = 131_072, eps: float = 1e-6
+    dim: int,
+    depth: int,
+    heads: int,
+    kv_heads: int,
+    hidden: int,
+    context: int = 131_072,
+    eps: float = 1e-6,
 ) -> Decoder:
     """The shape of Qwen 2 and 2.5: up to 3b the head is tied, above the table is padded further."""
     small, norm = dim <= 2048, RMSNorm(eps)
     block = Block(Attention(heads, kv_heads, bias=True, out_bias=False), GatedMLP(hidden), norm)
     stack = Stack(depth, (block,), Rotary(1e6), last_norm=norm)
-    return Decoder(dim, context, Embed(151_936 if small else 152_064), stack, Head(tied=small), decoders.INIT)
+    return Decoder(
+        dim, context, Embed(151_936 if small else 152_064), stack, Head(tied=small), decoders.INIT
+    )
 
 
 def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8) -> Decoder:
@@ -41,7 +62,9 @@ def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8)
 # ---------------------------------------------------------------------------------- config.json, in
 
 
-KEYS2 = decoders.keys(Key.only("use_mrope", False, "positions here have one dimension"), context=32_768, kv_heads=32)
+KEYS2 = decoders.keys(
+    Key.only("use_mrope", False, "positions here have one dimension"), context=32_768, kv_heads=32
+)
 _EPS3 = decoders.eps("rms_norm_eps", 1e-6, f"{ATTN}.qk_norm.eps")
 _BIAS3 = Key.flag("attention_bias", f"{ATTN}.bias", False)
 KEYS3 = decoders.keys(_BIAS3, context=32_768, kv_heads=32, head_dim=128, eps=_EPS3)
@@ -59,12 +82,15 @@ def read_config3(raw: ConfigReader) -> Model:
 
 
 def read_config3moe(raw: ConfigReader) -> Model:
-    """A config.json of Qwen 3 with mixtures; ``router_aux_loss_coef`` weighs our own load-balancing loss."""
+    """A config.json of Qwen 3 with mixtures; ``router_aux_loss_coef`` weighs our own load-balancing
+    loss."""
     model = read_keys(raw, qwen3(1024, 28, 16, 3072), KEYS3MOE)
     mlp = decoders.first_block(model).feedforward
     assert isinstance(mlp, GatedMLP)
     mixture = MoE(
-        raw.whole("num_experts", raw.whole("num_local_experts", 128, most=MOST_HEADS), most=MOST_HEADS),
+        raw.whole(
+            "num_experts", raw.whole("num_local_experts", 128, most=MOST_HEADS), most=MOST_HEADS
+        ),
         raw.whole("num_experts_per_tok", 8, most=MOST_HEADS),
         replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=MOST_HIDDEN)),
         normalize=raw.flag("norm_topk_prob", False),
@@ -77,7 +103,11 @@ def read_config3moe(raw: ConfigReader) -> Model:
     slides = 0 if raw.flag("use_sliding_window", False) else len(mixes)
     blocks = _blocks(ConfigReader({**raw.table, "max_window_layers": slides}, raw.source), model)
     return decoders.with_blocks(
-        model, [replace(block, feedforward=mixture) if m else block for block, m in zip(blocks, mixes, strict=True)]
+        model,
+        [
+            replace(block, feedforward=mixture) if m else block
+            for block, m in zip(blocks, mixes, strict=True)
+        ],
     )
 
 
@@ -89,7 +119,9 @@ def _blocks(raw: ConfigReader, model: Decoder) -> list[Block]:
     """Every block of the model, the later ones with a window where the file says so."""
     slides = raw.flag("use_sliding_window", False)
     size = (
-        raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS)
+        raw.whole(
+            "sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS
+        )
         if slides
         else None
     )
@@ -101,12 +133,15 @@ def _blocks(raw: ConfigReader, model: Decoder) -> list[Block]:
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def write_config2(model: Model, layout: str = "qwen2", keys: Sequence[Key] = KEYS2) -> dict[str, Any]:
+def write_config2(
+    model: Model, layout: str = "qwen2", keys: Sequence[Key] = KEYS2
+) -> dict[str, Any]:
     """Our config as a Qwen 2 config.json, as far as that can say it."""
     raw = decoders.write(model, layout, keys)
     kinds, size = decoders.write_windows(model), decoders.window_size(model)
     windows = {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
-    full = [*kinds, "sliding_attention"].index("sliding_attention")  # the blocks before the first window
+    # the blocks before the first window
+    full = [*kinds, "sliding_attention"].index("sliding_attention")
     return {**raw, **windows, "max_window_layers": full}
 
 
@@ -144,7 +179,8 @@ _NORMED = {**_PARTS, "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_att
 
 QWEN2 = Recipe(
     name="qwen2",
-    paper="Yang et al. 2024, Qwen2 Technical Report (arXiv 2407.10671); Qwen2.5 Technical Report (arXiv 2412.15115)",
+    paper="Yang et al. 2024, Qwen2 Technical Report (arXiv 2407.10671); Qwen2.5 Technical Report "
+    "(arXiv 2412.15115)",
     sizes={
         "0.5b": qwen2(896, 24, 14, 2, 4864),
         "1.5b": qwen2(1536, 28, 12, 2, 8960),
@@ -190,7 +226,9 @@ QWEN3MOE = Recipe(
     paper="Yang et al. 2025, Qwen3 Technical Report (arXiv 2505.09388)",
     sizes={
         "30b-a3b": qwen3(2048, 48, 32, MoE(128, 8, GatedMLP(768), balance_loss=0.001), kv_heads=4),
-        "235b-a22b": qwen3(4096, 94, 64, MoE(128, 8, GatedMLP(1536), balance_loss=0.001), kv_heads=4),
+        "235b-a22b": qwen3(
+            4096, 94, 64, MoE(128, 8, GatedMLP(1536), balance_loss=0.001), kv_heads=4
+        ),
     },
     architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
     model_type="qwen3_moe",
@@ -201,7 +239,10 @@ QWEN3MOE = Recipe(
         _NORMED,
         Rule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
         *(
-            Rule(f"{decoders.THEIRS}.mlp.experts.{{e}}.{part}_proj.weight", f"{decoders.OURS}.ffn.{part}")
+            Rule(
+                f"{decoders.THEIRS}.mlp.experts.{{e}}.{part}_proj.weight",
+                f"{decoders.OURS}.ffn.{part}",
+            )
             for part in ("gate", "up", "down")
         ),
     ),

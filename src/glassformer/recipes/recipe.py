@@ -1,4 +1,5 @@
-"""What a page of the recipe book holds, and how a published config.json is read without believing it. No torch here."""
+"""What a page of the recipe book holds, and how a published config.json is read without believing
+it. No torch here."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ MISSING: Any = object()
 class Rule:
     """Their name or names for our name or names.
 
-    A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first axis;
-    several names on one side are the whole tensor's parts along ``axis`` (ours: as wide as the model's
-    parameters, theirs: equal, or as wide as ``parts`` to each other). ``transpose`` turns each of their matrices;
-    ``unsqueeze``: theirs has one more axis, of 1, in front. ``axes`` says how else the axes of theirs become
-    ours, as einops writes it, h being ``heads``:
+    A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first
+    axis; several names on one side are the whole tensor's parts along ``axis`` (ours: as wide as
+    the model's parameters, theirs: equal, or as wide as ``parts`` to each other). ``transpose``
+    turns each of their matrices; ``unsqueeze``: theirs has one more axis, of 1, in front. ``axes``
+    says how else the axes of theirs become ours, as einops writes it, h being ``heads``:
 
         "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
         "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
@@ -44,9 +45,9 @@ class Rule:
 class Table:
     """All the rules of a family (none: every name is our own), and what its files may hold besides.
 
-    ``ignore``: names of constants that older files carry. ``copies``: (name, original), where a file may
-    repeat a tied weight. ``prefix``: what files saved from the bare model leave away. ``renamed``: (end of a name
-    in some files, what it is here).
+    ``ignore``: names of constants that older files carry. ``copies``: (name, original), where a
+    file may repeat a tied weight. ``prefix``: what files saved from the bare model leave away.
+    ``renamed``: (end of a name in some files, what it is here).
     """
 
     rules: tuple[Rule, ...]
@@ -57,9 +58,14 @@ class Table:
 
 
 def rules(parts: Mapping[str, str], transpose: bool = False) -> tuple[Rule, ...]:
-    """A rule for the weight and one for the bias of each of their layers and ours; ``transpose`` turns the weights."""
+    """A rule for the weight and one for the bias of each of their layers and ours; ``transpose``
+    turns the weights."""
     ends = {"weight": transpose, "bias": False}
-    pairs = [(f"{theirs}.{end}", f"{ours}.{end}", turn) for theirs, ours in parts.items() for end, turn in ends.items()]
+    pairs = [
+        (f"{theirs}.{end}", f"{ours}.{end}", turn)
+        for theirs, ours in parts.items()
+        for end, turn in ends.items()
+    ]
     return tuple(Rule(theirs, ours, transpose=turn) for theirs, ours, turn in pairs)
 
 
@@ -74,12 +80,13 @@ def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
 @renamed(read="read_config", write="write_config")
 @dataclass(frozen=True)
 class Recipe:
-    """A published family as data: sizes, its config.json in and out, its weights' names, where it comes from.
+    """A published family as data: sizes, its config.json in and out, its weights' names, where it
+    comes from.
 
-    ``layout`` gives the config whose parameters the published files hold, where that is not the model's
-    own (a GPT-2 without biases is published with biases of zero). ``bare`` are the architectures whose files leave
-    the table's prefix away. A recipe without ``read_config`` and ``write_config`` has no published
-    layout.
+    ``layout`` gives the config whose parameters the published files hold, where that is not the
+    model's own (a GPT-2 without biases is published with biases of zero). ``bare`` are the
+    architectures whose files leave the table's prefix away. A recipe without ``read_config`` and
+    ``write_config`` has no published layout.
     """
 
     name: str
@@ -109,12 +116,16 @@ class Held(Protocol):
 
 
 class ConfigReader:
-    """A config.json as published: each value is checked as it is read, and an absurd one is one sentence.
+    """A config.json as published: each value is checked as it is read, and an absurd one is one
+    sentence.
 
-    ``held`` are the weights beside it where they are known, since some files say more than their config.
+    ``held`` are the weights beside it where they are known, since some files say more than their
+    config.
     """
 
-    def __init__(self, table: Mapping[str, Any], source: str = "config.json", held: Held | None = None) -> None:
+    def __init__(
+        self, table: Mapping[str, Any], source: str = "config.json", held: Held | None = None
+    ) -> None:
         self.table = table
         self.source = source
         self.held = held
@@ -124,7 +135,8 @@ class ConfigReader:
         return self.held is not None and name in self.held.entries
 
     def value(self, key: str, default: Any = MISSING) -> Any:
-        """The value under ``key``; null and absent are the default, and an error where there is none."""
+        """The value under ``key``; null and absent are the default, and an error where there is
+        none."""
         found = self.table.get(key)
         if found is None and default is MISSING:
             raise UserError(f'{self.source} lacks "{key}"; add it, or download the file again.')
@@ -137,7 +149,9 @@ class ConfigReader:
         self.must(fits, key, f"an integer from 1 to {most}")
         return found
 
-    def number(self, key: str, default: Any = MISSING, least: float = 0.0, most: float = 1e12) -> Any:
+    def number(
+        self, key: str, default: Any = MISSING, least: float = 0.0, most: float = 1e12
+    ) -> Any:
         """A finite number from ``least`` to ``most``."""
         found = self.value(key, default)
         fits = found is default or (type(found) in (int, float) and least <= found <= most)
@@ -154,7 +168,9 @@ class ConfigReader:
         """What the text under ``key`` stands for."""
         found = self.value(key, default)
         hint = nearest(found, options) if isinstance(found, str) else ""
-        self.must(isinstance(found, str) and found in options, key, f"one of {', '.join(options)}", hint)
+        self.must(
+            isinstance(found, str) and found in options, key, f"one of {', '.join(options)}", hint
+        )
         return options[found]
 
     def architecture(self, default: str) -> str:
@@ -172,7 +188,9 @@ class ConfigReader:
         found = self.value(key, allowed)
         if found != allowed or isinstance(found, bool) != isinstance(allowed, bool):
             shown = json.dumps(found, default=str)[:60]
-            raise UserError(f'{self.source}: "{key}" is {shown}, but {what}; use a model without it.')
+            raise UserError(
+                f'{self.source}: "{key}" is {shown}, but {what}; use a model without it.'
+            )
 
     def must(self, fact: bool, key: str, expected: str, hint: str = "") -> None:
         if not fact:

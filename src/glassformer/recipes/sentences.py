@@ -1,10 +1,12 @@
-"""Encoders that turn a sentence into one vector, as the sentence-transformers library lays them out.
+"""Encoders that turn a sentence into one vector, as the sentence-transformers library lays them
+out.
 
 modules.json                 which steps follow the encoder: pooling, and perhaps scaling to length 1
 1_Pooling/config.json        which vector stands for the sentence
 sentence_bert_config.json    how many tokens are read at most (version 6: the tokenizer_config.json says so)
 
-What these files say travels in the raw config.json under one key of our own, ``sentence_transformers``.
+What these files say travels in the raw config.json under one key of our own,
+``sentence_transformers``.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ FLAGS = {  # how versions before 6 said it, each true or false
 
 
 def open_beside(folder: Path) -> dict[str, Any]:
-    """What a folder's modules.json and the files it names say, under our key; empty where there is none."""
+    """What a folder's modules.json and the files it names say, under our key; empty where there is
+    none."""
     if not (folder / MODULES).is_file():
         return {}
     found = files.json_value(folder / MODULES, str(folder / MODULES), FIX)
@@ -49,28 +52,44 @@ def open_beside(folder: Path) -> dict[str, Any]:
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
     if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
-            f"{folder / MODULES} asks for {', '.join(steps)[:80] or 'nothing'}, but only Transformer, Pooling and "
+            f"{folder / MODULES} asks for {', '.join(steps)[:80] or 'nothing'}, but only "
+            "Transformer, Pooling and "
             f"perhaps Normalize are built here; use a model without more."
         )
     named = str(listed[1].get("path"))
     page = files.inside(folder, named, "config.json")
     if page is None:
         raise UserError(
-            f"{folder / MODULES} names {json.dumps(named)[:80]}, outside this folder; use weights from a source "
+            f"{folder / MODULES} names {json.dumps(named)[:80]}, outside this folder; use "
+            "weights from a source "
             "you trust."
         )
     pooling = files.read_json(page, FIX)
     modes = [str(pooling.get("pooling_mode"))] if "pooling_mode" in pooling else []
-    modes += [FLAGS.get(key, key) for key, said in pooling.items() if key.startswith("pooling_mode_") and said is True]
+    modes += [
+        FLAGS.get(key, key)
+        for key, said in pooling.items()
+        if key.startswith("pooling_mode_") and said is True
+    ]
     if len(modes) != 1 or modes[0] not in MODES:
         raise UserError(
-            f"{folder / MODULES} pools by {', '.join(modes)[:160] or 'nothing'}, but one of {', '.join(MODES)} is "
+            f"{folder / MODULES} pools by {', '.join(modes)[:160] or 'nothing'}, but one of "
+            f"{', '.join(MODES)} is "
             f"built here; use a model that does."
         )
-    pages = [files.read_json(path, FIX) if path.is_file() else {} for path in (folder / LENGTH, folder / TOKENIZER)]
+    pages = [
+        files.read_json(path, FIX) if path.is_file() else {}
+        for path in (folder / LENGTH, folder / TOKENIZER)
+    ]
     length = pages[0].get("max_seq_length") or pages[1].get("model_max_length")
     known = type(length) is int and length <= LONGEST
-    return {KEY: {"pooling": modes[0], "normalize": len(steps) == 3, "max_seq_length": length if known else None}}
+    return {
+        KEY: {
+            "pooling": modes[0],
+            "normalize": len(steps) == 3,
+            "max_seq_length": length if known else None,
+        }
+    }
 
 
 def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
@@ -79,14 +98,20 @@ def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
     if said is None:
         return model
     if not isinstance(model, config.Encoder):
-        raise UserError(f"{raw.source}: {MODULES} makes sentence vectors of a decoder, and here only encoders do that.")
-    pool = config.Pool(said.choice("pooling", MODES, "mean"), normalize=said.flag("normalize", False))
+        raise UserError(
+            f"{raw.source}: {MODULES} makes sentence vectors of a decoder, and here "
+            "only encoders do that."
+        )
+    pool = config.Pool(
+        said.choice("pooling", MODES, "mean"), normalize=said.flag("normalize", False)
+    )
     length = said.whole("max_seq_length", model.context)
     return replace(model, head=None, pool=pool, context=min(length, model.context))
 
 
 def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
-    """The encoder alone, and what the files beside its config.json must say; any other model as it is."""
+    """The encoder alone, and what the files beside its config.json must say; any other model as it
+    is."""
     pool = model.pool
     plain = pool is not None and not pool.labels and pool.transform is None
     if pool is None or not plain or not isinstance(model, config.Encoder) or model.head is not None:
@@ -94,19 +119,29 @@ def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
     position = config.stacks(model)["encoder"].position
     whole = position.length if isinstance(position, config.Learned) else model.context
     mode = next((key for key, of in MODES.items() if of == pool.mode), None)
-    need(mode is not None, f"sentence-transformers has no pool by {pool.mode}; give --layout glassformer.")
+    need(
+        mode is not None,
+        f"sentence-transformers has no pool by {pool.mode}; give --layout glassformer.",
+    )
     said = {"pooling": mode, "normalize": pool.normalize, "max_seq_length": model.context}
     return replace(model, pool=None, context=whole), {KEY: said}
 
 
 def files_of(said: Mapping[str, Any], dim: int) -> dict[str, str]:
     """The files that say so to sentence-transformers, by name."""
-    steps = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] * said["normalize"])]
+    steps = [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+        *([("2_Normalize", "Normalize")] * said["normalize"]),
+    ]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
         for i, (path, name) in enumerate(steps)
     ]
-    pooling = {"word_embedding_dimension": dim, **{flag: mode == said["pooling"] for flag, mode in FLAGS.items()}}
+    pooling = {
+        "word_embedding_dimension": dim,
+        **{flag: mode == said["pooling"] for flag, mode in FLAGS.items()},
+    }
     length = {"max_seq_length": said["max_seq_length"], "do_lower_case": False}
     tables: dict[str, Any] = {MODULES: modules, POOLING: pooling, LENGTH: length}
     return {name: json.dumps(table, indent=2) + "\n" for name, table in tables.items()}

@@ -1,15 +1,30 @@
-"""StarCoder2: LayerNorm, few key-value heads, a sliding window, biases, a plain GELU feed-forward."""
+"""StarCoder2: LayerNorm, few key-value heads, a sliding window, biases, a plain GELU
+feed-forward."""
 
 from __future__ import annotations
 
-from ..config import MLP, Attention, Block, Decoder, Embed, Head, Init, LayerNorm, Rotary, Stack, Window
+from ..config import (
+    MLP,
+    Attention,
+    Block,
+    Decoder,
+    Embed,
+    Head,
+    Init,
+    LayerNorm,
+    Rotary,
+    Stack,
+    Window,
+)
 from . import decoders
 from .decoders import ATTN, FFN
 from .keys import Key
 from .recipe import Recipe
 
 
-def starcoder2(dim: int, depth: int, kv_heads: int, theta: float, std: float, tied: bool = True) -> Decoder:
+def starcoder2(
+    dim: int, depth: int, kv_heads: int, theta: float, std: float, tied: bool = True
+) -> Decoder:
     """The shape of StarCoder2: heads of 128, windows of 4,096, 49,152 tokens, 16,384 positions."""
     attention = Attention(dim // 128, kv_heads, bias=True, mask=Window(4096))
     block = Block(attention, MLP(4 * dim, bias=True), LayerNorm())
@@ -34,7 +49,8 @@ write_config = decoders.writer("starcoder2", KEYS)
 
 STARCODER2 = Recipe(
     name="starcoder2",
-    paper="Lozhkov et al. 2024, StarCoder 2 and The Stack v2: The Next Generation (arXiv 2402.19173)",
+    paper="Lozhkov et al. 2024, StarCoder 2 and The Stack v2: The Next Generation (arXiv "
+    "2402.19173)",
     sizes={
         "3b": starcoder2(3072, 30, 2, 999_999.4420358813, 0.018042),
         "7b": starcoder2(4608, 32, 4, 1e6, 0.018042),
@@ -45,5 +61,7 @@ STARCODER2 = Recipe(
     tokenizer="bigcode/starcoder2-3b",
     read_config=read_config,
     write_config=write_config,
-    weights=decoders.table({**decoders.ATTENTION, **decoders.NORMS, "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}),
+    weights=decoders.table(
+        {**decoders.ATTENTION, **decoders.NORMS, "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}
+    ),
 )

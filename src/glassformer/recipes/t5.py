@@ -1,6 +1,8 @@
-"""T5, its version 1.1 and Flan-T5: relative biases instead of positions, scores not scaled, RMSNorm before.
+"""T5, its version 1.1 and Flan-T5: relative biases instead of positions, scores not scaled, RMSNorm
+before.
 
-The first version ties its head and scales what goes into it; 1.1 gates its MLPs and unties the head.
+The first version ties its head and scales what goes into it; 1.1 gates its MLPs and unties the
+head.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ PROJECTIONS: dict[str, tuple[bool, Activation]] = {
 def t5(dim: int, depth: int, heads: int, head_dim: int, hidden: int) -> EncoderDecoder:
     """The shape of the first T5: ReLU, a tied head; trained on 512 tokens."""
     head = Head(scale=dim**-0.5)  # the embedding's table, of what was scaled down
-    return build(dim, depth, Attention(heads, head_dim=head_dim, scale=1.0), MLP(hidden, "relu"), head)
+    return build(
+        dim, depth, Attention(heads, head_dim=head_dim, scale=1.0), MLP(hidden, "relu"), head
+    )
 
 
 def t5_v1_1(dim: int, depth: int, heads: int, hidden: int) -> EncoderDecoder:
@@ -56,8 +60,11 @@ def alone(model: EncoderDecoder) -> Encoder:
     return Encoder(model.dim, model.context, model.embed, model.encoder, None, model.init)
 
 
-def build(dim: int, depth: int, attention: Attention, mlp: MLP | GatedMLP, head: Head) -> EncoderDecoder:
-    """An encoder and a decoder of this depth with T5's usual biases, norms and dropout; a table of biases for each."""
+def build(
+    dim: int, depth: int, attention: Attention, mlp: MLP | GatedMLP, head: Head
+) -> EncoderDecoder:
+    """An encoder and a decoder of this depth with T5's usual biases, norms and dropout; a table of
+    biases for each."""
     own, crossed = Block(attention, mlp), Block(attention, mlp, cross=attention)
     encoder = Stack(depth, (own,), RelativeBias(), causal=False, last_norm=RMSNorm(), dropout=0.1)
     decoder = Stack(depth, (crossed,), RelativeBias(), last_norm=RMSNorm(), dropout=0.1)
@@ -71,9 +78,18 @@ def _both(*places: str) -> str:
 KEYS = (
     Key.only("is_decoder", False, "a T5 decoder here stands beside its encoder"),
     Key.whole("d_model", "dim"),
-    Key.whole("d_kv", _both("pattern.attention.head_dim") + " decoder.pattern.cross.head_dim", 64, most=MOST_HEADS),
+    Key.whole(
+        "d_kv",
+        _both("pattern.attention.head_dim") + " decoder.pattern.cross.head_dim",
+        64,
+        most=MOST_HEADS,
+    ),
     Key.whole("d_ff", _both("pattern.feedforward.hidden"), most=MOST_HIDDEN),
-    Key.whole("num_heads", _both("pattern.attention.heads") + " decoder.pattern.cross.heads", most=MOST_HEADS),
+    Key.whole(
+        "num_heads",
+        _both("pattern.attention.heads") + " decoder.pattern.cross.heads",
+        most=MOST_HEADS,
+    ),
     Key.whole("num_layers", "encoder.depth", most=MOST_BLOCKS),
     Key.whole("n_positions", "context", 512, most=MOST_POSITIONS),
     Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
@@ -91,7 +107,11 @@ def read_config(raw: ConfigReader) -> Model:
     ``tie_word_embeddings`` true whatever the model, and keeps the scaling under a word of its own.
     """
     start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", 0)
-    raw.must(start in (None, pad, raw.value("bos_token_id", pad)), "decoder_start_token_id", "the id of pad or bos")
+    raw.must(
+        start in (None, pad, raw.value("bos_token_id", pad)),
+        "decoder_start_token_id",
+        "the id of pad or bos",
+    )
     gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
     mlp = (GatedMLP if gated else MLP)(1, act)
     model = read_keys(raw, build(64, 1, Attention(1, head_dim=64, scale=1.0), mlp, Head()), KEYS)
@@ -99,8 +119,12 @@ def read_config(raw: ConfigReader) -> Model:
     stated = tied = raw.flag("tie_word_embeddings", True)
     if raw.held is not None:
         shared = stated and raw.holds("shared.weight")
-        tied = not raw.holds("lm_head.weight") or (shared and raw.held.same("lm_head.weight", "shared.weight"))
-    head = Head(tied=tied, scale=model.dim**-0.5 if raw.flag("scale_decoder_outputs", stated) else 1.0)
+        tied = not raw.holds("lm_head.weight") or (
+            shared and raw.held.same("lm_head.weight", "shared.weight")
+        )
+    head = Head(
+        tied=tied, scale=model.dim**-0.5 if raw.flag("scale_decoder_outputs", stated) else 1.0
+    )
     model = replace(model, decoder=replace(stacks(model)["decoder"], depth=depth), head=head)
     return alone(model) if raw.architecture(WHOLE) == ENCODER else model
 
@@ -108,9 +132,19 @@ def read_config(raw: ConfigReader) -> Model:
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a T5 config.json, as far as that can say it."""
     encoder = stacks(model).get("encoder")
-    if isinstance(model, Decoder) or encoder is None or not isinstance(encoder.position, RelativeBias):
-        raise UserError("The t5 layout holds only encoders, with or without a decoder, that have relative biases.")
-    raw = {"architectures": [ENCODER if isinstance(model, Encoder) else WHOLE], **write_keys(model, KEYS)}
+    if (
+        isinstance(model, Decoder)
+        or encoder is None
+        or not isinstance(encoder.position, RelativeBias)
+    ):
+        raise UserError(
+            "The t5 layout holds only encoders, with or without a decoder, that have "
+            "relative biases."
+        )
+    raw = {
+        "architectures": [ENCODER if isinstance(model, Encoder) else WHOLE],
+        **write_keys(model, KEYS),
+    }
     mlp: Any = encoder.pattern[0].feedforward
     mlp = getattr(mlp, "expert", mlp)
     names = {said: name for name, said in reversed(PROJECTIONS.items())}
@@ -126,7 +160,11 @@ def write_config(model: Model) -> dict[str, Any]:
     }
     if model.head is None:
         return raw
-    return {**raw, "tie_word_embeddings": model.head.tied, "scale_decoder_outputs": model.head.scale != 1.0}
+    return {
+        **raw,
+        "tie_word_embeddings": model.head.tied,
+        "scale_decoder_outputs": model.head.scale != 1.0,
+    }
 
 
 _ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "out"}
@@ -136,14 +174,19 @@ def table(model: Model) -> Table:
     """The names of the weights; a gated MLP's differ from a plain one's."""
     mlp = stacks(model)["encoder"].pattern[0].feedforward
     wide = {"wi_0": "gate", "wi_1": "up"} if isinstance(mlp, GatedMLP) else {"wi": "up"}
-    rules = [Rule("shared.weight", "embed.token.weight"), Rule("lm_head.weight", "head.proj.weight")]
+    rules = [
+        Rule("shared.weight", "embed.token.weight"),
+        Rule("lm_head.weight", "head.proj.weight"),
+    ]
     parts = {"SelfAttention": "attn", "EncDecAttention": "cross", "DenseReluDense": "ffn"}
     for stack, layers in (("encoder", (0, 2)), ("decoder", (0, 1, 2))):
         for number, layer in enumerate(layers):
             theirs, ours = list(parts.items())[layer]
             names = {**wide, "wo": "down"} if ours == "ffn" else _ATTENTION
             there, here = f"{stack}.block.{{i}}.layer.{number}", f"{stack}.blocks.{{i}}.{ours}"
-            rules += [Rule(f"{there}.{theirs}.{a}.weight", f"{here}.{b}.weight") for a, b in names.items()]
+            rules += [
+                Rule(f"{there}.{theirs}.{a}.weight", f"{here}.{b}.weight") for a, b in names.items()
+            ]
             rules.append(Rule(f"{there}.layer_norm.weight", f"{here}_norm.weight"))
         first = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rules.append(Rule(first, f"{stack}.position.weight"))
@@ -151,9 +194,11 @@ def table(model: Model) -> Table:
     twins = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     return Table(
         tuple(rules),
-        ignore=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # nothing ever read it
+        # nothing ever read it
+        ignore=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
         copies=tuple((name, "shared.weight") for name in (*twins, "lm_head.weight")),
-        renamed=tuple((name, "shared.weight") for name in twins),  # files that keep the table under one of these
+        # files that keep the table under one of these
+        renamed=tuple((name, "shared.weight") for name in twins),
     )
 
 
@@ -167,7 +212,8 @@ _11 = {
 
 T5 = Recipe(
     name="t5",
-    paper="Raffel et al. 2020 (arXiv 1910.10683); Shazeer 2020 (the gates of 1.1); Chung et al. 2022 (Flan)",
+    paper="Raffel et al. 2020 (arXiv 1910.10683); Shazeer 2020 (the gates of 1.1); Chung et al. "
+    "2022 (Flan)",
     sizes={
         "small": t5(512, 6, 8, 64, 2048),
         "base": t5(768, 12, 12, 64, 3072),

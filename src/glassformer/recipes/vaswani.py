@@ -1,11 +1,13 @@
-"""The Transformer of 2017: encoder and decoder, norms after, sines for positions, one table for all three ends.
+"""The Transformer of 2017: encoder and decoder, norms after, sines for positions, one table for all
+three ends.
 
-How it was trained stands in a run file: ``label_smoothing = 0.1``, a schedule of the type ``InverseSqrt`` with 4,000
-steps of warmup, AdamW with betas 0.9 and 0.98; the paper averages the last checkpoints and searches with 4 beams.
+How it was trained stands in a run file: ``label_smoothing = 0.1``, a schedule of the type
+``InverseSqrt`` with 4,000 steps of warmup, AdamW with betas 0.9 and 0.98; the paper averages the
+last checkpoints and searches with 4 beams.
 
-Its published layout is transformers' Marian, whose sines come before the cosines (``halves``); the paper, and so the
-sizes here, lets them take turns. Marian itself, tensor2tensor and OpenNMT-tf also space the waves in another way, which
-no published layout can say: ``Sinusoidal`` has them all.
+Its published layout is transformers' Marian, whose sines come before the cosines (``halves``); the
+paper, and so the sizes here, lets them take turns. Marian itself, tensor2tensor and OpenNMT-tf also
+space the waves in another way, which no published layout can say: ``Sinusoidal`` has them all.
 """
 
 from __future__ import annotations
@@ -21,11 +23,22 @@ from ..config.model import Attention, Block, EncoderDecoder, Model, Stack, stack
 from ..config.norm import LayerNorm
 from ..config.position import Sinusoidal
 from ..errors import UserError
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
+from .keys import (
+    MOST_BLOCKS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    Key,
+    read_keys,
+    write_keys,
+)
 from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 
-def vaswani(dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: float) -> EncoderDecoder:
+def vaswani(
+    dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: float
+) -> EncoderDecoder:
     """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim)."""
     one = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
     encoder = Stack(depth, (one,), Sinusoidal(), causal=False, dropout=dropout)
@@ -58,11 +71,18 @@ KEYS = (
     Key.whole("decoder_layers", "decoder.depth", 12, most=MOST_BLOCKS),
     Key.whole("encoder_attention_heads", "encoder.pattern.attention.heads", 16, most=MOST_HEADS),
     Key.whole(
-        "decoder_attention_heads", "decoder.pattern.attention.heads decoder.pattern.cross.heads", 16, most=MOST_HEADS
+        "decoder_attention_heads",
+        "decoder.pattern.attention.heads decoder.pattern.cross.heads",
+        16,
+        most=MOST_HEADS,
     ),
     Key.whole("encoder_ffn_dim", "encoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
     Key.whole("decoder_ffn_dim", "decoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
-    Key.activation("activation_function", "encoder.pattern.feedforward.act decoder.pattern.feedforward.act", "gelu"),
+    Key.activation(
+        "activation_function",
+        "encoder.pattern.feedforward.act decoder.pattern.feedforward.act",
+        "gelu",
+    ),
 )
 
 
@@ -71,16 +91,29 @@ def read_config(raw: ConfigReader) -> Model:
     start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", None)
     known = pad is None or start in (None, pad, raw.value("bos_token_id", pad))
     raw.must(known, "decoder_start_token_id", "the id of pad or bos")
-    raw.only("decoder_vocab_size", raw.whole("vocab_size", most=MOST_TOKENS), "both sides share one vocabulary here")
+    raw.only(
+        "decoder_vocab_size",
+        raw.whole("vocab_size", most=MOST_TOKENS),
+        "both sides share one vocabulary here",
+    )
     sines = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
     return read_keys(raw, serial.change(vaswani(64, 1, 1, 1, 1, 0.1), sines), KEYS)
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Marian config.json, as far as that can say it."""
-    if not isinstance(model, EncoderDecoder) or not isinstance(stacks(model)["encoder"].position, Sinusoidal):
-        raise UserError("The vaswani layout holds only an encoder with a decoder that have sinusoidal positions.")
-    raw = {**write_keys(model, KEYS), "tie_word_embeddings": True, "share_encoder_decoder_embeddings": True}
+    if not isinstance(model, EncoderDecoder) or not isinstance(
+        stacks(model)["encoder"].position, Sinusoidal
+    ):
+        raise UserError(
+            "The vaswani layout holds only an encoder with a decoder that have "
+            "sinusoidal positions."
+        )
+    raw = {
+        **write_keys(model, KEYS),
+        "tie_word_embeddings": True,
+        "share_encoder_decoder_embeddings": True,
+    }
     return {name: value for name, value in raw.items() if (name, value) != ("head_bias", True)}
 
 
@@ -96,7 +129,9 @@ def _rules(stack: str) -> tuple[Rule, ...]:
     for theirs, ours in (("self_attn", "attn"), ("encoder_attn", "cross")):
         parts |= {f"{theirs}.{a}": f"{ours}.{b}" for a, b in attention.items()}
         parts[f"{theirs}_layer_norm"] = f"{ours}_norm"
-    return rules({f"model.{stack}.layers.{{i}}.{a}": f"{stack}.blocks.{{i}}.{b}" for a, b in parts.items()})
+    return rules(
+        {f"model.{stack}.layers.{{i}}.{a}": f"{stack}.blocks.{{i}}.{b}" for a, b in parts.items()}
+    )
 
 
 _SHARED = "model.shared.weight"
@@ -104,9 +139,11 @@ _TWINS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weigh
 
 VASWANI = Recipe(
     name="vaswani",
-    paper="Vaswani et al. 2017, Attention Is All You Need; Junczys-Dowmunt et al. 2018, Marian (the layout)",
+    paper="Vaswani et al. 2017, Attention Is All You Need; Junczys-Dowmunt et al. 2018, Marian "
+    "(the layout)",
     sizes={
-        "tiny": vaswani(128, 4, 4, 256, 10_000, 0.3),  # Wu et al. 2021 (arXiv 2105.14462), for Multi30k
+        # Wu et al. 2021 (arXiv 2105.14462), for Multi30k
+        "tiny": vaswani(128, 4, 4, 256, 10_000, 0.3),
         "base": vaswani(512, 6, 8, 2048, 37_000, 0.1),
         "big": vaswani(1024, 6, 16, 4096, 37_000, 0.3),
     },
@@ -122,7 +159,8 @@ VASWANI = Recipe(
             *_rules("decoder"),
             Rule("final_logits_bias", "head.proj.bias", unsqueeze=True),
         ),
-        ignore=("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"),  # the sines
+        # the sines
+        ignore=("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"),
         copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
         renamed=tuple((name, _SHARED) for name in _TWINS),
     ),

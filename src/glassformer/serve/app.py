@@ -19,7 +19,14 @@ from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, Tok
 from .bodies import ThreadedRoute, in_json
 from .chat import ChatAnswer, chat, conversation
 from .completions import CompletionAnswer, complete
-from .encoding import ClassifyAnswer, EmbeddingAnswer, Encoding, RerankAnswer, ScoreAnswer, TagAnswer
+from .encoding import (
+    ClassifyAnswer,
+    EmbeddingAnswer,
+    Encoding,
+    RerankAnswer,
+    ScoreAnswer,
+    TagAnswer,
+)
 from .errors import ApiError, ErrorAnswer, api_error, refuse, validation_error
 from .following import Followers, Gone, client_of
 from .inspecting import Inspection, inspect
@@ -44,7 +51,8 @@ from .schemas import (
 from .searching import FillAnswer, TranslateAnswer, fill, translate
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503)
+    status: {"model": ErrorAnswer}
+    for status in (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503)
 }
 
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
@@ -68,12 +76,16 @@ class Api:
     async def completions(self, http: Request, asked: CompletionRequest) -> Response:
         """Continue one or several texts."""
         served = self.registry[asked.model]
-        return await in_json(await complete(http, served, asked, self.followers, http.state.tally, client_of(http)))
+        return await in_json(
+            await complete(http, served, asked, self.followers, http.state.tally, client_of(http))
+        )
 
     async def chat(self, http: Request, asked: ChatRequest) -> Response:
         """Answer a conversation."""
         served = self.registry[asked.model]
-        return await in_json(await chat(http, served, asked, self.followers, http.state.tally, client_of(http)))
+        return await in_json(
+            await chat(http, served, asked, self.followers, http.state.tally, client_of(http))
+        )
 
     # --------------------------------------------------------------------------------- encoding
 
@@ -103,11 +115,16 @@ class Api:
 
     async def translate(self, http: Request, asked: TranslateRequest) -> Response:
         """The best that a beam search finds for each source."""
-        return await in_json(await translate(http, self.registry[asked.model], asked, self.followers))
+        return await in_json(
+            await translate(http, self.registry[asked.model], asked, self.followers)
+        )
 
     async def inspect(self, http: Request, asked: InspectRequest) -> Response:
-        """What the weights compute for a text: any named value, the logit lens, the likeliest tokens; after edits."""
-        return await in_json(await inspect(http, self.registry[asked.model], asked, self.followers, client_of(http)))
+        """What the weights compute for a text: any named value, the logit lens, the likeliest
+        tokens; after edits."""
+        return await in_json(
+            await inspect(http, self.registry[asked.model], asked, self.followers, client_of(http))
+        )
 
     # ---------------------------------------------------------------------------------- tokens
 
@@ -116,7 +133,9 @@ class Api:
         served = self.registry[asked.model]
         tokenizer = served.tokenizer
         if asked.messages is not None:
-            ids = await conversation(served, ChatRequest(messages=asked.messages, track=[], edits=[]))
+            ids = await conversation(
+                served, ChatRequest(messages=asked.messages, track=[], edits=[])
+            )
         else:
             text = asked.prompt or ""
             check_lengths([text], 1 << 30, served.context, "prompt")
@@ -136,7 +155,11 @@ class Api:
         tokenizer, ids = self.registry[asked.model].tokenizer, asked.tokens
 
         def decode() -> DetokenizeAnswer:
-            refuse(any(not 0 <= id < tokenizer.size for id in ids), f"Tokens are 0 to {tokenizer.size - 1}.", "tokens")
+            refuse(
+                any(not 0 <= id < tokenizer.size for id in ids),
+                f"Tokens are 0 to {tokenizer.size - 1}.",
+                "tokens",
+            )
             return {"prompt": tokenizer.decode(ids, special=True)}
 
         return await in_json(await to_thread.run_sync(decode))
@@ -145,7 +168,9 @@ class Api:
         """Who plays which part in the vocabulary."""
         served = self.registry[model]
         roles = {f"{role}_token": name for role, name in served.tokenizer.roles.items()}
-        ids = {f"{role}_token_id": getattr(served.tokenizer, role) for role in served.tokenizer.roles}
+        ids = {
+            f"{role}_token_id": getattr(served.tokenizer, role) for role in served.tokenizer.roles
+        }
         return {
             **roles,
             **ids,
@@ -171,7 +196,9 @@ class Api:
         """200 while every model answers; 503 when one does not, and when the server ends."""
         dead = [id for id, one in self.registry.models.items() if not one.engine.alive]
         if dead or self.ending:
-            raise ApiError(503, "The server ends." if self.ending else f"The engine of {dead[0]} has ended.")
+            raise ApiError(
+                503, "The server ends." if self.ending else f"The engine of {dead[0]} has ended."
+            )
         return JSONResponse({"status": "ok"})
 
     async def version(self) -> dict[str, str]:
@@ -185,7 +212,8 @@ class Api:
     async def prometheus(self) -> Response:
         """Counters and gauges in Prometheus's text format."""
         return Response(
-            await to_thread.run_sync(self.metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8"
+            await to_thread.run_sync(self.metrics.text),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
         )
 
 
@@ -246,9 +274,14 @@ async def _mistake(http: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return validation_error(list(error.errors())).response(id)
     if isinstance(error, HTTPException) and not isinstance(error, ApiError):
-        said = {404: "There is nothing at this address.", 405: "This address does not take that method."}
+        said = {
+            404: "There is nothing at this address.",
+            405: "This address does not take that method.",
+        }
         said[400] = "The body cannot be read as JSON; send an object in UTF-8."
-        return ApiError(error.status_code, said.get(error.status_code, str(error.detail))).response(id)
+        return ApiError(error.status_code, said.get(error.status_code, str(error.detail))).response(
+            id
+        )
     return api_error(error, id).response(id)
 
 
@@ -263,8 +296,8 @@ def application(
 ) -> tuple[Outer, Api]:
     """The server: paths behind the guards.
 
-    ``hosts`` are the names by which it may be called, None any, beside any IP address with ``addresses``; ``keys`` the
-    API keys, None where none is needed.
+    ``hosts`` are the names by which it may be called, None any, beside any IP address with
+    ``addresses``; ``keys`` the API keys, None where none is needed.
     """
     api = Api(registry, version)
 

@@ -1,4 +1,5 @@
-"""Bodies read and answers written in threads: one client's megabytes of JSON stop nobody else's stream."""
+"""Bodies read and answers written in threads: one client's megabytes of JSON stop nobody else's
+stream."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ from .streaming import EventStream
 
 
 class ThreadedRequest(Request):
-    """A request whose JSON is parsed and validated in a thread; FastAPI would do both on the event loop."""
+    """A request whose JSON is parsed and validated in a thread; FastAPI would do both on the event
+    loop."""
 
     model: type[BaseModel]
 
     async def json(self) -> Any:
-        """The body as ``model``. Raises ApiError where a field is wrong, ValueError for what is no JSON."""
+        """The body as ``model``. Raises ApiError where a field is wrong, ValueError for what is no
+        JSON."""
         body = await self.body()
         return await to_thread.run_sync(self._parsed, body)
 
@@ -31,7 +34,9 @@ class ThreadedRequest(Request):
         try:
             return self.model.model_validate(json.loads(body))
         except ValidationError as error:
-            problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+            problems = [
+                {**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)
+            ]
             raise validation_error(problems) from None
 
 
@@ -60,7 +65,8 @@ async def in_json(answer: Any) -> Response:
     return Response(await to_thread.run_sync(_encoded, answer), media_type="application/json")
 
 
-DEEP = 5  # levels that are written piece by piece: the encoder in C keeps the interpreter while it writes one
+# levels that are written piece by piece: the encoder in C keeps the interpreter while it writes one
+DEEP = 5
 
 
 def _encoded(answer: Any) -> bytes:

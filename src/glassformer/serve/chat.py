@@ -1,4 +1,5 @@
-"""POST /v1/chat/completions: a conversation as the model's own template writes it, and the answer to it."""
+"""POST /v1/chat/completions: a conversation as the model's own template writes it, and the answer
+to it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ from typing_extensions import TypedDict
 from ..engine import Event, Handle
 from .errors import refuse
 from .following import Followers, Tally, alone, unless_gone
-from .generating import Choices, Finish, Head, UsageObject, cannot, gathered, head, request_of, usage_of
+from .generating import (
+    Choices,
+    Finish,
+    Head,
+    UsageObject,
+    cannot,
+    gathered,
+    head,
+    request_of,
+    usage_of,
+)
 from .inspecting import Inspection, Inspector, watched
 from .logprobs import ChatLogprobs, Told, chat_logprobs
 from .prompts import check_context, check_lengths
@@ -81,7 +92,12 @@ class ChatChunk(TypedDict):
 
 
 async def chat(
-    http: HttpRequest, served: ServedModel, asked: ChatRequest, followers: Followers, tally: Tally, client: str
+    http: HttpRequest,
+    served: ServedModel,
+    asked: ChatRequest,
+    followers: Followers,
+    tally: Tally,
+    client: str,
 ) -> ChatAnswer | EventStream:
     """Answer one request."""
     refuse(not served.continues, cannot(served, "chat"), "model")
@@ -90,7 +106,9 @@ async def chat(
     check_context(served, row, 1 if new is None else new, "messages")
     top = asked.top_logprobs or 0
     request = await request_of(served, asked, row, new, top if asked.logprobs else None, client)
-    handles = await unless_gone(http, followers.submitted(served, [watched(served, asked, request)]))
+    handles = await unless_gone(
+        http, followers.submitted(served, [watched(served, asked, request)])
+    )
     form = Form(served, asked, head(served, "chatcmpl"), handles[0])
     if asked.stream:
         return EventStream(await unless_gone(http, begun(form.stream(followers, tally))))
@@ -105,7 +123,10 @@ async def chat(
 async def conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
     """The messages as ids."""
     template = served.template
-    said = f'"{served.id}" has no chat template; start the server with --chat-template FILE, or use /v1/completions.'
+    said = (
+        f'"{served.id}" has no chat template; start the server with --chat-template FILE, or '
+        "use /v1/completions."
+    )
     refuse(template is None, said, "model")
     assert template is not None
     messages = [one.to_template() for one in asked.messages]
@@ -132,7 +153,9 @@ class Form:
         for index, (text, told, finish) in enumerate(gathered(self.served, self.handle, events)):
             said: AnsweredMessage = {"role": "assistant", "content": text, "refusal": None}
             logprobs = self._logprobs(told)
-            choices.append({"index": index, "message": said, "logprobs": logprobs, "finish_reason": finish})
+            choices.append(
+                {"index": index, "message": said, "logprobs": logprobs, "finish_reason": finish}
+            )
         return {
             "id": one.id,
             "object": "chat.completion",
@@ -154,12 +177,18 @@ class Form:
                 usage = event.usage or usage
                 if event.index not in opened:
                     opened.add(event.index)
-                    yield self._chunk(event.index, {"role": "assistant", "content": ""}, None, None, with_usage)
+                    yield self._chunk(
+                        event.index, {"role": "assistant", "content": ""}, None, None, with_usage
+                    )
                 if self.asked.inspect is not None:
-                    looks.setdefault(event.index, Inspector(self.served, self.asked, self.handle, event.index))
+                    looks.setdefault(
+                        event.index, Inspector(self.served, self.asked, self.handle, event.index)
+                    )
                     looks[event.index].push([event])
                 if text or (self.asked.logprobs and told):
-                    chunk = self._chunk(event.index, {"content": text}, self._logprobs(told), None, with_usage)
+                    chunk = self._chunk(
+                        event.index, {"content": text}, self._logprobs(told), None, with_usage
+                    )
                     if event.index in looks:
                         chunk["choices"][0]["inspect"] = await alone(looks[event.index].part)
                     yield chunk
@@ -182,8 +211,18 @@ class Form:
         }
 
     def _chunk(
-        self, index: int, delta: Delta, logprobs: ChatLogprobs | None, finish: Finish | None, with_usage: bool
+        self,
+        index: int,
+        delta: Delta,
+        logprobs: ChatLogprobs | None,
+        finish: Finish | None,
+        with_usage: bool,
     ) -> ChatChunk:
-        piece: ChatPiece = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        piece: ChatPiece = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }
         chunk: ChatChunk = {**self._open(), "choices": [piece]}
         return {**chunk, "usage": None} if with_usage else chunk

@@ -1,4 +1,5 @@
-"""POST /v1/completions: texts continued, whole or as a stream; with echo, the prompt with its own log-probabilities."""
+"""POST /v1/completions: texts continued, whole or as a stream; with echo, the prompt with its own
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ from typing_extensions import TypedDict
 from ..engine import Event, Handle, TokenLogprob, Usage
 from .errors import refuse
 from .following import Followers, Tally, alone, unless_gone
-from .generating import Choices, Finish, Head, UsageObject, cannot, gathered, head, request_of, usage_of
+from .generating import (
+    Choices,
+    Finish,
+    Head,
+    UsageObject,
+    cannot,
+    gathered,
+    head,
+    request_of,
+    usage_of,
+)
 from .inspecting import Inspection, Inspector, watched
 from .limits import MOST_CONTINUATIONS
 from .logprobs import CompletionForm, CompletionLogprobs, Pieces, Told
@@ -56,14 +67,23 @@ async def complete(
     """Answer one request."""
     refuse(not served.continues, cannot(served, "continue texts"), "model")
     given, n = listed(asked.prompt), asked.n or 1
-    said = f"{len(given)} prompts with n = {n} are {len(given) * n:,} continuations, and a request may ask for "
-    refuse(len(given) * n > MOST_CONTINUATIONS, f"{said}{MOST_CONTINUATIONS:,}; send several requests.", "n")
+    said = (
+        f"{len(given)} prompts with n = {n} are {len(given) * n:,} continuations, and a "
+        "request may ask for "
+    )
+    refuse(
+        len(given) * n > MOST_CONTINUATIONS,
+        f"{said}{MOST_CONTINUATIONS:,}; send several requests.",
+        "n",
+    )
     rows = await prompts(served, given, asked.add_special_tokens is not False)
     new = 16 if asked.max_tokens is None else asked.max_tokens
     for row in rows:
         check_context(served, row, new, "max_tokens")
     request = await request_of(served, asked, rows[0], new, asked.logprobs, client)
-    scored = asked.logprobs if asked.echo and asked.logprobs is not None else 0 if new == 0 else None
+    scored = (
+        asked.logprobs if asked.echo and asked.logprobs is not None else 0 if new == 0 else None
+    )
     request = replace(request, prompt_logprobs=scored)
     made = [watched(served, asked, replace(request, tokens=row)) for row in rows]
     handles = await unless_gone(http, followers.submitted(served, made))
@@ -97,14 +117,18 @@ class Form:
             "choices": choices,
         }
 
-    def answer(self, handles: Sequence[Handle], results: Sequence[Sequence[Event]]) -> CompletionAnswer:
+    def answer(
+        self, handles: Sequence[Handle], results: Sequence[Sequence[Event]]
+    ) -> CompletionAnswer:
         """The whole."""
         choices, usages = list[CompletionChoice](), list[Usage]()
         for number, (handle, events) in enumerate(zip(handles, results, strict=True)):
             for index, (text, told, finish) in enumerate(gathered(self.served, handle, events)):
                 writer = Writer(self.served, self.asked, handle)
                 opening = writer.opening() if self.asked.echo else ""
-                choices.append(_choice(number * self.n + index, opening + text, writer.tokens(told), finish))
+                choices.append(
+                    _choice(number * self.n + index, opening + text, writer.tokens(told), finish)
+                )
             usages += [event.usage for event in events if event.usage is not None]
         return {**self._answer(choices), "usage": usage_of(usages)}
 
@@ -123,14 +147,16 @@ class Form:
                     writers[number] = self._writers(handles[number])
                 writer = writers[number][event.index]
                 if self.asked.inspect is not None:
-                    looks.setdefault(place, Inspector(self.served, self.asked, handles[number], event.index)).push(
-                        [event]
-                    )
+                    looks.setdefault(
+                        place, Inspector(self.served, self.asked, handles[number], event.index)
+                    ).push([event])
                 text, told, finish = growing[number].push(event)
                 usages += [event.usage] if event.usage is not None else []
                 text = writer.opening() + text if self.asked.echo and not writer.opened else text
                 scored = not writer.listed and self.asked.echo and self.asked.logprobs is not None
-                logprobs = await to_thread.run_sync(writer.tokens, told) if scored else writer.tokens(told)
+                logprobs = (
+                    await to_thread.run_sync(writer.tokens, told) if scored else writer.tokens(told)
+                )
                 if text or finish is not None or (logprobs is not None and logprobs["tokens"]):
                     choice = _choice(place, text, logprobs, finish)
                     if self.asked.inspect is not None:
@@ -144,7 +170,9 @@ class Form:
         return [Writer(self.served, self.asked, handle) for _ in range(self.n)]
 
 
-def _choice(place: int, text: str, logprobs: CompletionLogprobs | None, finish: Finish | None) -> CompletionChoice:
+def _choice(
+    place: int, text: str, logprobs: CompletionLogprobs | None, finish: Finish | None
+) -> CompletionChoice:
     return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 

@@ -1,4 +1,5 @@
-"""What is answered when something is wrong: OpenAI's error object, with the status that its clients act upon.
+"""What is answered when something is wrong: OpenAI's error object, with the status that its clients
+act upon.
 
 400 401 403 404 405 413 415   the request is wrong: do not send it again
 429 503                       the server is busy, or ends: send it again later (Retry-After)
@@ -21,7 +22,12 @@ from ..engine import EngineClosed, QueueFull
 from ..errors import UserError, note
 
 RETRY_SECONDS = "1"
-KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 
 class ErrorObject(TypedDict):
@@ -56,8 +62,15 @@ class ApiError(HTTPException):  # FastAPI lets these through where it reads a bo
 
     def body(self, request_id: str) -> ErrorAnswer:
         """As JSON holds it."""
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        error: ErrorObject = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        kind = KINDS.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        error: ErrorObject = {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
+        }
         return {"error": error, "request_id": request_id}
 
     def response(self, request_id: str) -> Response:
@@ -72,20 +85,32 @@ def refuse(fact: bool, message: str, param: str | None = None, code: str | None 
 
 
 def api_error(error: BaseException, request_id: str) -> ApiError:
-    """Any error as an answer; a mistake of ours leaves its traceback in the log, and no trace of it outside."""
+    """Any error as an answer; a mistake of ours leaves its traceback in the log, and no trace of it
+    outside."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
         return ApiError(429, str(error), code="queue_full", headers={"retry-after": RETRY_SECONDS})
     if isinstance(error, EngineClosed):
-        return ApiError(503, str(error), code="engine_closed", headers={"retry-after": RETRY_SECONDS})
+        return ApiError(
+            503, str(error), code="engine_closed", headers={"retry-after": RETRY_SECONDS}
+        )
     if isinstance(error, UserError):
         return ApiError(400, str(error))
-    if isinstance(error, MemoryError) or "out of memory" in str(error) or "allocate memory" in str(error):
-        return ApiError(500, "There was not enough memory for this request; shorten it.", code="out_of_memory")
+    if (
+        isinstance(error, MemoryError)
+        or "out of memory" in str(error)
+        or "allocate memory" in str(error)
+    ):
+        return ApiError(
+            500, "There was not enough memory for this request; shorten it.", code="out_of_memory"
+        )
     lines = "".join(traceback.format_exception(error))
     log_line({"id": request_id, "error": type(error).__name__, "traceback": lines})
-    return ApiError(500, f"The server made a mistake ({type(error).__name__}); its log says where, at {request_id}.")
+    return ApiError(
+        500,
+        f"The server made a mistake ({type(error).__name__}); its log says where, at {request_id}.",
+    )
 
 
 def log_line(fields: Mapping[str, Any]) -> None:
@@ -102,10 +127,15 @@ def validation_error(problems: list[Any]) -> ApiError:
     if first["type"] == "wrong" and not place:
         return ApiError(400, first["msg"], param=first["msg"].split()[0])
     if not place:
-        return ApiError(400, "The body is not a JSON object; send one as application/json.", code="invalid_json")
+        return ApiError(
+            400, "The body is not a JSON object; send one as application/json.", code="invalid_json"
+        )
     several = [first]
-    if _path(place[:-1]) == _path(place):  # one of several forms that a field may have: it is held to its own
-        several = [one for one in problems if [*map(str, one["loc"][1:])][: len(place) - 1] == place[:-1]]
+    # one of several forms that a field may have: it is held to its own
+    if _path(place[:-1]) == _path(place):
+        several = [
+            one for one in problems if [*map(str, one["loc"][1:])][: len(place) - 1] == place[:-1]
+        ]
         inner = [one for one in several if not one["type"].endswith("_type")]
         several = inner[:1] if inner and inner[0]["type"] != "literal_error" else several
     name = _path([str(part) for part in several[0]["loc"][1:]])
@@ -113,7 +143,8 @@ def validation_error(problems: list[Any]) -> ApiError:
 
 
 def _path(place: list[str]) -> str:
-    """messages.0.content as messages[0].content; a type in a union says nothing to who wrote the JSON."""
+    """messages.0.content as messages[0].content; a type in a union says nothing to who wrote the
+    JSON."""
     shown = ""
     for part in place:
         if part.isdigit():
@@ -127,15 +158,24 @@ def _path(place: list[str]) -> str:
     return shown[:200] or "The body"
 
 
-KINDS_OF = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "a text", "list": "a list"}
+KINDS_OF = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "list": "a list",
+}
 BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
 
 
 def _said(name: str, several: list[dict[str, Any]]) -> str:
-    """A field, what was wrong with it, and what is allowed; in our words for every kind of error that fields have."""
+    """A field, what was wrong with it, and what is allowed; in our words for every kind of error
+    that fields have."""
     problem = several[0]
     kind, told = problem["type"], problem.get("ctx", {})
-    bound = next((one.format(_number(told[word])) for word, one in BOUNDS.items() if word in told), None)
+    bound = next(
+        (one.format(_number(told[word])) for word, one in BOUNDS.items() if word in told), None
+    )
     entries = "characters" if kind.startswith("string") else "entries"
     if kind == "missing":
         return f"{name} is missing; give it."
@@ -149,7 +189,9 @@ def _said(name: str, several: list[dict[str, Any]]) -> str:
         return f"{name} is empty; give at least one of its {entries}."
     if kind == "finite_number":
         return f"{name} is not finite; give a number."
-    allowed = dict.fromkeys(one.get("ctx", {}).get("expected") or _kind(one["type"]) for one in several)
+    allowed = dict.fromkeys(
+        one.get("ctx", {}).get("expected") or _kind(one["type"]) for one in several
+    )
     return f"{name} is {_shown(problem['input'])}; give {' or '.join(allowed)}."
 
 
@@ -165,5 +207,9 @@ def _shown(value: Any) -> str:
     """What was sent, in a few characters."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
-    said = json.dumps(value) if value is None or isinstance(value, str | int | float) else type(value).__name__
+    said = (
+        json.dumps(value)
+        if value is None or isinstance(value, str | int | float)
+        else type(value).__name__
+    )
     return said if len(said) <= 60 else f"{said[:56]} ..."

@@ -1,18 +1,35 @@
-"""The types of fields: whole numbers, numbers and texts as JSON has them; true is no number and "1" none either."""
+"""The types of fields: whole numbers, numbers and texts as JSON has them; true is no number and "1"
+none either."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from .limits import LONGEST_NAME, LONGEST_STOP, MOST_STOPS, MOST_TEXTS
 
 NEAR = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
 HARMLESS = {
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *(
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    ),
     *("prediction", "parallel_tool_calls", "include_obfuscation", "spaces_between_special_tokens"),
 }
 """Fields of other servers that change no answer here; they are ignored."""
@@ -38,7 +55,8 @@ NEUTRAL: dict[str, Any] = {
     "tool_calls": [],
     "typical_p": 1.0,
 }
-"""Fields of other servers by the one value that asks for what is done here anyway; any other is refused."""
+"""Fields of other servers by the one value that asks for what is done here anyway; any other is
+refused."""
 
 SYNONYMS = {
     "allowed_token_ids": "logit_bias",
@@ -59,7 +77,8 @@ SYNONYMS = {
 
 
 class Asked(BaseModel):
-    """A request's body; a field that is neither here nor harmless is refused, since the answer would be another."""
+    """A request's body; a field that is neither here nor harmless is refused, since the answer
+    would be another."""
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
@@ -88,7 +107,11 @@ def wrong(sentence: str) -> PydanticCustomError:
 
 
 def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+    return (
+        int(value)
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+        else value
+    )
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -100,7 +123,8 @@ Ids = list[Whole]
 def is_ids(value: Any) -> bool:
     """Whether these are token ids."""
     return isinstance(value, list) and all(
-        (isinstance(one, int) and not isinstance(one, bool)) or (isinstance(one, float) and one.is_integer())
+        (isinstance(one, int) and not isinstance(one, bool))
+        or (isinstance(one, float) and one.is_integer())
         for one in value
     )
 
@@ -109,10 +133,16 @@ def _texts(value: Any) -> Any:
     """A text, ids, or a list of either; its sentence says so where it is none."""
     fits = isinstance(value, str) or (
         isinstance(value, list)
-        and (is_ids(value) or all(isinstance(one, str) for one in value) or all(is_ids(one) for one in value))
+        and (
+            is_ids(value)
+            or all(isinstance(one, str) for one in value)
+            or all(is_ids(one) for one in value)
+        )
     )
     if not fits:
-        raise wrong("This is neither a text nor token ids; give a text, a list of ids, or a list of either.")
+        raise wrong(
+            "This is neither a text nor token ids; give a text, a list of ids, or a list of either."
+        )
     if isinstance(value, list) and not value:
         raise wrong("This is empty; give a text, a list of ids, or a list of either.")
     if isinstance(value, str) or isinstance(value[0], str):
@@ -122,19 +152,28 @@ def _texts(value: Any) -> Any:
     else:
         value = [*map(int, value)]
     if several and len(value) > MOST_TEXTS:
-        raise wrong(f"These are {len(value)} texts, and a request may hold {MOST_TEXTS}; send several requests.")
+        raise wrong(
+            f"These are {len(value)} texts, and a request may hold {MOST_TEXTS}; send "
+            "several requests."
+        )
     return value
 
 
 Texts = Annotated[
     str | list[str] | Ids | list[Ids],
-    SkipValidation,  # of a union pydantic tries every form, and notes each of a million ids that is no text
+    # of a union pydantic tries every form, and notes each of a million ids that is no text
+    SkipValidation,
     BeforeValidator(_texts),
     WithJsonSchema(
         {
             "anyOf": [
                 {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_TEXTS},
+                {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "minItems": 1,
+                    "maxItems": MOST_TEXTS,
+                },
                 {"type": "array", "items": {"type": "integer"}, "minItems": 1},
                 {
                     "type": "array",

@@ -1,4 +1,5 @@
-"""A request as the server follows it through the engine: its events, its figures, and its end when nobody waits."""
+"""A request as the server follows it through the engine: its events, its figures, and its end when
+nobody waits."""
 
 from __future__ import annotations
 
@@ -46,10 +47,14 @@ class Followers:
         self.open: dict[Handle, ServedModel] = {}
 
     def submit(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[Handle]:
-        """All of them or none. Raises as the engine does, and ApiError for more than can ever wait."""
+        """All of them or none. Raises as the engine does, and ApiError for more than can ever
+        wait."""
         handles, most = list[Handle](), served.engine.max_queue
         size = sum(getattr(one, "n", 1) for one in requests)
-        said = f"A request of {size:,} continuations never fits in the queue of {most:,}; send fewer at a time."
+        said = (
+            f"A request of {size:,} continuations never fits in the queue of {most:,}; send "
+            "fewer at a time."
+        )
         refuse(size > most, said, "prompt")
         try:
             if not served.engine.alive:
@@ -62,8 +67,11 @@ class Followers:
             raise
         return handles
 
-    async def submitted(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[Handle]:
-        """``submit``; in a thread where it takes long: many continuations, and edits that read another text first."""
+    async def submitted(
+        self, served: ServedModel, requests: Sequence[Request | Encode]
+    ) -> list[Handle]:
+        """``submit``; in a thread where it takes long: many continuations, and edits that read
+        another text first."""
         several = sum(getattr(one, "n", 1) for one in requests) > ATONCE
         if not several and not any(getattr(one, "edits", ()) for one in requests):
             return self.submit(served, requests)
@@ -71,7 +79,9 @@ class Followers:
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
-            doing.add_done_callback(lambda done: self.drop(() if done.exception() else done.result()))
+            doing.add_done_callback(
+                lambda done: self.drop(() if done.exception() else done.result())
+            )
             raise
 
     def drop(self, handles: Sequence[Handle]) -> None:
@@ -98,10 +108,16 @@ class Followers:
                     raise EngineClosed("The server ends; try again later.")
                 if waits:
                     waits = False
-                    metrics.observe("request_queue_time_seconds", served.id, (handle.began or now) - begun)
+                    metrics.observe(
+                        "request_queue_time_seconds", served.id, (handle.began or now) - begun
+                    )
                 if event.token is not None:
                     tally.generated += 1
-                    name = "inter_token_latency_seconds" if event.index in last else "time_to_first_token_seconds"
+                    name = (
+                        "inter_token_latency_seconds"
+                        if event.index in last
+                        else "time_to_first_token_seconds"
+                    )
                     if event.index in last or not last:
                         metrics.observe(name, served.id, now - last.get(event.index, begun))
                     last[event.index] = now
@@ -129,23 +145,32 @@ class Followers:
         finally:
             self.drop(handles)
 
-    async def answered(self, http: HttpRequest, served: ServedModel, made: Sequence[Request | Encode]) -> list[Handle]:
-        """All of these to their ends, a part of the queue at a time; raises Gone where the client leaves."""
+    async def answered(
+        self, http: HttpRequest, served: ServedModel, made: Sequence[Request | Encode]
+    ) -> list[Handle]:
+        """All of these to their ends, a part of the queue at a time; raises Gone where the client
+        leaves."""
         found, some = list[Handle](), max(1, min(ATONCE, served.engine.max_queue // 2))
         for begin in range(0, len(made), some):
             found += (handles := self.submit(served, made[begin : begin + some]))
             await unless_gone(http, self.results(handles, http.state.tally))
         return found
 
-    async def outputs(self, http: HttpRequest, served: ServedModel, made: Sequence[Encode]) -> list[Tensor]:
+    async def outputs(
+        self, http: HttpRequest, served: ServedModel, made: Sequence[Encode]
+    ) -> list[Tensor]:
         """What the engine makes of whole texts, in fp32."""
         handles = await self.answered(http, served, made)
         return [handle.output.float().cpu() for handle in handles if handle.output is not None]
 
-    async def merged(self, handles: Sequence[Handle], tally: Tally) -> AsyncGenerator[tuple[int, Event]]:
-        """The events of several as they come, each with its handle's number; a slow reader holds them back."""
+    async def merged(
+        self, handles: Sequence[Handle], tally: Tally
+    ) -> AsyncGenerator[tuple[int, Event]]:
+        """The events of several as they come, each with its handle's number; a slow reader holds
+        them back."""
         if len(handles) == 1:
-            async with aclosing(self.events(handles[0], tally)) as events:  # given up at once, not when it is collected
+            # given up at once, not when it is collected
+            async with aclosing(self.events(handles[0], tally)) as events:
                 async for event in events:
                     yield 0, event
             return
@@ -177,7 +202,8 @@ class Followers:
             self.drop(handles)
 
     async def watch(self) -> None:
-        """For as long as the server runs: where an engine's thread has ended, whoever waits for it is told."""
+        """For as long as the server runs: where an engine's thread has ended, whoever waits for it
+        is told."""
         while True:
             await asyncio.sleep(WATCHED)
             for handle, served in [*self.open.items()]:

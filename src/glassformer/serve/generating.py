@@ -1,4 +1,5 @@
-"""What completions and chat share: a request's fields as the engine's, choices with their tokens, usage."""
+"""What completions and chat share: a request's fields as the engine's, choices with their tokens,
+usage."""
 
 from __future__ import annotations
 
@@ -66,9 +67,15 @@ def head(served: ServedModel, prefix: str) -> Head:
 
 
 async def request_of(
-    served: ServedModel, asked: Sampled, tokens: Sequence[int], new: int | None, top: int | None, client: str
+    served: ServedModel,
+    asked: Sampled,
+    tokens: Sequence[int],
+    new: int | None,
+    top: int | None,
+    client: str,
 ) -> Request:
-    """What the engine is asked for one prompt; raises ApiError and UserError for what it cannot do."""
+    """What the engine is asked for one prompt; raises ApiError and UserError for what it cannot
+    do."""
     return Request(
         tokens,
         sampling=sampling_of(asked),
@@ -101,7 +108,11 @@ def _stop_tokens(served: ServedModel, asked: Sampled) -> list[int] | None:
     own = [] if asked.ignore_eos or served.tokenizer.eos is None else [served.tokenizer.eos]
     more = asked.stop_token_ids or []
     known = served.tokenizer.size
-    refuse(any(not 0 <= one < known for one in more), f"stop_token_ids are from 0 to {known - 1}.", "stop_token_ids")
+    refuse(
+        any(not 0 <= one < known for one in more),
+        f"stop_token_ids are from 0 to {known - 1}.",
+        "stop_token_ids",
+    )
     return [*own, *more]
 
 
@@ -109,7 +120,11 @@ def _biases(asked: Sampled) -> dict[int, float]:
     found = {}
     for name, bias in (asked.logit_bias or {}).items():
         plain = name.isascii() and name.isdigit() and len(name) < 10
-        refuse(not plain, 'logit_bias maps token ids to numbers; write the ids as in "50256".', "logit_bias")
+        refuse(
+            not plain,
+            'logit_bias maps token ids to numbers; write the ids as in "50256".',
+            "logit_bias",
+        )
         found[int(name)] = bias
     return found
 
@@ -129,11 +144,14 @@ async def _guide(served: ServedModel, asked: Sampled) -> Callable[[], Guide] | N
     if source is None:
         return None
     need(not asked.ignore_eos, "A grammar says where the answer ends; leave out ignore_eos.")
-    return await to_thread.run_sync(grammars.guide, served.tokenizer, served.config.embed.vocab, kind, source)
+    return await to_thread.run_sync(
+        grammars.guide, served.tokenizer, served.config.embed.vocab, kind, source
+    )
 
 
 class Choices:
-    """The continuations of one prompt as they grow: for each event its text and the tokens to be told with it."""
+    """The continuations of one prompt as they grow: for each event its text and the tokens to be
+    told with it."""
 
     def __init__(self, served: ServedModel, handle: Handle) -> None:
         tokenizer, request = served.tokenizer, handle.request
@@ -152,7 +170,9 @@ def _finish(event: Event) -> Finish:
     return "stop" if event.finish_reason == "stop" else "length"
 
 
-def gathered(served: ServedModel, handle: Handle, events: Sequence[Event]) -> list[tuple[str, list[Told], Finish]]:
+def gathered(
+    served: ServedModel, handle: Handle, events: Sequence[Event]
+) -> list[tuple[str, list[Told], Finish]]:
     """Each continuation of one prompt as a whole."""
     growing = Choices(served, handle)
     texts, tokens, ends = dict[int, str](), dict[int, list[Told]](), dict[int, Finish]()
@@ -166,4 +186,7 @@ def gathered(served: ServedModel, handle: Handle, events: Sequence[Event]) -> li
 
 def cannot(served: ServedModel, what: str) -> str:
     """The sentence for a model that was asked for what it does not do."""
-    return f'"{served.id}" does not {what}; it answers {", ".join(served.abilities()) or "nothing else"}.'
+    return (
+        f'"{served.id}" does not {what}; it answers '
+        f"{', '.join(served.abilities()) or 'nothing else'}."
+    )

@@ -1,6 +1,8 @@
-"""Answers held to a JSON schema, a regular expression or a grammar, by llguidance: enforced, or refused with a 400.
+"""Answers held to a JSON schema, a regular expression or a grammar, by llguidance: enforced, or
+refused with a 400.
 
-What is compiled is bounded in size and time, and nothing of it is kept between requests but one table a tokenizer.
+What is compiled is bounded in size and time, and nothing of it is kept between requests but one
+table a tokenizer.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from .limits import MOST_SCHEMA
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}  # or a small model writes nothing else
+# or a small model writes nothing else
+SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
 ENFORCED = """
 type const enum anyOf allOf $ref $defs definitions properties patternProperties additionalProperties required
 minProperties maxProperties items prefixItems minItems maxItems minLength maxLength pattern format minimum maximum
@@ -50,8 +53,15 @@ def guide(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> Callable[
         step_max_items=200_000,
     )
     first = LLMatcher(table, grammar, log_level=0, limits=limits)
-    refuse(first.is_error(), f"The {_named(kind)} cannot be held to: {_plain(first.get_error())}", code="bad_grammar")
-    refuse(bool(first.get_grammar_warnings()), f"The {_named(kind)} cannot be held to: {first.get_grammar_warnings()}")
+    refuse(
+        first.is_error(),
+        f"The {_named(kind)} cannot be held to: {_plain(first.get_error())}",
+        code="bad_grammar",
+    )
+    refuse(
+        bool(first.get_grammar_warnings()),
+        f"The {_named(kind)} cannot be held to: {first.get_grammar_warnings()}",
+    )
     return lambda: Constraint(first.deep_copy(), vocab)
 
 
@@ -71,22 +81,42 @@ def _grammar(kind: str, source: Any) -> str:
     if kind == "lark":
         return LLMatcher.grammar_from_lark(source)
     text = json.dumps(source)
-    refuse(len(text) > MOST_SCHEMA, f"The JSON schema has {len(text)} characters; {MOST_SCHEMA} are read at most.")
+    refuse(
+        len(text) > MOST_SCHEMA,
+        f"The JSON schema has {len(text)} characters; {MOST_SCHEMA} are read at most.",
+    )
     if isinstance(source, Mapping):
         _known(source, 0)
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=SPACES)
     except ValueError as error:
-        raise ApiError(400, f"The JSON schema cannot be held to: {_plain(str(error))}", code="bad_grammar") from None
+        raise ApiError(
+            400, f"The JSON schema cannot be held to: {_plain(str(error))}", code="bad_grammar"
+        ) from None
 
 
 def _known(schema: Any, depth: int) -> None:
-    """Raise for a keyword that would be passed over: a schema is enforced as a whole or not at all."""
-    refuse(depth > 64, "The JSON schema is nested more than 64 deep; write it flatter.", code="bad_grammar")
+    """Raise for a keyword that would be passed over: a schema is enforced as a whole or not at
+    all."""
+    refuse(
+        depth > 64,
+        "The JSON schema is nested more than 64 deep; write it flatter.",
+        code="bad_grammar",
+    )
     if isinstance(schema, bool) or not isinstance(schema, Mapping):
         return
-    odd = next((name for name in schema if name not in ENFORCED.split() and name not in ANNOTATIONS.split()), None)
-    said = f'The JSON schema says "{str(odd)[:80]}", which is not enforced here; leave it out, or say it otherwise.'
+    odd = next(
+        (
+            name
+            for name in schema
+            if name not in ENFORCED.split() and name not in ANNOTATIONS.split()
+        ),
+        None,
+    )
+    said = (
+        f'The JSON schema says "{str(odd)[:80]}", which is not enforced here; leave it out, '
+        "or say it otherwise."
+    )
     refuse(odd is not None, said, code="bad_grammar")
     inside = [*_values(schema, NAMED, dict), *_values(schema, LISTED, list)]
     inside += [schema[name] for name in ONE if name in schema]
@@ -96,11 +126,14 @@ def _known(schema: Any, depth: int) -> None:
 
 def _values(schema: Mapping[str, Any], names: Sequence[str], kind: type) -> list[Any]:
     found = [schema[name] for name in names if isinstance(schema.get(name), kind)]
-    return [value for group in found for value in (group.values() if isinstance(group, dict) else group)]
+    return [
+        value for group in found for value in (group.values() if isinstance(group, dict) else group)
+    ]
 
 
 class Constraint:
-    """One continuation's way through a grammar: asked before each token with all those before it."""
+    """One continuation's way through a grammar: asked before each token with all those before
+    it."""
 
     def __init__(self, matcher: Any, vocab: int) -> None:
         self.matcher, self.vocab, self.read = matcher, vocab, 0
@@ -108,11 +141,16 @@ class Constraint:
     def __call__(self, tokens: Sequence[int]) -> Tensor:
         """Booleans (V,): what may follow."""
         for token in tokens[self.read :]:
-            need(self.matcher.consume_token(token), f"The grammar does not take token {token}, and let it through.")
+            need(
+                self.matcher.consume_token(token),
+                f"The grammar does not take token {token}, and let it through.",
+            )
         self.read = len(tokens)
         packed = torch.frombuffer(bytearray(self.matcher.compute_bitmask()), dtype=torch.uint8)
         if self.matcher.is_error():
-            raise UserError(f"The grammar became too large on the way: {_plain(self.matcher.get_error())}")
+            raise UserError(
+                f"The grammar became too large on the way: {_plain(self.matcher.get_error())}"
+            )
         bits = (packed[:, None] >> torch.arange(8)) & 1
         return bits.flatten()[: self.vocab].bool()
 
@@ -131,12 +169,16 @@ class _Vocabulary:
 
     def __call__(self, text: Any) -> list[int]:
         plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self.tokenizer.encode_continuation(plain)[0]  # nothing is put in front, as SentencePiece would
+        # nothing is put in front, as SentencePiece would
+        return self.tokenizer.encode_continuation(plain)[0]
 
 
 @lru_cache(maxsize=8)
 def _table(tokenizer: Tokenizer) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    need(tokenizer.eos is not None, "This tokenizer has no end-of-text token, so a grammar could not end; use another.")
+    need(
+        tokenizer.eos is not None,
+        "This tokenizer has no end-of-text token, so a grammar could not end; use another.",
+    )
     return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)), n_vocab=tokenizer.size)

@@ -1,8 +1,10 @@
-"""POST /v1/inspect, and ``"inspect": [...]`` on a completion: what the served weights compute for a text.
+"""POST /v1/inspect, and ``"inspect": [...]`` on a completion: what the served weights compute for a
+text.
 
-Decoders with attention are looked into by the engine, in the steps in which the text is read and continued: what its
-pages hold is not computed again, and nobody else's answer changes by a bit. Other models (encoders, encoder-decoders,
-recurrent ones) make a pass of their own on the same weights, in a thread, one at a time. A wish is
+Decoders with attention are looked into by the engine, in the steps in which the text is read and
+continued: what its pages hold is not computed again, and nobody else's answer changes by a bit.
+Other models (encoders, encoder-decoders, recurrent ones) make a pass of their own on the same
+weights, in a thread, one at a time. A wish is
 
     lens             what each depth would say (the logit lens) at the positions
     top_tokens       for each token its log-probability and the likeliest tokens after it
@@ -41,7 +43,8 @@ LENS = ["decoder.embed", "decoder.blocks.*.resid", "decoder.out"]  # what it is 
 
 
 class Value(TypedDict):
-    """A named value without its batch, of the tokens at ``positions`` (null: all that were read for this part).
+    """A named value without its batch, of the tokens at ``positions`` (null: all that were read for
+    this part).
 
     Null is a number that is not finite, such as a masked score.
     """
@@ -53,9 +56,11 @@ class Value(TypedDict):
 
 
 class Inspection(TypedDict):
-    """What was asked for, beside the tokens that were read, from place ``start`` on; ``by`` says by what.
+    """What was asked for, beside the tokens that were read, from place ``start`` on; ``by`` says by
+    what.
 
-    A stream has a part with each of its pieces: first the prompt's tokens, then what was read since.
+    A stream has a part with each of its pieces: first the prompt's tokens, then what was read
+    since.
     """
 
     object: str
@@ -78,7 +83,11 @@ async def inspect(
     texts, source = listed(asked.prompt), None
     refuse(len(texts) != 1, "One text is inspected at a time; give one prompt.", "prompt")
     pair = isinstance(served.config, config.EncoderDecoder)
-    refuse(not pair and asked.source is not None, "Only an encoder-decoder has a source; leave it out.", "source")
+    refuse(
+        not pair and asked.source is not None,
+        "Only an encoder-decoder has a source; leave it out.",
+        "source",
+    )
     if pair:
         said = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
         refuse(asked.source is None, said, "source")
@@ -102,14 +111,21 @@ async def _read_by_encoder(served: ServedModel, text: str | list[int]) -> list[i
     check_lengths([text], served.characters, served.context, "prompt")
     refuse(not text, "The prompt is empty; give a text, or token ids.", "prompt")
     if isinstance(text, str):
-        text = (await to_thread.run_sync(partial(served.tokenizer.encode_pair, text, special=True)))[0]
-    refuse(any(not 0 <= id < served.config.embed.vocab for id in text), "A token id is out of range.", "prompt")
+        text = (
+            await to_thread.run_sync(partial(served.tokenizer.encode_pair, text, special=True))
+        )[0]
+    refuse(
+        any(not 0 <= id < served.config.embed.vocab for id in text),
+        "A token id is out of range.",
+        "prompt",
+    )
     check_context(served, text, 0, "prompt")
     return text
 
 
 async def _read_by_pair(served: ServedModel, text: Any, second: bool, param: str) -> list[int]:
-    """What the encoder of an encoder-decoder reads of a text, or its decoder (``second``), begun as it begins."""
+    """What the encoder of an encoder-decoder reads of a text, or its decoder (``second``), begun as
+    it begins."""
     texts = listed(text)
     refuse(len(texts) != 1, "One text is inspected at a time; give one source.", param)
     check_lengths(texts, served.characters, served.context, param)
@@ -120,7 +136,8 @@ async def _read_by_pair(served: ServedModel, text: Any, second: bool, param: str
 def inspected(
     served: ServedModel, ids: Sequence[int], asked: Looked, source: Sequence[int] | None = None
 ) -> Inspection:
-    """One pass over ``ids``, beside a ``source``. Raises UserError and ApiError for what is not there or too much."""
+    """One pass over ``ids``, beside a ``source``. Raises UserError and ApiError for what is not
+    there or too much."""
     model, tokenizer = served.model, served.tokenizer
     changes = [edits.parse(one) for one in asked.edits]
     wishes, read = asked.inspect or (), None if source is None else list(source)
@@ -144,19 +161,29 @@ def inspected(
         _check_size(_size(shapes, patterns, longest, longest))
         found = looking.look(model, tokenizer, list(ids), *patterns, source=read, edits=changes)
         sides = {path: x for path, x in found.items() if source is not None and of_source(path)}
-        made["values"] = _values({path: x for path, x in found.items() if path not in sides}, positions)
+        made["values"] = _values(
+            {path: x for path, x in found.items() if path not in sides}, positions
+        )
         made["values"] |= _values(sides, None)
     if "lens" in wishes:
-        how: dict[str, Any] = {"positions": positions, "track": asked.track, "top": asked.top, "edits": changes}
+        how: dict[str, Any] = {
+            "positions": positions,
+            "track": asked.track,
+            "top": asked.top,
+            "edits": changes,
+        }
         made["lens"] = lens.logit_lens(model, tokenizer, list(ids), source=read, **how).to_dict()
     if "top_tokens" in wishes:
-        rows = looking.predictions(model, tokenizer, list(ids), asked.top, source=read, edits=changes)
+        rows = looking.predictions(
+            model, tokenizer, list(ids), asked.top, source=read, edits=changes
+        )
         made["top_tokens"] = [{"position": n, **rows[n]} for n in (positions or range(len(rows)))]
     return made
 
 
 def of_source(path: str) -> bool:
-    """Whether a value of an encoder-decoder is of its source's tokens, not of those that its decoder reads."""
+    """Whether a value of an encoder-decoder is of its source's tokens, not of those that its
+    decoder reads."""
     return path.startswith(("encoder.", "source_embed.")) or path.endswith((".cross.k", ".cross.v"))
 
 
@@ -164,11 +191,17 @@ def _positions(asked: Sequence[int] | None, length: int) -> list[int] | None:
     if asked is None:
         return None
     wrong = next((one for one in asked if not -length <= one < length), None)
-    refuse(wrong is not None, f"Position {wrong} is not there; the text has {length} tokens.", "positions")
+    refuse(
+        wrong is not None,
+        f"Position {wrong} is not there; the text has {length} tokens.",
+        "positions",
+    )
     return [one % length for one in asked]
 
 
-def _size(paths: Mapping[str, Sequence[int]], patterns: Sequence[str], rows: int, length: int) -> int:
+def _size(
+    paths: Mapping[str, Sequence[int]], patterns: Sequence[str], rows: int, length: int
+) -> int:
     """How many numbers so many rows of a text of ``length`` tokens are."""
     found = [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
     square = (length if path.rpartition(".")[2] in SQUARE else 1 for path in found)
@@ -177,7 +210,10 @@ def _size(paths: Mapping[str, Sequence[int]], patterns: Sequence[str], rows: int
 
 def _check_size(total: int) -> None:
     """Refuse what would not fit, before anything is computed."""
-    said = f"That is {total:,} numbers, and a pass keeps {MOST_MADE:,} at most; name fewer values, or shorten the text."
+    said = (
+        f"That is {total:,} numbers, and a pass keeps {MOST_MADE:,} at most; name fewer "
+        "values, or shorten the text."
+    )
     refuse(total > MOST_MADE, said, "inspect")
 
 
@@ -186,17 +222,26 @@ def _values(found: dict[str, Tensor], positions: list[int] | None) -> dict[str, 
     kept = {}
     for path, value in found.items():
         own = value[0]
-        kept[path] = own if positions is None or own.ndim < 2 else own[..., positions, :]  # (.., T, last)
+        # (.., T, last)
+        kept[path] = own if positions is None or own.ndim < 2 else own[..., positions, :]
     _check_sent(sum(one.numel() for one in kept.values()))
     told = looking.to_dict(kept)
     return {
-        path: {"shape": one["shape"], "dtype": one["dtype"], "positions": positions, "values": one["values"]}
+        path: {
+            "shape": one["shape"],
+            "dtype": one["dtype"],
+            "positions": positions,
+            "values": one["values"],
+        }
         for path, one in told.items()
     }
 
 
 def _check_sent(total: int) -> None:
-    said = f"That is {total:,} numbers, and an answer has {MOST_SENT:,} at most; name fewer values, or give positions."
+    said = (
+        f"That is {total:,} numbers, and an answer has {MOST_SENT:,} at most; name fewer "
+        "values, or give positions."
+    )
     refuse(total > MOST_SENT, said, "inspect")
 
 
@@ -204,8 +249,11 @@ def _check_sent(total: int) -> None:
 
 
 def paged(served: ServedModel) -> bool:
-    """Whether the engine looks into this model: a decoder with attention, whose keys lie in pages."""
-    return isinstance(served.config, config.Decoder) and isinstance(served.config.decoder, config.Stack)
+    """Whether the engine looks into this model: a decoder with attention, whose keys lie in
+    pages."""
+    return isinstance(served.config, config.Decoder) and isinstance(
+        served.config.decoder, config.Stack
+    )
 
 
 def places(asked: Looked, prompt: int) -> tuple[int, list[int] | None]:
@@ -218,17 +266,25 @@ def places(asked: Looked, prompt: int) -> tuple[int, list[int] | None]:
 
 
 def watched(served: ServedModel, asked: Looked, request: Request) -> Request:
-    """``request`` with what it is to be asked inside. Raises ApiError for what is not there or too much."""
+    """``request`` with what it is to be asked inside. Raises ApiError for what is not there or too
+    much."""
     if asked.inspect is None and not asked.edits:
         return request
-    said = f'Edits of a completion need a decoder with attention; POST /v1/inspect edits what "{served.id}" reads.'
+    said = (
+        "Edits of a completion need a decoder with attention; POST /v1/inspect edits what "
+        f'"{served.id}" reads.'
+    )
     refuse(bool(asked.edits) and not paged(served), said, "edits")
     wishes, length = asked.inspect or (), len(request.tokens)
     since, wanted = places(asked, length)
-    end = length + max(0, (served.context - length + 1 if request.max_new is None else request.max_new) - 1)
+    end = length + max(
+        0, (served.context - length + 1 if request.max_new is None else request.max_new) - 1
+    )
     wrong = next((one for one in wanted or () if not 0 <= one < end), None)
     refuse(
-        wrong is not None, f"Position {wrong} is not there; at most {end} tokens are read, 0 to {end - 1}.", "positions"
+        wrong is not None,
+        f"Position {wrong} is not there; at most {end} tokens are read, 0 to {end - 1}.",
+        "positions",
     )
     patterns = [one for one in wishes if one not in WORDS]
     size = partial(_size, served.engine.shapes, patterns)
@@ -240,7 +296,9 @@ def watched(served: ServedModel, asked: Looked, request: Request) -> Request:
         streams.needs_head(served.model, "it has no lens.")
     if "lens" in wishes and paged(served):
         patterns += LENS
-        _check_size(request.n * (end - since) * served.config.dim * (served.config.decoder.depth + 2))  # type: ignore[union-attr]
+        _check_size(
+            request.n * (end - since) * served.config.dim * (served.config.decoder.depth + 2)
+        )  # type: ignore[union-attr]
     for word in asked.track:
         streams.word_id(served.model, served.tokenizer, word)
     if not paged(served):
@@ -261,7 +319,8 @@ class Inspector:
         self.served, self.asked, self.handle, self.index = served, asked, handle, index
         self.tokens, self.told, self.drawn = [*handle.read], 0, list[int]()  # drawn: not read yet
         self.seen = list[Seen]()
-        self.own, self.next = dict[int, float | None](), dict[int, Sequence[tuple[int, float]]]()  # by place
+        # by place
+        self.own, self.next = dict[int, float | None](), dict[int, Sequence[tuple[int, float]]]()
 
     def push(self, events: Sequence[Event]) -> Self:
         """More of its events; those of others are passed over."""
@@ -282,9 +341,15 @@ class Inspector:
 
     def part(self) -> Inspection:
         """What was read since the last part."""
-        begin, end, (since, wanted) = self.told, len(self.tokens), places(self.asked, len(self.handle.read))
+        begin, end, (since, wanted) = (
+            self.told,
+            len(self.tokens),
+            places(self.asked, len(self.handle.read)),
+        )
         asked, wishes, tokenizer = self.asked, self.asked.inspect or (), self.served.tokenizer
-        some = [place for place in range(max(begin, since), end) if wanted is None or place in wanted]
+        some = [
+            place for place in range(max(begin, since), end) if wanted is None or place in wanted
+        ]
         read, self.told = self.tokens[begin:], end
         if not paged(self.served):
             return self._alone(begin, some)
@@ -300,10 +365,15 @@ class Inspector:
         seen, self.seen = joined(self.seen) if self.seen else Seen(begin, {}), []
         patterns = [one for one in wishes if one not in WORDS]
         if patterns:
-            own = {path: x for path, x in seen.values.items() if any(fnmatchcase(path, one) for one in patterns)}
+            own = {
+                path: x
+                for path, x in seen.values.items()
+                if any(fnmatchcase(path, one) for one in patterns)
+            }
             rows = [place - seen.start for place in some]
             cut = {
-                path: x if len(some) == x.shape[token_axis(path)] else _rows(path, x, rows) for path, x in own.items()
+                path: x if len(some) == x.shape[token_axis(path)] else _rows(path, x, rows)
+                for path, x in own.items()
             }
             made["values"] = _values(cut, None)
             for value in made["values"].values():
@@ -315,21 +385,32 @@ class Inspector:
         return made
 
     def _alone(self, begin: int, some: list[int]) -> Inspection:
-        """The same of a model that the engine does not look into, by a pass over all that was read."""
+        """The same of a model that the engine does not look into, by a pass over all that was
+        read."""
         asked = self.asked.model_copy(update={"positions": some} if some else {"inspect": []})
         made = inspected(self.served, self.tokens, asked)
-        made["start"], made["tokens"], made["pieces"] = begin, made["tokens"][begin:], made["pieces"][begin:]
+        made["start"], made["tokens"], made["pieces"] = (
+            begin,
+            made["tokens"][begin:],
+            made["pieces"][begin:],
+        )
         return made
 
     def _lens(self, seen: Seen, some: Sequence[int]) -> dict[str, Any]:
         rows = [place - seen.start for place in some]
-        states = {path: x[0, rows] for path, x in seen.values.items() if any(fnmatchcase(path, one) for one in LENS)}
+        states = {
+            path: x[0, rows]
+            for path, x in seen.values.items()
+            if any(fnmatchcase(path, one) for one in LENS)
+        }
         out = states.pop(LENS[-1])
         model, tokenizer = self.served.model, self.served.tokenizer
         track = [streams.word_id(model, tokenizer, word) for word in self.asked.track]
         ids, end = [self.tokens[place] for place in some], len(self.tokens)
         told = (streams.States("decoder", states, out), ids, some, end)
-        return lens.lens_of_states(model, tokenizer, *told, track=track, top=self.asked.top).to_dict()
+        return lens.lens_of_states(
+            model, tokenizer, *told, track=track, top=self.asked.top
+        ).to_dict()
 
     def _likely(self, place: int) -> dict[str, Any]:
         """A token, how likely it was, and the likeliest after it."""

@@ -12,7 +12,8 @@ MOST_CONTINUATIONS = 1024  # n of each prompt together
 MOST_LOGPROBS = 20
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_BIASES = 1024
-MOST_TOKENS = 1 << 24  # of any number of tokens, so that nothing overflows before the context is asked
+# of any number of tokens, so that nothing overflows before the context is asked
+MOST_TOKENS = 1 << 24
 MOST_SCHEMA = 64 << 10  # characters of a JSON schema, regular expression or grammar
 LONGEST_NAME = 256  # of a model, a role, an id
 

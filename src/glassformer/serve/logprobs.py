@@ -1,6 +1,7 @@
 """Tokens as text beside their log-probabilities, in the two forms of OpenAI's API.
 
-A token is told when its text is: what a stop string cuts off is never told, neither as text nor as a token.
+A token is told when its text is: what a stop string cuts off is never told, neither as text nor as
+a token.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def floor(logprob: float | None) -> float | None:
 
 
 class Pieces:
-    """The bytes of one token after another; the first of a text may be written otherwise than in its middle."""
+    """The bytes of one token after another; the first of a text may be written otherwise than in
+    its middle."""
 
     def __init__(self, tokenizer: Tokenizer, begun: bool) -> None:
         self.tokenizer, self.begun = tokenizer, begun
@@ -125,7 +127,8 @@ def _likely(tokenizer: Tokenizer, told: Told) -> Iterable[Told]:
 
 
 class CompletionForm:
-    """Makes the lists of a completion, part by part; ``offset`` counts the characters told so far."""
+    """Makes the lists of a completion, part by part; ``offset`` counts the characters told so
+    far."""
 
     def __init__(self, tokenizer: Tokenizer, top: int) -> None:
         self.tokenizer, self.top, self.offset = tokenizer, top, 0
@@ -138,7 +141,8 @@ class CompletionForm:
             offsets.append(self.offset)
             self.offset += len(self.decoder.decode(one.raw))
             named: dict[str, float] = {}
-            for likely in (*[*_likely(self.tokenizer, one)][: self.top], one):  # OpenAI names the token itself too
+            # OpenAI names the token itself too
+            for likely in (*[*_likely(self.tokenizer, one)][: self.top], one):
                 named.setdefault(piece(self.tokenizer, likely), likely.logprob or 0.0)
             tops.append(None if one.logprob is None else named)
         return {
@@ -158,7 +162,12 @@ def chat_logprobs(tokenizer: Tokenizer, told: Sequence[Told], top: int) -> ChatL
 
     content = list[TokenLogprob]()
     for one in told:
-        content.append({**entry(one), "top_logprobs": [entry(likely) for likely in _likely(tokenizer, one)][:top]})
+        content.append(
+            {
+                **entry(one),
+                "top_logprobs": [entry(likely) for likely in _likely(tokenizer, one)][:top],
+            }
+        )
     return {"content": content}
 
 

@@ -4,21 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .registry import Registry
 
 PREFIX = "glassformer:"
-SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+)
 GAUGES = {
     "num_requests_running": "Requests that are being computed.",
     "num_requests_waiting": "Requests that wait for their turn.",
     "kv_cache_usage_perc": "Share of the memory of keys and values in use, 0 to 1.",
 }
 TOTALS = {
-    "num_preemptions": ("preempted", "Continuations that gave their pages back for others, to be read again."),
+    "num_preemptions": (
+        "preempted",
+        "Continuations that gave their pages back for others, to be read again.",
+    ),
     "spec_decode_num_draft_tokens": ("drafted_tokens", "Tokens that were guessed ahead."),
     "spec_decode_num_accepted_tokens": ("accepted_tokens", "Guessed tokens that were right."),
 }
@@ -45,10 +76,12 @@ class Gauges(Collector):
     def collect(self) -> Iterable[Metric]:
         """A number for each model."""
         families = {
-            name: GaugeMetricFamily(PREFIX + name, said, labels=["model_name"]) for name, said in GAUGES.items()
+            name: GaugeMetricFamily(PREFIX + name, said, labels=["model_name"])
+            for name, said in GAUGES.items()
         }
         totals = {
-            name: CounterMetricFamily(PREFIX + name, said, labels=["model_name"]) for name, (_, said) in TOTALS.items()
+            name: CounterMetricFamily(PREFIX + name, said, labels=["model_name"])
+            for name, (_, said) in TOTALS.items()
         }
         for id, served in self.registry.models.items():
             now = served.engine.stats()
@@ -70,7 +103,8 @@ class Metrics:
         named = {name: ["model_name"] for name in (*COUNTERS, *HISTOGRAMS)}
         named["request_success"] = ["model_name", "finished_reason"]
         self.counters = {
-            name: Counter(PREFIX + name, said, named[name], registry=self.home) for name, said in COUNTERS.items()
+            name: Counter(PREFIX + name, said, named[name], registry=self.home)
+            for name, said in COUNTERS.items()
         }
         self.histograms = {
             name: Histogram(PREFIX + name, said, named[name], registry=self.home, buckets=SECONDS)

@@ -1,4 +1,5 @@
-"""What surrounds every request: an id, the key, the size of the body, a line in the log, errors as JSON."""
+"""What surrounds every request: an id, the key, the size of the body, a line in the log, errors as
+JSON."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ OPEN_PATHS = ("/health",)
 class Doorkeeper(Guard):
     """Host, Origin and JSON, as the page's; refusals in OpenAI's form.
 
-    ``addresses``: any IP address is a name of this server too. A page of another site that points its own name here
-    has that name as Host.
+    ``addresses``: any IP address is a name of this server too. A page of another site that points
+    its own name here has that name as Host.
     """
 
     hint = "; use its IP address, 127.0.0.1 or localhost, or start it with --allow-host NAME"
@@ -49,16 +50,21 @@ class Doorkeeper(Guard):
 
 def headers_of(scope: Scope) -> dict[str, str]:
     """A request's headers by their names in small letters."""
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    return {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+    }
 
 
 class Outer:
     """The first to see a request and the last to see its answer: id, key, bounds, log.
 
-    ``keys`` are those that let a client in, None for no need of one. ``ending`` is asked whether the server ends.
+    ``keys`` are those that let a client in, None for no need of one. ``ending`` is asked whether
+    the server ends.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str] | None, metrics: Metrics, log: bool = True) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str] | None, metrics: Metrics, log: bool = True
+    ) -> None:
         self.app, self.keys, self.metrics, self.log = app, keys, metrics, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +83,9 @@ class Outer:
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", id.encode())]
-            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+            complete = message["type"] == "http.response.body" and not message.get(
+                "more_body", False
+            )
             await send(message)
 
         self.metrics.load += 1
@@ -92,7 +100,9 @@ class Outer:
         except Exception as error:
             if not started:
                 await api_error(error, id).response(id)(scope, receive, sending)
-            elif not complete:  # Starlette raises again what it has answered; the rest ends the connection
+            elif (
+                not complete
+            ):  # Starlette raises again what it has answered; the rest ends the connection
                 raise
         finally:
             self.metrics.load -= 1
@@ -100,10 +110,14 @@ class Outer:
                 write_line(scope, id, status, time.monotonic() - begun, tally)
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raise ApiError 431 for too many headers, 401 without the key; a key's number is its client's name."""
+        """Raise ApiError 431 for too many headers, 401 without the key; a key's number is its
+        client's name."""
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > MOST_HEADERS or len(scope["headers"]) > MOST_HEADER_LINES:
-            said = f"A request has {MOST_HEADER_LINES} headers and {MOST_HEADERS >> 10} KiB of them at most; send less."
+            said = (
+                f"A request has {MOST_HEADER_LINES} headers and {MOST_HEADERS >> 10} KiB of "
+                "them at most; send less."
+            )
             raise ApiError(431, said, headers={"connection": "close"})
         if self.keys is None or scope["path"] in OPEN_PATHS:
             return
@@ -112,11 +126,14 @@ class Outer:
         scope["state"]["client"] = f"key {right.index(True)}" if any(right) else ""
         if kind.lower() != "bearer" or not any(right):
             said = "The API key is missing or wrong; send it as Authorization: Bearer KEY."
-            raise ApiError(401, said, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            raise ApiError(
+                401, said, code="invalid_api_key", headers={"www-authenticate": "Bearer"}
+            )
 
 
 class Bounded:
-    """A body within a size, each piece within a time; what is too large is refused before it is read."""
+    """A body within a size, each piece within a time; what is too large is refused before it is
+    read."""
 
     def __init__(self, headers: Mapping[str, str], receive: Receive) -> None:
         self._receive, self.read, self.whole = receive, 0, False
@@ -131,7 +148,10 @@ class Bounded:
         try:
             message = await asyncio.wait_for(self._receive(), BODY_SECONDS)
         except TimeoutError:
-            said = f"Nothing came for {BODY_SECONDS:g} seconds in the middle of the body; send it again."
+            said = (
+                f"Nothing came for {BODY_SECONDS:g} seconds in the middle of the body; send "
+                "it again."
+            )
             raise ApiError(408, said, headers={"connection": "close"}) from None
         if message["type"] == "http.request":
             self.read += len(message.get("body", b""))
@@ -157,6 +177,10 @@ def write_line(scope: Scope, id: str, status: int, seconds: float, tally: Tally)
         "ms": round(1000 * seconds, 1),
     }
     if tally.model is not None:
-        line |= {"model": tally.model, "prompt_tokens": tally.prompt, "generated_tokens": tally.generated}
+        line |= {
+            "model": tally.model,
+            "prompt_tokens": tally.prompt,
+            "generated_tokens": tally.generated,
+        }
         line |= {"finish": tally.finish}
     log_line(line)

@@ -1,5 +1,5 @@
-"""Prompts and texts as token ids, made in a thread: a long text holds nobody else up, and one that cannot fit is
-refused before it is read."""
+"""Prompts and texts as token ids, made in a thread: a long text holds nobody else up, and one that
+cannot fit is refused before it is read."""
 
 from __future__ import annotations
 
@@ -26,16 +26,28 @@ def listed(given: str | list[str] | list[int] | list[list[int]]) -> list[str | l
 
 def check_lengths(texts: Sequence[object], most: int, context: int, param: str) -> None:
     """Raise ApiError 400 for texts that cannot fit, by their characters alone."""
-    refuse(len(texts) > MOST_TEXTS, f"These are {len(texts)} texts; a request may hold {MOST_TEXTS}.", param)
+    refuse(
+        len(texts) > MOST_TEXTS,
+        f"These are {len(texts)} texts; a request may hold {MOST_TEXTS}.",
+        param,
+    )
     lengths = [len(one) for one in texts if isinstance(one, str)]
     total = sum(lengths)
-    refuse(total > MOST_CHARACTERS, f"The texts have {total} characters; {MOST_CHARACTERS} are read at most.", param)
+    refuse(
+        total > MOST_CHARACTERS,
+        f"The texts have {total} characters; {MOST_CHARACTERS} are read at most.",
+        param,
+    )
     longest = max(lengths, default=0)
-    said = f"A text of {longest} characters cannot fit in the context of {context} tokens; shorten it."
+    said = (
+        f"A text of {longest} characters cannot fit in the context of {context} tokens; shorten it."
+    )
     refuse(longest > most, said, param, "context_length_exceeded")
 
 
-async def prompts(served: ServedModel, given: Sequence[str | list[int]], special: bool = True) -> list[list[int]]:
+async def prompts(
+    served: ServedModel, given: Sequence[str | list[int]], special: bool = True
+) -> list[list[int]]:
     """What the model begins with, for each prompt. Raises ApiError for what it cannot take."""
     check_lengths(given, served.characters, served.context, "prompt")
     read = partial(_read, served.tokenizer, served.config, bos=None if special else False)
@@ -48,7 +60,9 @@ async def prompts(served: ServedModel, given: Sequence[str | list[int]], special
 def _read(
     tokenizer: Tokenizer, cfg: config.Model, given: Sequence[str | list[int]], bos: bool | None
 ) -> list[list[int]]:
-    refuse(any(not one for one in given), "The prompt is empty; give a text, or token ids.", "prompt")
+    refuse(
+        any(not one for one in given), "The prompt is empty; give a text, or token ids.", "prompt"
+    )
     return [encode(one, tokenizer, cfg, bos, slide=True)[0] for one in given]
 
 
@@ -60,11 +74,14 @@ def check_context(served: ServedModel, row: Sequence[int], new: int, param: str)
     if len(row) + max(new - 1, 0) > served.context:
         wanted = f" and {new} more are asked for" if new else ""
         said = (
-            f"The prompt has {len(row)} tokens{wanted}; the context is {served.context}. Shorten it, or ask for fewer."
+            f"The prompt has {len(row)} tokens{wanted}; the context is {served.context}. Shorten "
+            "it, or ask for fewer."
         )
         raise ApiError(400, said, param, "context_length_exceeded")
 
 
-async def in_thread(tokenizer: Tokenizer, texts: Sequence[str], special: bool = False) -> list[list[int]]:
+async def in_thread(
+    tokenizer: Tokenizer, texts: Sequence[str], special: bool = False
+) -> list[list[int]]:
     """The ids of plain texts."""
     return await to_thread.run_sync(partial(tokenizer.encode_batch, texts, special=special))

@@ -1,4 +1,5 @@
-"""Connections that end by themselves: headers that do not come, readers that do not read, and a server that ends."""
+"""Connections that end by themselves: headers that do not come, readers that do not read, and a
+server that ends."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class TimedProtocol(H11Protocol):
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes came: the whole headers stop the clock, the first bytes of the next request start it."""
+        """Some bytes came: the whole headers stop the clock, the first bytes of the next request
+        start it."""
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before:
@@ -41,7 +43,9 @@ class TimedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """The reader has no room."""
         super().pause_writing()
-        self.write_clock = self.write_clock or self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        self.write_clock = self.write_clock or self.loop.call_later(
+            WRITE_SECONDS, self.transport.abort
+        )
 
     def resume_writing(self) -> None:
         """It has again."""
@@ -55,7 +59,8 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server ends: a connection that was accepted may still send its request, and no second one."""
+        """The server ends: a connection that was accepted may still send its request, and no second
+        one."""
         if self.headers_clock is None or self.transport.is_closing():  # none is on its way
             super().shutdown()
             return
@@ -74,7 +79,8 @@ class TimedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Ends with 0 at SIGTERM and SIGINT, once what is under way is answered; a second signal does not wait.
+    """Ends with 0 at SIGTERM and SIGINT, once what is under way is answered; a second signal does
+    not wait.
 
     ``on_exit`` is called at the first, ``on_end`` at the second.
     """
@@ -89,7 +95,8 @@ class Server(uvicorn.Server):
         self.on_exit, self.on_end = on_exit, on_end
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the connections that the system has accepted, and their bytes, before the socket is closed."""
+        """Take the connections that the system has accepted, and their bytes, before the socket is
+        closed."""
         for _ in range(3):
             await asyncio.sleep(0.01)
         await super().shutdown(sockets)
@@ -100,7 +107,9 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:

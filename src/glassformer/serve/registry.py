@@ -1,4 +1,5 @@
-"""The models that are served: each with its tokenizer, engine and chat template, by the name that clients call it."""
+"""The models that are served: each with its tokenizer, engine and chat template, by the name that
+clients call it."""
 
 from __future__ import annotations
 
@@ -33,12 +34,16 @@ class Bounds:
 
 
 class ServedModel:
-    """A model that answers: ``engine`` runs it, ``tokenizer`` reads and writes for it, ``template`` makes its chats."""
+    """A model that answers: ``engine`` runs it, ``tokenizer`` reads and writes for it, ``template``
+    makes its chats."""
 
-    def __init__(self, id: str, checkpoint: Checkpoint, model: Any, bounds: Bounds, template: Path | None) -> None:
+    def __init__(
+        self, id: str, checkpoint: Checkpoint, model: Any, bounds: Bounds, template: Path | None
+    ) -> None:
         tokenizer = checkpoint.tokenizer()
         need(
-            tokenizer is not None, f"{checkpoint.name} has no tokenizer, so it cannot be asked in words; serve another."
+            tokenizer is not None,
+            f"{checkpoint.name} has no tokenizer, so it cannot be asked in words; serve another.",
         )
         assert tokenizer is not None
         self.id, self.checkpoint, self.model, self.tokenizer = id, checkpoint, model, tokenizer
@@ -53,9 +58,12 @@ class ServedModel:
         longest = max(len(tokenizer.bytes_of(id)) for id in range(tokenizer.size))
         self.engine = Engine(model, tokenizer, **vars(bounds))
         self.context = self.engine.max_context
-        self.characters = self.context * max(longest, 1)  # a longer text cannot fit, however it is cut
+        # a longer text cannot fit, however it is cut
+        self.characters = self.context * max(longest, 1)
         own: Any = self.config.token_head if self.tags else self.config.pool
-        self.labels = list(checkpoint.labels) or [str(number) for number in range(own.labels if own else 0)]
+        self.labels = list(checkpoint.labels) or [
+            str(number) for number in range(own.labels if own else 0)
+        ]
 
     @property
     def opens(self) -> bool:
@@ -76,7 +84,9 @@ class ServedModel:
     def fills(self) -> bool:
         """Whether it is an encoder with a head over tokens, and its tokenizer has a mask."""
         return (
-            isinstance(self.config, config.Encoder) and self.config.head is not None and self.tokenizer.mask is not None
+            isinstance(self.config, config.Encoder)
+            and self.config.head is not None
+            and self.tokenizer.mask is not None
         )
 
     @property
@@ -132,10 +142,17 @@ class Registry:
 
 
 def model_id(name: str, taken: Sequence[str]) -> str:
-    """What clients call a model: the folder's name, or the hub's or recipe's, with a number where it is taken."""
-    plain = Path(name).resolve().name.removesuffix(GGUF) if Path(name).exists() and not is_recipe(name) else name
+    """What clients call a model: the folder's name, or the hub's or recipe's, with a number where
+    it is taken."""
+    plain = (
+        Path(name).resolve().name.removesuffix(GGUF)
+        if Path(name).exists() and not is_recipe(name)
+        else name
+    )
     base = re.sub(r"[^A-Za-z0-9._/-]+", "-", plain).strip("-./")[:LONGEST_NAME] or "model"
-    return next(one for one in (base, *(f"{base}-{n}" for n in range(2, 10_000))) if one not in taken)
+    return next(
+        one for one in (base, *(f"{base}-{n}" for n in range(2, 10_000))) if one not in taken
+    )
 
 
 def open_models(
@@ -154,15 +171,27 @@ def open_models(
     for number, name in enumerate(names):
         checkpoint = Checkpoint.open(name)
         model = checkpoint.model(dtype=dtype, device=device, bits=bits)
-        id = ids[number] if number < len(ids) else model_id(name, [*ids, *(one.id for one in served)])
+        id = (
+            ids[number]
+            if number < len(ids)
+            else model_id(name, [*ids, *(one.id for one in served)])
+        )
         served.append(ServedModel(id, checkpoint, model, bounds, template))
     return Registry(served)
 
 
 def check_ids(ids: Sequence[str], models: int) -> None:
-    """Raise UserError for names that no client could send, for the same twice, and for more names than models."""
-    need(len(ids) <= models, f"--name is given {len(ids)} times for {models} models; give it once a model at most.")
+    """Raise UserError for names that no client could send, for the same twice, and for more names
+    than models."""
+    need(
+        len(ids) <= models,
+        f"--name is given {len(ids)} times for {models} models; give it once a model at most.",
+    )
     for id in ids:
         plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]*", id) and len(id) <= LONGEST_NAME
-        need(bool(plain), f'--name "{id[:80]}" is no name; give letters, digits and . _ : @ / + -, a letter first.')
+        need(
+            bool(plain),
+            f'--name "{id[:80]}" is no name; give letters, digits and . _ : @ / + '
+            "-, a letter first.",
+        )
         need(ids.count(id) == 1, f'--name "{id}" is given twice; each model needs its own.')

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from .fields import Asked, Ids, Name, Number, Stops, Texts, Whole, wrong
-from .limits import MOST_BIASES, MOST_CHOICES, MOST_LOGPROBS, MOST_MESSAGES, MOST_SCHEMA, MOST_TEXTS, MOST_TOKENS
+from .limits import (
+    MOST_BIASES,
+    MOST_CHOICES,
+    MOST_LOGPROBS,
+    MOST_MESSAGES,
+    MOST_SCHEMA,
+    MOST_TEXTS,
+    MOST_TOKENS,
+)
 
 Seed = Annotated[Whole, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Whole, Field(ge=1, le=MOST_TOKENS)]
@@ -18,7 +26,8 @@ Penalty = Annotated[Number, Field(ge=-2, le=2)]
 
 
 def example(**fields: Any) -> ConfigDict:
-    """A body that is answered, for readers of openapi.json and for the programs that make up requests from it."""
+    """A body that is answered, for readers of openapi.json and for the programs that make up
+    requests from it."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
@@ -51,7 +60,15 @@ class ResponseFormat(Asked):
 
 
 FORMS = ("response_format", "guided_json", "guided_regex", "guided_grammar")
-FORMS_OF_OTHERS = ("guided", "structur", "response_format", "grammar", "json_schema", "regex", "ebnf")
+FORMS_OF_OTHERS = (
+    "guided",
+    "structur",
+    "response_format",
+    "grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+)
 
 
 class Looked(Asked):
@@ -60,18 +77,24 @@ class Looked(Asked):
     inspect: Wishes | None = None
     top: Annotated[Whole, Field(ge=1, le=100)] = 5
     track: Annotated[list[Name], Field(max_length=16, default_factory=list)]
-    edits: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=16, default_factory=list)]
+    edits: Annotated[
+        list[Annotated[str, Field(max_length=4096)]], Field(max_length=16, default_factory=list)
+    ]
 
 
 class Sampled(Looked):
-    """The fields that completions and chat share; ``positions`` "new" are those that the new tokens follow."""
+    """The fields that completions and chat share; ``positions`` "new" are those that the new tokens
+    follow."""
 
     @classmethod
     def refuse(cls, name: str, known: list[str]) -> None:
         """A form is named with those that are enforced, whatever another server calls it."""
         if name.lower().startswith(FORMS_OF_OTHERS) or get_close_matches(name, FORMS, 1, 0.7):
             near = (get_close_matches(name, FORMS, 1, 0.6) or ["guided_json"])[0]
-            raise wrong(f'{name[:80]} is no field here; did you mean "{near}"? Forms are given by {", ".join(FORMS)}.')
+            raise wrong(
+                f'{name[:80]} is no field here; did you mean "{near}"? Forms are given '
+                f"by {', '.join(FORMS)}."
+            )
         super().refuse(name, known)
 
     positions: Places | Literal["new"] | None = None
@@ -86,7 +109,10 @@ class Sampled(Looked):
     presence_penalty: Penalty | None = 0.0
     frequency_penalty: Penalty | None = 0.0
     logit_bias: (
-        Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)] | None
+        Annotated[
+            dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
+        ]
+        | None
     ) = None
     seed: Seed | None = None
     stop: Stops | None = None
@@ -98,7 +124,8 @@ class Sampled(Looked):
     guided_regex: Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)] | None = None
     guided_grammar: Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)] | None = None
     guided_json: dict[str, JsonValue] | bool | None = None
-    # what another server knows and this one does not do: refused in words, since an answer without it would be wrong
+    # what another server knows and this one does not do: refused in words, since an answer without
+    # it would be wrong
     use_beam_search: JsonValue = None
     prompt_logprobs: JsonValue = None
 
@@ -107,17 +134,30 @@ class Sampled(Looked):
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options is for a stream; give stream: true, or leave it out.")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise wrong("best_of is not supported, since all n continuations are answered; leave it out and give n.")
-        if self.inspect is None and (self.positions is not None or self.track or "top" in self.model_fields_set):
+            raise wrong(
+                "best_of is not supported, since all n continuations are answered; leave "
+                "it out and give n."
+            )
+        if self.inspect is None and (
+            self.positions is not None or self.track or "top" in self.model_fields_set
+        ):
             raise wrong("inspect is missing; positions, track and top say more of it.")
         if self.use_beam_search:
-            raise wrong("use_beam_search is not supported here; translations are searched for by /v1/translate.")
+            raise wrong(
+                "use_beam_search is not supported here; translations are searched for by "
+                "/v1/translate."
+            )
         if self.prompt_logprobs is not None:
-            raise wrong("prompt_logprobs is not supported; a completion with echo and logprobs gives them.")
+            raise wrong(
+                "prompt_logprobs is not supported; a completion with echo and logprobs gives them."
+            )
         ways = [self.guided_regex, self.guided_grammar, self.guided_json]
         formatted = self.response_format is not None and self.response_format.type != "text"
         if sum(way is not None for way in ways) + formatted > 1:
-            raise wrong("response_format, guided_json, guided_regex and guided_grammar exclude each other; give one.")
+            raise wrong(
+                "response_format, guided_json, guided_regex and guided_grammar exclude "
+                "each other; give one."
+            )
         return self
 
 
@@ -136,9 +176,14 @@ class CompletionRequest(Sampled):
     @model_validator(mode="after")
     def _plain(self) -> Self:
         if self.suffix:
-            raise wrong("suffix is not supported: the model continues a text and fills no gap; leave it out.")
+            raise wrong(
+                "suffix is not supported: the model continues a text and fills no gap; "
+                "leave it out."
+            )
         if self.max_tokens == 0 and not self.echo:
-            raise wrong("max_tokens is 0, so there is nothing to answer; give 1 or more, or echo: true.")
+            raise wrong(
+                "max_tokens is 0, so there is nothing to answer; give 1 or more, or echo: true."
+            )
         return self
 
 
@@ -152,7 +197,8 @@ class Part(Asked):
     def _text(self) -> Self:
         if self.type != "text" or self.text is None:
             raise wrong(
-                'a part of a message is {"type": "text", "text": "..."}; images, sounds and files are not read.'
+                'a part of a message is {"type": "text", "text": "..."}; images, sounds and '
+                "files are not read."
             )
         return self
 
@@ -161,20 +207,29 @@ class Message(Asked):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None  # no special token can hide in it
+    content: str | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)] | None = (
+        None
+    )
+    # no special token can hide in it
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: Any) -> Any:
-        if isinstance(value, dict) and (value.get("role") in ("tool", "function") or value.get("tool_calls")):
-            raise wrong("messages of tools are not supported yet; send those of system, user and assistant.")
+        if isinstance(value, dict) and (
+            value.get("role") in ("tool", "function") or value.get("tool_calls")
+        ):
+            raise wrong(
+                "messages of tools are not supported yet; send those of system, user and assistant."
+            )
         return value
 
     @model_validator(mode="after")
     def _content(self) -> Self:
         if self.content is None and self.role != "assistant":
-            raise wrong("content is missing; give a text, which only an assistant's message may lack.")
+            raise wrong(
+                "content is missing; give a text, which only an assistant's message may lack."
+            )
         return self
 
     def to_template(self) -> dict[str, str]:
@@ -187,7 +242,9 @@ class Message(Asked):
 class ChatRequest(Sampled):
     """POST /v1/chat/completions"""
 
-    model_config = example(messages=[{"role": "user", "content": "Who are you?"}], max_tokens=8, seed=1)
+    model_config = example(
+        messages=[{"role": "user", "content": "Who are you?"}], max_tokens=8, seed=1
+    )
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_tokens: Count | None = None
@@ -206,7 +263,10 @@ class ChatRequest(Sampled):
         if self.tools or self.functions or self.tool_choice not in (None, "none", "auto"):
             raise wrong("tools are not supported yet; leave out tools, functions and tool_choice.")
         if self.chat_template is not None or self.chat_template_kwargs:
-            raise wrong("the chat template is the model's own and no request can change it; leave out chat_template.")
+            raise wrong(
+                "the chat template is the model's own and no request can change it; "
+                "leave out chat_template."
+            )
         if self.top_logprobs is not None and not self.logprobs:
             raise wrong("top_logprobs needs logprobs: true; give both.")
         return self
@@ -301,7 +361,8 @@ class FillRequest(Asked):
 
 
 class TranslateRequest(Looked):
-    """POST /v1/translate: sources for an encoder-decoder, searched with beams; each that is found can be inspected."""
+    """POST /v1/translate: sources for an encoder-decoder, searched with beams; each that is found
+    can be inspected."""
 
     model_config = example(input="the cat sat", beams=2, max_new=8)
 
@@ -315,7 +376,8 @@ class TranslateRequest(Looked):
 
 
 class InspectRequest(Looked):
-    """POST /v1/inspect: one text, beside the ``source`` of an encoder-decoder, and what is to be seen of it."""
+    """POST /v1/inspect: one text, beside the ``source`` of an encoder-decoder, and what is to be
+    seen of it."""
 
     model_config = example(prompt="The cat", inspect=["top_tokens"], positions=[-1], top=2)
 

@@ -1,4 +1,5 @@
-"""What takes several passes, all in the engine's queue beside everybody else's: words for blanks, and translations."""
+"""What takes several passes, all in the engine's queue beside everybody else's: words for blanks,
+and translations."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ class TranslateAnswer(TypedDict):
     data: list[Translation]
 
 
-async def fill(http: HttpRequest, served: ServedModel, asked: FillRequest, followers: Followers) -> FillAnswer:
+async def fill(
+    http: HttpRequest, served: ServedModel, asked: FillRequest, followers: Followers
+) -> FillAnswer:
     """POST /v1/fill"""
     refuse(not served.fills, cannot(served, "fill blanks"), "model")
     check_lengths([asked.input], served.characters, served.context, "input")
@@ -88,19 +91,34 @@ async def translate(
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     refuse(not all(texts), "A text is empty; give some text.", "input")
     check_lengths(texts, served.characters, served.context, "input")
-    refuse(bool(asked.edits), "A search is not edited; POST /v1/inspect takes edits of one text.", "edits")
+    refuse(
+        bool(asked.edits),
+        "A search is not edited; POST /v1/inspect takes edits of one text.",
+        "edits",
+    )
     only = asked.positions is not None and asked.inspect is None
     refuse(only, "positions say what is to be inspected; inspect is missing.", "inspect")
     check_beams(asked.beams, asked.best, asked.length_penalty, asked.max_new)
     cfg, tokenizer, client = served.config, served.tokenizer, client_of(http)
     sources = await to_thread.run_sync(partial(source_ids, cfg, tokenizer, texts))
-    how: dict[str, Any] = {"beams": asked.beams, "n": asked.best, "length_penalty": asked.length_penalty}
+    how: dict[str, Any] = {
+        "beams": asked.beams,
+        "n": asked.best,
+        "length_penalty": asked.length_penalty,
+    }
     begin = first_tokens(tokenizer, None, cfg)
-    made = [Request(begin, source, max_new=asked.max_new, client=client, **how) for source in sources]
+    made = [
+        Request(begin, source, max_new=asked.max_new, client=client, **how) for source in sources
+    ]
     handles = await followers.answered(http, served, made)
-    data: Any = [{"index": n, "best": [one.to_dict() for one in found.hypotheses]} for n, found in enumerate(handles)]
+    data: Any = [
+        {"index": n, "best": [one.to_dict() for one in found.hypotheses]}
+        for n, found in enumerate(handles)
+    ]
     for answer, source in zip(data, sources, strict=True) if asked.inspect is not None else ():
         for one in answer["best"]:  # the last token is found and not read
             read = [*begin, *one["tokens"][:-1]]
-            one["inspect"] = await unless_gone(http, alone(partial(inspected, served, read, asked, source)))
+            one["inspect"] = await unless_gone(
+                http, alone(partial(inspected, served, read, asked, source))
+            )
     return {"object": "list", "model": served.id, "data": data}

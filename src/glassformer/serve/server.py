@@ -19,25 +19,36 @@ from .registry import Registry
 
 
 def keys_of(path: Path) -> list[str]:
-    """The API keys in a file, one a line; lines that begin with # are notes. Raises UserError where there are none."""
+    """The API keys in a file, one a line; lines that begin with # are notes. Raises UserError where
+    there are none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UserError(f"--api-key-file {path} cannot be read ({error.strerror}); check the path.") from None
+        raise UserError(
+            f"--api-key-file {path} cannot be read ({error.strerror}); check the path."
+        ) from None
     except UnicodeDecodeError:
         raise UserError(f"--api-key-file {path} is not UTF-8 text; write a key a line.") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     need(bool(keys), f"--api-key-file {path} holds no key; write one a line.")
     if os.name == "posix" and path.stat().st_mode & 0o004:
-        note(f"--api-key-file {path} can be read by every user of this machine; chmod 640 {path} keeps it from them.")
+        note(
+            f"--api-key-file {path} can be read by every user of this machine; chmod 640 {path} "
+            "keeps it from them."
+        )
     return keys
 
 
 def names_of(host: str, keyed: bool, more: Sequence[str] = ()) -> frozenset[str] | None:
-    """The names by which a server on ``host`` may be called; None any, where others reach it and need a key."""
+    """The names by which a server on ``host`` may be called; None any, where others reach it and
+    need a key."""
     if keyed and not is_loopback(host):
         return None
-    machine = [] if is_loopback(host) else [socket.gethostname(), socket.getfqdn(), f"{socket.gethostname()}.local"]
+    machine = (
+        []
+        if is_loopback(host)
+        else [socket.gethostname(), socket.getfqdn(), f"{socket.gethostname()}.local"]
+    )
     return frozenset(name.lower() for name in (*LOOPBACK, host, f"[{host}]", *machine, *more))
 
 
@@ -51,12 +62,15 @@ def run(
     allow_hosts: Sequence[str] = (),
     proxies: Sequence[str] = (),
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then answer what is under way, for ``drain`` seconds or until a second one.
+    """Serve until SIGTERM or SIGINT; then answer what is under way, for ``drain`` seconds or until
+    a second one.
 
     ``proxies`` are the addresses whose X-Forwarded-For is believed.
     """
     hosts = names_of(host, keys is not None, allow_hosts)
-    app, api = application(registry, version, hosts=hosts, addresses=not is_loopback(host), keys=keys)
+    app, api = application(
+        registry, version, hosts=hosts, addresses=not is_loopback(host), keys=keys
+    )
     settings = uvicorn.Config(
         app,
         http=TimedProtocol,
@@ -72,7 +86,11 @@ def run(
     )
 
     def ended() -> None:
-        print("A second signal: ended at once; what was under way is given up.", file=sys.stderr, flush=True)
+        print(
+            "A second signal: ended at once; what was under way is given up.",
+            file=sys.stderr,
+            flush=True,
+        )
 
     server = Server(settings, on_exit=api.end, on_end=ended)
     try:

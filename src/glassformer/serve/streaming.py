@@ -1,4 +1,5 @@
-"""Server-sent events as OpenAI's clients read them: ``data: {json}``, an empty line, at the end ``data: [DONE]``."""
+"""Server-sent events as OpenAI's clients read them: ``data: {json}``, an empty line, at the end
+``data: [DONE]``."""
 
 from __future__ import annotations
 
@@ -44,9 +45,17 @@ class EventStream(Response):
 
     async def _send(self, send: Send, leaving: asyncio.Future[None], id: str) -> None:
         async def write(data: str, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": data.encode("utf-8", "replace"), "more_body": more})
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": data.encode("utf-8", "replace"),
+                    "more_body": more,
+                }
+            )
 
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
         try:
             async for chunk in self.chunks:
                 await write(f"data: {as_json(chunk)}\n\n")
@@ -56,7 +65,8 @@ class EventStream(Response):
             await write(f"data: {as_json(api_error(error, id).body(id))}\n\n")
         finally:
             await self.chunks.aclose()
-        # To a closed connection uvicorn writes nothing and does not wait: let the news of it come first.
+        # To a closed connection uvicorn writes nothing and does not wait: let the news of it come
+        # first.
         await asyncio.sleep(0)
         if leaving.done():
             raise Gone
@@ -64,7 +74,8 @@ class EventStream(Response):
 
 
 async def begun(chunks: AsyncGenerator[Mapping[str, Any]]) -> AsyncGenerator[Mapping[str, Any]]:
-    """The same chunks once the first is there: what fails before it fails with a status of its own."""
+    """The same chunks once the first is there: what fails before it fails with a status of its
+    own."""
     first = await anext(chunks)
 
     async def whole() -> AsyncGenerator[Mapping[str, Any]]:

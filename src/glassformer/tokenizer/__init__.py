@@ -1,4 +1,5 @@
-"""Tokenizers of every published format, read or trained; nothing heavy loads before its first use."""
+"""Tokenizers of every published format, read or trained; nothing heavy loads before its first
+use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Work that a hostile file could make endless: in a thread of its own, within a budget, so that Ctrl-C is heard.
+"""Work that a hostile file could make endless: in a thread of its own, within a budget, so that
+Ctrl-C is heard.
 
-The `tokenizers` library gives Python's lock away while it encodes a batch, but looks at no signal until it is done.
+The `tokenizers` library gives Python's lock away while it encodes a batch, but looks at no signal
+until it is done.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ _mine = threading.local()  # .left: whether the pool that this thread belongs to
 
 
 def within_budget(work: Callable[[], T], characters: int) -> T:
-    """What ``work`` on a text of so many characters returns or raises; UserError when its budget is spent.
+    """What ``work`` on a text of so many characters returns or raises; UserError when its budget is
+    spent.
 
-    The budget is of processor time, so that a busy machine ends nothing. The work itself cannot be ended: it goes on
-    in a thread that does not keep the process alive.
+    The budget is of processor time, so that a busy machine ends nothing. The work itself cannot be
+    ended: it goes on in a thread that does not keep the process alive.
     """
     if characters < LARGE:
         return work()
@@ -48,7 +51,8 @@ def within_budget(work: Callable[[], T], characters: int) -> T:
         spent = min(time.monotonic() - wall, time.process_time() - processor)
         if spent > budget or (left is not done and left.is_set()):
             raise UserError(
-                f"This tokenizer needs over {budget:.0f} seconds for {characters:,} characters; give shorter texts, or "
+                f"This tokenizer needs over {budget:.0f} seconds for {characters:,} characters; "
+                "give shorter texts, or "
                 f"another tokenizer."
             )
     if errors:

@@ -1,4 +1,5 @@
-"""Byte-level BPE: published split patterns, tiktoken's rank files, and vocab.json with merges.txt."""
+"""Byte-level BPE: published split patterns, tiktoken's rank files, and vocab.json with
+merges.txt."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ CASED_WORDS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A published byte-level tokenizer: how it splits text, its special tokens, and its rank file's hash."""
+    """A published byte-level tokenizer: how it splits text, its special tokens, and its rank file's
+    hash."""
 
     pattern: str | None  # None: GPT-2's own, which the library knows by heart
     specials: dict[str, int]
@@ -42,15 +44,25 @@ def _llama3() -> dict[str, int]:
     named |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"}
     free = iter(range(256))
     return {
-        f"<|{named[i]}|>" if i in named else f"<|reserved_special_token_{next(free)}|>": 128000 + i for i in range(256)
+        f"<|{named[i]}|>" if i in named else f"<|reserved_special_token_{next(free)}|>": 128000 + i
+        for i in range(256)
     }
 
 
 KINDS = {
-    "gpt2": Kind(None, {"<|endoftext|>": 50256}, "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"),
+    "gpt2": Kind(
+        None,
+        {"<|endoftext|>": 50256},
+        "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+    ),
     "cl100k": Kind(
         WORDS.format(digits="{1,3}"),
-        {"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
+        {
+            "<|endoftext|>": 100257,
+            "<|fim_prefix|>": 100258,
+            "<|fim_middle|>": 100259,
+            "<|fim_suffix|>": 100260,
+        }
         | {"<|endofprompt|>": 100276},
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
     ),
@@ -60,7 +72,9 @@ KINDS = {
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
     ),
     "llama3": Kind(
-        WORDS.format(digits="{1,3}"), _llama3(), "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55"
+        WORDS.format(digits="{1,3}"),
+        _llama3(),
+        "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
     ),
     "qwen": Kind(
         WORDS.format(digits=""),
@@ -79,23 +93,30 @@ def kind_of(name: str) -> Kind:
 
 
 def read_ranks(data: bytes, name: str | None, source: str) -> Spec:
-    """The tokenizer of a tiktoken file (a line per token: base64 and rank), by the kind named or by its hash."""
+    """The tokenizer of a tiktoken file (a line per token: base64 and rank), by the kind named or by
+    its hash."""
     data = data.replace(b"\r", b"")
     if name is None:
         digest = hashlib.sha256(data).hexdigest()
-        name = next((known for known, published in KINDS.items() if published.sha256 == digest), None)
+        name = next(
+            (known for known, published in KINDS.items() if published.sha256 == digest), None
+        )
         if name is None:
             known_kinds = ", ".join(KINDS)
             raise UserError(
-                f"{source} has ranks of no known kind, or is damaged; say which with kind= ({known_kinds})."
+                f"{source} has ranks of no known kind, or is damaged; say which with kind= "
+                f"({known_kinds})."
             )
     kind = kind_of(name)
     ranks = _parse(data, source)
     if not 0 <= min(kind.specials.values()) - len(ranks) <= 1:
         raise UserError(
-            f'{source} has {len(ranks)} ranks, which is not what "{name}" has; restore it or choose a kind.'
+            f'{source} has {len(ranks)} ranks, which is not what "{name}" has; restore it or '
+            "choose a kind."
         )
-    vocabulary = {token.decode("latin-1").translate(byte_alphabet()): rank for token, rank in ranks.items()}
+    vocabulary = {
+        token.decode("latin-1").translate(byte_alphabet()): rank for token, rank in ranks.items()
+    }
     return byte_level(vocabulary, ByRank(vocabulary), kind, whole_words=True)
 
 
@@ -108,24 +129,46 @@ def _parse(data: bytes, source: str) -> dict[bytes, int]:
             text, digits = line.split(b" ")
             token, rank = binascii.a2b_base64(text, strict_mode=True), int(digits)
         except (ValueError, binascii.Error):
-            raise UserError(f"Line {number} of {source} is not a token and its rank; restore the file.") from None
+            raise UserError(
+                f"Line {number} of {source} is not a token and its rank; restore the file."
+            ) from None
         if not token or len(token) > LONGEST or not 0 <= rank < 1 << 24 or token in ranks:
-            raise UserError(f"Line {number} of {source} has an impossible or repeated token; restore the file.")
+            raise UserError(
+                f"Line {number} of {source} has an impossible or repeated token; restore the file."
+            )
         ranks[token] = rank
-    need(len(set(ranks.values())) == len(ranks), f"{source} gives one rank to two tokens; restore the file.")
+    need(
+        len(set(ranks.values())) == len(ranks),
+        f"{source} gives one rank to two tokens; restore the file.",
+    )
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     need(not missing, f"{source} lacks {len(missing)} of the 256 single bytes; restore the file.")
     return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
 
-def byte_level(vocabulary: dict[str, int], pairs: Any, kind: Kind, whole_words: bool = False) -> Spec:
-    """A byte-level BPE as a tokenizer.json holds it; ``whole_words``: a word that is a token needs no merges."""
-    clash = next((name for name, id in kind.specials.items() if vocabulary.get(name, id) != id), None)
-    gaps = sorted(kind.specials.values()) != list(range(len(vocabulary), len(vocabulary) + len(kind.specials)))
-    taken = set(vocabulary.values()) & {id for name, id in kind.specials.items() if name not in vocabulary}
+def byte_level(
+    vocabulary: dict[str, int], pairs: Any, kind: Kind, whole_words: bool = False
+) -> Spec:
+    """A byte-level BPE as a tokenizer.json holds it; ``whole_words``: a word that is a token needs
+    no merges."""
+    clash = next(
+        (name for name, id in kind.specials.items() if vocabulary.get(name, id) != id), None
+    )
+    gaps = sorted(kind.specials.values()) != list(
+        range(len(vocabulary), len(vocabulary) + len(kind.specials))
+    )
+    taken = set(vocabulary.values()) & {
+        id for name, id in kind.specials.items() if name not in vocabulary
+    }
     if clash is not None:
-        raise UserError(f"The special token {clash!a} is a piece of the vocabulary already; give it another name.")
-    need(not taken, "This vocabulary uses ids that its kind keeps for special tokens; choose another kind=.")
+        raise UserError(
+            f"The special token {clash!a} is a piece of the vocabulary already; give "
+            "it another name."
+        )
+    need(
+        not taken,
+        "This vocabulary uses ids that its kind keeps for special tokens; choose another kind=.",
+    )
     ids = {**vocabulary, **kind.specials} if gaps else vocabulary  # added tokens cannot have gaps
     steps = letters_as_bytes(kind.pattern is None)
     if kind.pattern is not None:

@@ -1,7 +1,8 @@
 """A conversation as one text: the chat template that comes with a model, in a sandbox with bounds.
 
-A template is a program in a file that somebody published. It sees the messages and a few words, changes nothing of
-them, reaches no attribute of Python's, and ends: after SECONDS of time, at MOST_TEXT characters of any text it makes.
+A template is a program in a file that somebody published. It sees the messages and a few words,
+changes nothing of them, reaches no attribute of Python's, and ends: after SECONDS of time, at
+MOST_TEXT characters of any text it makes.
 """
 
 from __future__ import annotations
@@ -29,19 +30,25 @@ MOST_TEXT = 1 << 22  # characters of any text that it makes
 MOST_LIST = 100_000  # entries of any list
 MOST_WORK = 1 << 24  # characters and entries of all that it makes on its way
 SECONDS = 2.0
-MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]  # characters that Unicode leaves to private use
+# characters that Unicode leaves to private use
+MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]
 ENDLESS = "The chat template makes a text without end; use another template."
 
 
 def find(folder: Path) -> str | None:
-    """The template in a model's folder: a file of its own, or in tokenizer_config.json; None where there is none."""
+    """The template in a model's folder: a file of its own, or in tokenizer_config.json; None where
+    there is none."""
     if (folder / FILE).is_file():
         return _read(folder / FILE)
     for name in ("tokenizer_config.json", "chat_template.json"):
         if (folder / name).is_file():
             found = files.read_json(folder / name).get("chat_template")
             if isinstance(found, list):  # several, by their names
-                named = {str(one.get("name")): one.get("template") for one in found if isinstance(one, dict)}
+                named = {
+                    str(one.get("name")): one.get("template")
+                    for one in found
+                    if isinstance(one, dict)
+                }
                 found = named.get("default")
             if isinstance(found, str):
                 return found
@@ -52,7 +59,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text ({error}); give another chat template.") from None
+        raise UserError(
+            f"{path} cannot be read as UTF-8 text ({error}); give another chat template."
+        ) from None
 
 
 class ChatTemplate:
@@ -61,14 +70,21 @@ class ChatTemplate:
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         import jinja2
 
-        need(len(source) <= MOST_SOURCE, f"The chat template has {len(source):,} characters, more than any needs.")
+        need(
+            len(source) <= MOST_SOURCE,
+            f"The chat template has {len(source):,} characters, more than any needs.",
+        )
         self.source, self.tokenizer = source, tokenizer
         self._words = {f"{role}_token": name or "" for role, name in tokenizer.roles.items()}
-        self._special = re.compile("|".join(sorted(map(re.escape, filter(None, tokenizer.specials)), reverse=True)))
+        self._special = re.compile(
+            "|".join(sorted(map(re.escape, filter(None, tokenizer.specials)), reverse=True))
+        )
         try:
             self._template = _within(SECONDS, lambda: _environment().from_string(source))
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
-            raise UserError(f"The chat template is broken ({error}); fix it, or give another.") from None
+            raise UserError(
+                f"The chat template is broken ({error}); fix it, or give another."
+            ) from None
 
     @classmethod
     def open(cls, path: Path, tokenizer: Tokenizer) -> ChatTemplate:
@@ -76,11 +92,13 @@ class ChatTemplate:
         return cls(_read(path), tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> str:
-        """The conversation as text, with what opens the answer. Raises UserError for one that the template refuses."""
+        """The conversation as text, with what opens the answer. Raises UserError for one that the
+        template refuses."""
         return self._rendered([dict(one) for one in messages], answering)
 
     def tokens(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> list[int]:
-        """The conversation as ids. What a message holds stays text, even where it is written like a special token."""
+        """The conversation as ids. What a message holds stays text, even where it is written like a
+        special token."""
         texts = [one["content"] for one in messages]
         held = set().union(*texts)
         mark = next(one for one in MARKS if one not in held)
@@ -89,7 +107,11 @@ class ChatTemplate:
         pieces = text.split(mark)  # inside each name of a special token: neither side is one
         if len(pieces) == 1:
             return self.tokenizer.encode(text, special=True)
-        return [id for ids in self.tokenizer.encode_batch([one for one in pieces if one], special=True) for id in ids]
+        return [
+            id
+            for ids in self.tokenizer.encode_batch([one for one in pieces if one], special=True)
+            for id in ids
+        ]
 
     def _broken_up(self, text: str, mark: str) -> str:
         if not self._special.pattern:
@@ -111,8 +133,17 @@ class ChatTemplate:
         except UserError:
             raise
         except jinja2.TemplateError as error:
-            raise UserError(f"The chat template does not take this conversation: {error.message}.") from None
-        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
+            raise UserError(
+                f"The chat template does not take this conversation: {error.message}."
+            ) from None
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+            AttributeError,
+        ) as error:
             raise UserError(
                 f"The chat template fails on this conversation ({type(error).__name__}: {error})."
             ) from None
@@ -120,7 +151,8 @@ class ChatTemplate:
 
 
 def _within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives, or UserError at the first line of Python that it runs after so many seconds."""
+    """What ``work`` gives, or UserError at the first line of Python that it runs after so many
+    seconds."""
     until = time.monotonic() + seconds
 
     def watch(frame: FrameType, event: str, argument: Any) -> Any:
@@ -140,7 +172,8 @@ def _within(seconds: float, work: Callable[[], Any]) -> Any:
 # ------------------------------------------------------------------------------------ the bounds
 
 _left: ContextVar[list[int]] = ContextVar("left")
-"""How much a rendering may still make: characters and entries of all that its operators, filters and calls give."""
+"""How much a rendering may still make: characters and entries of all that its operators, filters
+and calls give."""
 
 
 def bounded(value: Any) -> Any:
@@ -149,7 +182,10 @@ def bounded(value: Any) -> Any:
         size = len(value)
         left = _left.get([MOST_WORK])
         left[0] -= size
-        need(left[0] >= 0 and size <= (MOST_TEXT if isinstance(value, str | bytes) else MOST_LIST), ENDLESS)
+        need(
+            left[0] >= 0 and size <= (MOST_TEXT if isinstance(value, str | bytes) else MOST_LIST),
+            ENDLESS,
+        )
     elif isinstance(value, int):
         need(value.bit_length() <= 4096, ENDLESS)
     return value
@@ -176,7 +212,10 @@ def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
 def _product(left: Any, right: Any) -> Any:
     for one, times in ((left, right), (right, left)):
         if isinstance(times, int) and isinstance(one, str | bytes | list | tuple):
-            need(len(one) * max(times, 0) <= (MOST_TEXT if isinstance(one, str) else MOST_LIST), ENDLESS)
+            need(
+                len(one) * max(times, 0) <= (MOST_TEXT if isinstance(one, str) else MOST_LIST),
+                ENDLESS,
+            )
     return bounded(left * right)
 
 
@@ -187,7 +226,10 @@ def _power(left: Any, right: Any) -> Any:
 
 
 def _remainder(left: Any, right: Any) -> Any:
-    need(not isinstance(left, str | bytes), "The chat template formats a text by %; write it with ~ or +.")
+    need(
+        not isinstance(left, str | bytes),
+        "The chat template formats a text by %; write it with ~ or +.",
+    )
     return left % right
 
 
@@ -202,7 +244,8 @@ strip lstrip rstrip split rsplit splitlines partition rpartition startswith ends
 replace join find rfind index count isdigit isalpha isalnum isspace islower isupper removeprefix removesuffix
 items keys values get
 """
-"""Of texts, lists and dictionaries: those whose answers are no longer than what they are given, or are bounded here."""
+"""Of texts, lists and dictionaries: those whose answers are no longer than what they are given, or
+are bounded here."""
 FILTERS = """
 abs capitalize count d default dictsort e escape first float groupby int items last length list lower map max min
 reject rejectattr reverse round safe select selectattr sort string sum title trim truncate unique upper
@@ -219,7 +262,8 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generator(CodeGenerator):
-        """a ~ b by our own function: it is no operator to Jinja, and could double a text without end."""
+        """a ~ b by our own function: it is no operator to Jinja, and could double a text without
+        end."""
 
         def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
             self.write("environment.concat((")
@@ -237,7 +281,10 @@ def _environment() -> Any:
             return OPERATORS[operator](left, right)
 
         def wrap_str_format(self, value: Any) -> None:
-            if isinstance(getattr(value, "__self__", None), str) and value.__name__ in ("format", "format_map"):
+            if isinstance(getattr(value, "__self__", None), str) and value.__name__ in (
+                "format",
+                "format_map",
+            ):
                 raise SecurityError("a text is formatted; write it with ~ or +")
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -247,20 +294,28 @@ def _environment() -> Any:
         def call(self, context: Any, called: Any, *args: Any, **named: Any) -> Any:
             owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
             if isinstance(owner, str) and name in ("join", "replace"):
-                called = partial(_joined, between=owner) if name == "join" else partial(_replaced, owner)
+                called = (
+                    partial(_joined, between=owner) if name == "join" else partial(_replaced, owner)
+                )
             return bounded(super().call(context, called, *args, **named))
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def as_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **rest: Any) -> str:
+    def as_json(
+        value: Any, ensure_ascii: bool = False, indent: int | None = None, **rest: Any
+    ) -> str:
         need(indent is None or indent <= 16, ENDLESS)
         return str(bounded(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)))
 
-    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
+    made = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
+    )
     made.filters = {name: _checked(made.filters[name]) for name in FILTERS.split()}
     made.filters |= {"replace": _replaced, "tojson": as_json}
-    made.filters["join"] = lambda value, d="", attribute=None: _joined(_of(value, attribute), str(d))
+    made.filters["join"] = lambda value, d="", attribute=None: _joined(
+        _of(value, attribute), str(d)
+    )
     made.globals = {"range": _range, "dict": dict, "namespace": made.globals["namespace"]}
     made.globals |= {
         "raise_exception": refuse,

@@ -1,6 +1,7 @@
 """Open a published tokenizer: a file of any format, or a folder that holds one.
 
-A folder's tokenizer_config.json says who plays bos, eos, mask and so on, and which tokens were added later.
+A folder's tokenizer_config.json says who plays bos, eos, mask and so on, and which tokens were
+added later.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from .tokenizer import Tokenizer
 from .tokenizer_json import USUAL, Roles, Spec, added_token, flag, ids_of
 
 FIX = "restore or fix the file"  # what to do about broken JSON
-LARGEST = 1 << 30  # bytes of a tokenizer file; the largest published ones have some tens of millions
+# bytes of a tokenizer file; the largest published ones have some tens of millions
+LARGEST = 1 << 30
 SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"
 SENTINELS_T5 = 100
 MERGES_OF = vocab_merges.FILES
@@ -32,7 +34,8 @@ CLASSES: dict[str, str | None] = {
     "CLIPTokenizer": vocab_merges.CLIP,
     "XLMRobertaTokenizer": sentencepiece.FAIRSEQ,
 }
-"""The classes of `transformers` whose files mean something else than what they say alone, and what that is."""
+"""The classes of `transformers` whose files mean something else than what they say alone, and what
+that is."""
 PLAIN = """
 PreTrainedTokenizer PythonBackend TokenizersBackend SentencePieceBackend GPT2Tokenizer RobertaTokenizer BartTokenizer
 LEDTokenizer LongformerTokenizer CodeGenTokenizer BertTokenizer DistilBertTokenizer ElectraTokenizer
@@ -45,10 +48,11 @@ DPRQuestionEncoderTokenizer DPRContextEncoderTokenizer DPRReaderTokenizer LlamaT
 def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
     """The tokenizer in a file or folder.
 
-    Formats: tokenizer.json; vocab.json with merges.txt, encoder.json with vocab.bpe; tiktoken ranks (also as
-    tokenizer.model); SentencePiece .model; WordPiece vocab.txt; the vocabulary in a GGUF file. ``kind`` (gpt2,
-    cl100k, o200k, llama3, qwen, clip, bert-cased, bert-uncased, t5, xlm-roberta) decides where the file does not say;
-    a tokenizer.json says everything. Raises UserError.
+    Formats: tokenizer.json; vocab.json with merges.txt, encoder.json with vocab.bpe; tiktoken ranks
+    (also as tokenizer.model); SentencePiece .model; WordPiece vocab.txt; the vocabulary in a GGUF
+    file. ``kind`` (gpt2, cl100k, o200k, llama3, qwen, clip, bert-cased, bert-uncased, t5,
+    xlm-roberta) decides where the file does not say; a tokenizer.json says everything. Raises
+    UserError.
     """
     path = Path(path).expanduser()
     if kind is not None and kind not in KINDS:
@@ -69,14 +73,20 @@ def _find(folder: Path) -> Path:
         if files.standing(folder / name) == "file" and complete:
             return folder / name
     try:
-        others = sorted(path for end in ("tiktoken", "model", "gguf") for path in folder.glob(f"*.{end}"))
+        others = sorted(
+            path for end in ("tiktoken", "model", "gguf") for path in folder.glob(f"*.{end}")
+        )
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error.strerror}); change its rights.") from None
     if len(others) == 1:
         return others[0]
     if others:
-        raise UserError(f"{folder} holds {len(others)} tokenizers; name the file, such as {others[0]}.")
-    raise UserError(f"{folder} holds no tokenizer; it needs a tokenizer.json or another published format.")
+        raise UserError(
+            f"{folder} holds {len(others)} tokenizers; name the file, such as {others[0]}."
+        )
+    raise UserError(
+        f"{folder} holds no tokenizer; it needs a tokenizer.json or another published format."
+    )
 
 
 def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, Roles]:
@@ -96,7 +106,9 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
             return raw, dict(stored) if isinstance(stored, dict) else {}
         if path.name in MERGES_OF:
             return _vocab_and_merges(path, path.with_name(MERGES_OF[path.name]), kind, config)
-        raise UserError(f'{source} is JSON with no "model" and so is not a tokenizer.json; choose another file.')
+        raise UserError(
+            f'{source} is JSON with no "model" and so is not a tokenizer.json; choose another file.'
+        )
     if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n", start):
         return byte_bpe.read_ranks(data, _kind(kind, byte_bpe.KINDS, config, path), source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
@@ -105,24 +117,40 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
             known = "t5"
         sentinels = config.get("extra_ids", SENTINELS_T5) if known == "t5" else 0
         if type(sentinels) is not int or not 0 <= sentinels <= 10000:
-            raise UserError(f'"extra_ids" in {path.with_name("tokenizer_config.json")} is not a count; fix it.')
+            raise UserError(
+                f'"extra_ids" in {path.with_name("tokenizer_config.json")} is not a count; fix it.'
+            )
         return sentencepiece.read(data, source, sentinels, fairseq=known == sentencepiece.FAIRSEQ)
     if path.suffix == ".txt":
         known = _kind(kind, CASES, config, path)
-        return wordpiece.read(_text(data, source), None if known is None else known == CASES[1], config, source), {}
-    raise UserError(f"{source} is not a tokenizer of a known format; give a tokenizer.json or another published file.")
+        return wordpiece.read(
+            _text(data, source), None if known is None else known == CASES[1], config, source
+        ), {}
+    raise UserError(
+        f"{source} is not a tokenizer of a known format; give a tokenizer.json or "
+        "another published file."
+    )
 
 
-def _kind(kind: str | None, possible: Collection[str], config: dict[str, Any], path: Path) -> str | None:
-    """The kind asked for, else the one that the folder's config implies; UserError when it cannot be the file's.
+def _kind(
+    kind: str | None, possible: Collection[str], config: dict[str, Any], path: Path
+) -> str | None:
+    """The kind asked for, else the one that the folder's config implies; UserError when it cannot
+    be the file's.
 
-    Also for a class of which nobody here knows what it makes of its files: their ids alone would be others.
+    Also for a class of which nobody here knows what it makes of its files: their ids alone would be
+    others.
     """
     if kind is not None:
         if kind not in possible:
-            raise UserError(f'{path} cannot be of the kind "{kind}"; choose {", ".join(possible)} or leave it out.')
+            raise UserError(
+                f'{path} cannot be of the kind "{kind}"; choose '
+                f"{', '.join(possible)} or leave it out."
+            )
         return kind
-    said = config.get("tokenizer_class") or _settings(path.with_name("config.json")).get("tokenizer_class")
+    said = config.get("tokenizer_class") or _settings(path.with_name("config.json")).get(
+        "tokenizer_class"
+    )
     name = str(said).removesuffix("Fast")
     if said is None and path.name.startswith("sentencepiece.bpe"):
         name = "of fairseq, by its name,"
@@ -133,7 +161,8 @@ def _kind(kind: str | None, possible: Collection[str], config: dict[str, Any], p
     if name in CLASSES and path.suffix == ".tiktoken":
         return None
     raise UserError(
-        f"{path} is for the class {ascii(name)[1:-1][:100]}, whose ids are not the file's alone; give its "
+        f"{path} is for the class {ascii(name)[1:-1][:100]}, whose ids are not the file's alone; "
+        "give its "
         f"tokenizer.json, or say what it is by kind= ({', '.join(possible)})."
     )
 
@@ -145,7 +174,10 @@ def _content(path: Path, first: int | None = None) -> bytes:
         if first is not None:
             with path.open("rb") as file:
                 return file.read(first)
-        need(path.stat().st_size <= LARGEST, f"{path} is too large to be a tokenizer; choose another file.")
+        need(
+            path.stat().st_size <= LARGEST,
+            f"{path} is too large to be a tokenizer; choose another file.",
+        )
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
@@ -157,13 +189,19 @@ def _text(data: bytes, source: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{source} is not UTF-8 text (byte {error.start}); restore the file.") from None
+        raise UserError(
+            f"{source} is not UTF-8 text (byte {error.start}); restore the file."
+        ) from None
 
 
-def _vocab_and_merges(vocab: Path, merges: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, Roles]:
+def _vocab_and_merges(
+    vocab: Path, merges: Path, kind: str | None, config: dict[str, Any]
+) -> tuple[Spec, Roles]:
     ids = files.json_object(_content(vocab), str(vocab), FIX)
     text = _text(_content(merges), str(merges))
-    named = {token["content"] for token in _listed(vocab.parent, config).values()} | {*_roles(config).values()}
+    named = {token["content"] for token in _listed(vocab.parent, config).values()} | {
+        *_roles(config).values()
+    }
     named |= {*_roles(_settings(vocab.with_name("special_tokens_map.json"))).values()}
     known = _kind(kind, PAIRED, config, vocab)
     return vocab_merges.read(ids, text, known, {name for name in named if name}, config, vocab)
@@ -173,7 +211,9 @@ def _vocab_and_merges(vocab: Path, merges: Path, kind: str | None, config: dict[
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    return files.json_object(_content(path), str(path), FIX) if files.standing(path) == "file" else {}
+    return (
+        files.json_object(_content(path), str(path), FIX) if files.standing(path) == "file" else {}
+    )
 
 
 def _roles(config: dict[str, Any]) -> Roles:
@@ -184,7 +224,11 @@ def _roles(config: dict[str, Any]) -> Roles:
         for key in (f"{part}_token", f"{other}_token"):
             token = config.get(key)
             token = token.get("content") if isinstance(token, dict) else token
-            if key in config and (token is None or isinstance(token, str)) and roles.get(part) is None:
+            if (
+                key in config
+                and (token is None or isinstance(token, str))
+                and roles.get(part) is None
+            ):
                 roles[part] = token
     return roles
 
@@ -197,8 +241,16 @@ def _listed(folder: Path, config: dict[str, Any]) -> dict[int, dict[str, Any]]:
             listed[id] = added_token(id, text, special=False)
     table = config.get("added_tokens_decoder", {})
     for key, token in table.items() if isinstance(table, dict) else ():
-        if re.fullmatch("[0-9]{1,18}", key) and isinstance(token, dict) and isinstance(token.get("content"), str):
-            rules = {rule: flag(token, rule, False) for rule in added_token(0, "") if rule not in ("id", "content")}
+        if (
+            re.fullmatch("[0-9]{1,18}", key)
+            and isinstance(token, dict)
+            and isinstance(token.get("content"), str)
+        ):
+            rules = {
+                rule: flag(token, rule, False)
+                for rule in added_token(0, "")
+                if rule not in ("id", "content")
+            }
             listed[int(key)] = {"id": int(key), "content": token["content"], **rules}
     return listed
 
@@ -215,6 +267,9 @@ def _extend(spec: Spec, folder: Path, config: dict[str, Any]) -> None:
         if token["content"] in ids:
             continue
         if id != size:
-            raise UserError(f'{folder} adds "{token["content"]}" at {id}, and the next free id is {size}; fix it.')
+            raise UserError(
+                f'{folder} adds "{token["content"]}" at {id}, and the next free id '
+                f"is {size}; fix it."
+            )
         spec["added_tokens"] = [*(spec.get("added_tokens") or []), token]
         size += 1

@@ -1,4 +1,5 @@
-"""What opens and closes a text: one page, so that training, generation and evaluation cannot differ.
+"""What opens and closes a text: one page, so that training, generation and evaluation cannot
+differ.
 
 document          <s> t t t </s>      or t t t </s>, whose end opens the next one, where both are the same token
 encoder           [CLS] a a [SEP] b [SEP]      as the tokenizer's own file says
@@ -17,12 +18,14 @@ from .tokenizer import Tokenizer
 
 
 def document_start(tokenizer: Tokenizer) -> int | None:
-    """The token that opens each document: ``bos``, unless ``eos`` is the same and closes the one before."""
+    """The token that opens each document: ``bos``, unless ``eos`` is the same and closes the one
+    before."""
     return None if tokenizer.bos == tokenizer.eos else tokenizer.bos
 
 
 def text_start(tokenizer: Tokenizer) -> int | None:
-    """The token before the first of a text: ``bos``, or ``eos``, which in training closes the document before."""
+    """The token before the first of a text: ``bos``, or ``eos``, which in training closes the
+    document before."""
     return tokenizer.eos if tokenizer.bos is None else tokenizer.bos
 
 
@@ -35,14 +38,18 @@ def decoder_start(tokenizer: Tokenizer) -> int:
     """``target_start``; UserError where there is none."""
     start = target_start(tokenizer)
     if start is None:
-        raise UserError("This tokenizer has no bos and no pad token to begin a target with; use one that has.")
+        raise UserError(
+            "This tokenizer has no bos and no pad token to begin a target with; use one that has."
+        )
     return start
 
 
 def end_of_target(tokenizer: Tokenizer) -> int:
     """The token that closes a target; UserError where there is none."""
     if tokenizer.eos is None:
-        raise UserError("This tokenizer has no end-of-text token to end a target with; use one that has.")
+        raise UserError(
+            "This tokenizer has no end-of-text token to end a target with; use one that has."
+        )
     return tokenizer.eos
 
 
@@ -52,7 +59,8 @@ def source(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 
 def question(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """What a decoder alone reads before it writes the target: (bos) source, then sep or what starts a target."""
+    """What a decoder alone reads before it writes the target: (bos) source, then sep or what starts
+    a target."""
     bos = document_start(tokenizer)
     parted = decoder_start(tokenizer) if tokenizer.sep is None else tokenizer.sep
     return [*([] if bos is None else [bos]), *ids, parted]
@@ -63,12 +71,15 @@ def must_be_known(ids: Iterable[int], vocab: int) -> None:
     wrong = next((id for id in ids if not 0 <= id < vocab), None)
     if wrong is not None:
         known = f"this model knows 0 to {vocab - 1}"
-        raise UserError(f"Token id {wrong} is out of range: {known}; use the tokenizer it was trained with.")
+        raise UserError(
+            f"Token id {wrong} is out of range: {known}; use the tokenizer it was trained with."
+        )
 
 
 @dataclass(frozen=True)
 class Framing:
-    """The same for a model's examples; the source has a ``source_tokenizer`` of its own where given."""
+    """The same for a model's examples; the source has a ``source_tokenizer`` of its own where
+    given."""
 
     tokenizer: Tokenizer
     model: Model
@@ -93,10 +104,15 @@ class Framing:
         return question(self.tokenizer, ids)
 
     def texts(self, texts: list[list[int]]) -> dict[str, list[int]]:
-        """One text or two as columns: tokens, pos, and segments where the model tells them apart."""
+        """One text or two as columns: tokens, pos, and segments where the model tells them
+        apart."""
         ids, segments = self.tokenizer.framed(texts)
         columns = {"tokens": ids, "pos": [*range(len(ids))]}
-        return {**columns, "segments": segments} if getattr(self.model.embed, "segments", 0) else columns
+        return (
+            {**columns, "segments": segments}
+            if getattr(self.model.embed, "segments", 0)
+            else columns
+        )
 
     def around(self, texts: int) -> int:
         """How many tokens stand around so many texts."""

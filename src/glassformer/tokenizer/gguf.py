@@ -1,4 +1,5 @@
-"""The vocabulary in a GGUF file (llama.cpp's format), as a tokenizer.json holds it; the weights are not read."""
+"""The vocabulary in a GGUF file (llama.cpp's format), as a tokenizer.json holds it; the weights are
+not read."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from .tokenizer_json import USUAL, Roles, Spec, added_token, letters_as_bytes
 from .tokenizer_json import split as cut
 from .wordpiece import wordpiece
 
-PARTS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "cls": "cls", "sep": "seperator"}
+PARTS = {
+    "bos": "bos",
+    "eos": "eos",
+    "pad": "padding",
+    "unk": "unknown",
+    "cls": "cls",
+    "sep": "seperator",
+}
 PARTS["mask"] = "mask"  # the format's own spelling of all these
 
 # ------------------------------------------------------------------- how a text is split into words
@@ -50,35 +58,61 @@ SPLITS: dict[str, list[Spec]] = {
     for names, steps in (
         ("gpt-2 phi-2 roberta-bpe mpt olmo", [GPT2]),
         ("starcoder refact command-r smollm", [DIGITS, GPT2]),
-        ("llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4", [cut(WORDS.format(digits="{1,3}")), BYTES]),
+        (
+            "llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4",
+            [cut(WORDS.format(digits="{1,3}")), BYTES],
+        ),
         ("qwen2 deepseek-r1-qwen megrez stablelm2", [cut(WORDS.format(digits="")), BYTES]),
         ("gpt-4o", [cut(CASED_WORDS), BYTES]),
         ("tekken", [cut(WORDS_OF_TEKKEN), BYTES]),
-        ("falcon", [{"type": "Punctuation", "behavior": "Contiguous"}, GPT2, NUMBERS, cut("[0-9][0-9][0-9]")]),
-        ("deepseek-llm", [LINES, cut(rf"\s?[{CASED_LETTERS}]+"), MARKS, cut(r"\s+$"), IDEOGRAPHS, DIGITS, BYTES]),
-        ("deepseek-coder", [LINES, cut(r"\s?\p{L}+"), cut(r"\s?\p{P}+"), IDEOGRAPHS, DIGITS, BYTES]),
-        ("deepseek-v3", [cut(r"\p{N}{1,3}"), cut("[一-龥぀-ゟ゠-ヿ]+"), cut(WORDS_OF_DEEPSEEK_3), BYTES]),
+        (
+            "falcon",
+            [
+                {"type": "Punctuation", "behavior": "Contiguous"},
+                GPT2,
+                NUMBERS,
+                cut("[0-9][0-9][0-9]"),
+            ],
+        ),
+        (
+            "deepseek-llm",
+            [LINES, cut(rf"\s?[{CASED_LETTERS}]+"), MARKS, cut(r"\s+$"), IDEOGRAPHS, DIGITS, BYTES],
+        ),
+        (
+            "deepseek-coder",
+            [LINES, cut(r"\s?\p{L}+"), cut(r"\s?\p{P}+"), IDEOGRAPHS, DIGITS, BYTES],
+        ),
+        (
+            "deepseek-v3",
+            [cut(r"\p{N}{1,3}"), cut("[一-龥぀-ゟ゠-ヿ]+"), cut(WORDS_OF_DEEPSEEK_3), BYTES],
+        ),
         ("bloom gpt3-finnish poro-chat", [WORDS_OF_BLOOM, BYTES]),
         ("viking", [WORDS_OF_BLOOM, DIGITS, BYTES]),
     )
     for name in names.split()
 }
-"""How a byte-level BPE splits a text, by the file's name for it: as the models' own tokenizer.json say it."""
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken"}  # a word that is an entry needs no merges
+"""How a byte-level BPE splits a text, by the file's name for it: as the models' own tokenizer.json
+say it."""
+# a word that is an entry needs no merges
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
 COMPOSED = {"mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}  # Unicode NFC first
 
 
-# ------------------------------------------------------------------------------------ the vocabulary
+# ------------------------------------------------------------------------------------ the
+# vocabulary
 
 
 def read(path: Path) -> tuple[Spec, Roles]:
-    """The tokenizer of a GGUF file, and who plays each part; UserError where it is broken or of another kind."""
+    """The tokenizer of a GGUF file, and who plays each part; UserError where it is broken or of
+    another kind."""
     try:
         return from_fields(fields(path), str(path))
     except (ValueError, struct.error) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is not a whole GGUF file with a vocabulary ({error}); restore the file.") from None
+        raise UserError(
+            f"{path} is not a whole GGUF file with a vocabulary ({error}); restore the file."
+        ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
 
@@ -91,7 +125,9 @@ def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
             raise ValueError(f"it lacks tokenizer.ggml.{lacks[0]}")
         names, kinds = list(map(str, found["tokens"])), list(map(int, found["token_type"]))
         scores = list(map(float, found.get("scores") or [0.0] * len(names)))
-        made = {"gpt2": _byte_level, "llama": _pieces, "t5": _pieces, "bert": _words}.get(found["model"])
+        made = {"gpt2": _byte_level, "llama": _pieces, "t5": _pieces, "bert": _words}.get(
+            found["model"]
+        )
         parts = {part: found.get(f"{name}_token_id") for part, name in PARTS.items()}
         if made in (_byte_level, None):
             parts["unk"] = None  # every text is known
@@ -102,20 +138,29 @@ def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
             raise ValueError("an entry has no text or an endless one")
         if made is None:
             raise UserError(
-                f'{source} has a vocabulary of the kind "{found["model"]}"; give its tokenizer.json instead.'
+                f'{source} has a vocabulary of the kind "{found["model"]}"; give its '
+                "tokenizer.json instead."
             )
-        return made(found, [Piece(*entry) for entry in zip(names, scores, kinds, strict=True)], source), roles
+        return made(
+            found, [Piece(*entry) for entry in zip(names, scores, kinds, strict=True)], source
+        ), roles
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{source} is not a whole GGUF file with a vocabulary ({error}); restore the file.") from None
+        raise UserError(
+            f"{source} is not a whole GGUF file with a vocabulary ({error}); restore the file."
+        ) from None
 
 
 def _byte_level(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
     """GPT-2's kind: merges, and a name for how a text is split."""
     split = found.get("pre")
     if split not in SPLITS:
-        said = "does not say how it splits a text" if split is None else f'splits a text by the unknown rule "{split}"'
+        said = (
+            "does not say how it splits a text"
+            if split is None
+            else f'splits a text by the unknown rule "{split}"'
+        )
         raise UserError(f"{source} {said}; give its tokenizer.json instead.")
     if "merges" not in found:
         raise ValueError("it has no merges")
@@ -125,9 +170,14 @@ def _byte_level(found: dict[str, Any], entries: list[Piece], source: str) -> Spe
         raise ValueError("it has a merge of tokens that are not there")
     spec = byte_level(ids, pairs, Kind(None, {}, compose=split in COMPOSED), split in WHOLE_WORDS)
     steps = SPLITS[split]
-    spec["pre_tokenizer"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
-    whole = [(id, one) for id, one in enumerate(entries) if one.kind in (CONTROL, USER)]  # found whole in a text
-    spec["added_tokens"] = [added_token(id, one.text, one.kind == CONTROL or _plays(one.text)) for id, one in whole]
+    spec["pre_tokenizer"] = (
+        steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
+    )
+    # found whole in a text
+    whole = [(id, one) for id, one in enumerate(entries) if one.kind in (CONTROL, USER)]
+    spec["added_tokens"] = [
+        added_token(id, one.text, one.kind == CONTROL or _plays(one.text)) for id, one in whole
+    ]
     return spec
 
 
@@ -137,7 +187,9 @@ def _pieces(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
     if unknown is None:
         unknown = [entry.kind for entry in entries].index(UNKNOWN)
     pieces = []
-    for id, (text, score, kind) in enumerate((entry.text, entry.score, entry.kind) for entry in entries):
+    for id, (text, score, kind) in enumerate(
+        (entry.text, entry.score, entry.kind) for entry in entries
+    ):
         kind = UNKNOWN if id == unknown else UNUSED if kind == UNKNOWN else kind
         if kind == USER:
             kind = CONTROL if _plays(text) else USER
@@ -172,5 +224,6 @@ def _words(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
 
 
 def _plays(name: str) -> bool:
-    """Whether this is a usual name for an end of a text, whatever the file calls it: no text may write it."""
+    """Whether this is a usual name for an end of a text, whatever the file calls it: no text may
+    write it."""
     return name in (*USUAL["bos"], *USUAL["eos"])

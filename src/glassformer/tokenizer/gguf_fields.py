@@ -1,4 +1,5 @@
-"""A tokenizer as the fields of a GGUF file, by which llama.cpp splits a text; read back and compared."""
+"""A tokenizer as the fields of a GGUF file, by which llama.cpp splits a text; read back and
+compared."""
 
 from __future__ import annotations
 
@@ -14,17 +15,21 @@ from .tokenizer_json import Spec
 PREFIX = "tokenizer.ggml."
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 SAMPLE = (
-    "Once upon a time,  there were 1234567 owls\n\n\tand they didn't WE'LL see: naïve café - 你好, мир! 🦉🦉 x_y=3.14; "
+    "Once upon a time,  there were 1234567 owls\n\n\tand they didn't WE'LL see: naïve café - 你好, "
+    "мир! 🦉🦉 x_y=3.14; "
     "(a) [b] {c} <d> 'e' \"f\" #g @h %i ^j &k *l ~m `n |o    end  "
 )
 """Texts that ways to split treat differently."""
 
 
 def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
-    """The fields, of a vocabulary of ``rows``; UserError for a tokenizer that llama.cpp splits otherwise."""
+    """The fields, of a vocabulary of ``rows``; UserError for a tokenizer that llama.cpp splits
+    otherwise."""
     spec = tokenizer._spec
     model = spec["model"]
-    refused = "llama.cpp has no words for how this tokenizer splits a text; write the file without it"
+    refused = (
+        "llama.cpp has no words for how this tokenizer splits a text; write the file without it"
+    )
     pieces = isinstance(model.get("merges"), list) and model.get("byte_fallback")
     need(model.get("type") == "BPE", f"{refused} (a {model.get('type')} vocabulary).")
     found = _pieces(spec, tokenizer) if pieces else _byte_level(spec)
@@ -43,7 +48,10 @@ def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
             fields[f"{PREFIX}{name}_token_id"] = id
     fields[f"{PREFIX}add_bos_token"] = tokenizer.bos is not None and tokenizer.bos != tokenizer.eos
     back = Tokenizer(*from_fields(fields, "The file"))
-    same = all(back.encode(text) == tokenizer.encode(text) for text in (SAMPLE, SAMPLE.strip(), "a", " a", "\n"))
+    same = all(
+        back.encode(text) == tokenizer.encode(text)
+        for text in (SAMPLE, SAMPLE.strip(), "a", " a", "\n")
+    )
     need(same, f"{refused} (its ids of a sample are others).")
     return fields
 
@@ -78,11 +86,15 @@ def _steps(step: Any) -> list[Any]:
     """The steps of a pre-tokenizer, each told by what decides ids."""
     if not step:
         return []
-    return [_told(one) for one in (step["pretokenizers"] if step.get("type") == "Sequence" else [step])]
+    return [
+        _told(one) for one in (step["pretokenizers"] if step.get("type") == "Sequence" else [step])
+    ]
 
 
 def _told(step: Spec) -> dict[str, Any]:
-    usual = {"add_prefix_space": False, "use_regex": True} if step.get("type") == "ByteLevel" else {}
+    usual = (
+        {"add_prefix_space": False, "use_regex": True} if step.get("type") == "ByteLevel" else {}
+    )
     return {**usual, **{key: value for key, value in step.items() if key != "trim_offsets"}}
 
 
@@ -90,7 +102,9 @@ def _pieces(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
     """SentencePiece's kind."""
     normal = spec.get("normalizer") or {}
     steps = normal.get("normalizers", [normal] if normal else [])
-    trims = any(step.get("type") == "Replace" and "Regex" in step.get("pattern", {}) for step in steps)
+    trims = any(
+        step.get("type") == "Replace" and "Regex" in step.get("pattern", {}) for step in steps
+    )
     prepends = any(step.get("type") == "Prepend" and step.get("prepend") == MARK for step in steps)
     return {"model": "llama", "add_space_prefix": prepends, "remove_extra_whitespaces": trims}
 

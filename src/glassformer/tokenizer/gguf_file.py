@@ -1,4 +1,5 @@
-"""GGUF files (llama.cpp's format) as bytes: their fields, and where their tensors lie. Nothing in them is believed.
+"""GGUF files (llama.cpp's format) as bytes: their fields, and where their tensors lie. Nothing in
+them is believed.
 
 "GGUF"  version  tensors  fields | key, type, value .. | name, shape, kind, offset .. | padding | the tensors' bytes
 """
@@ -19,10 +20,14 @@ MAGIC = b"GGUF"
 SIZED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, LIST = 8, 9
 MOST = 1 << 16  # tensors, and fields: the largest models have some thousand
-MOST_TEXTS = 1 << 21  # in a list: the largest vocabularies have a quarter of a million tokens, and twice as many merges
+# in a list: the largest vocabularies have a quarter of a million tokens, and twice as many merges
+MOST_TEXTS = 1 << 21
 MOST_TEXT = 1 << 24  # bytes of one text; templates of chats are the longest
 ALIGNMENT = 32  # of a tensor's first byte, where the file does not say another
-KINDS = "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL"
+KINDS = (
+    "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS "
+    "IQ3_XXS IQ1_S IQ4_NL"
+)
 KINDS += " IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4"
 NAMES = dict(enumerate(KINDS.split()))
 """What the format calls its kinds of numbers."""
@@ -80,7 +85,11 @@ class _File:
         inner, count = self.numbers("IQ")
         if count > (MOST_TEXTS if inner == TEXT else self.left) or inner not in (TEXT, *SIZED):
             raise ValueError("a list is too long, or holds lists")
-        return [self.text() for _ in range(count)] if inner == TEXT else list(self.numbers(f"{count}{SIZED[inner]}"))
+        return (
+            [self.text() for _ in range(count)]
+            if inner == TEXT
+            else list(self.numbers(f"{count}{SIZED[inner]}"))
+        )
 
 
 def fields(path: Path) -> dict[str, Any]:
@@ -108,7 +117,8 @@ def _fields(file: _File) -> tuple[dict[str, Any], int]:
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
-    """The fields and the tensors of a file; UserError for one that is damaged or of a kind that is not read here."""
+    """The fields and the tensors of a file; UserError for one that is damaged or of a kind that is
+    not read here."""
     file: _File | None = None
     try:
         with path.open("rb") as opened:
@@ -118,7 +128,9 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
             file.at = "its header"
             stated = [_stated(file, f"tensor {number + 1} of {count}") for number in range(count)]
             file.at = "the tensors' places"
-        places = _placed(stated, size - file.left, size, found.get("general.alignment", ALIGNMENT), path)
+        places = _placed(
+            stated, size - file.left, size, found.get("general.alignment", ALIGNMENT), path
+        )
     except (ValueError, struct.error) as error:
         if isinstance(error, UserError):
             raise
@@ -142,24 +154,38 @@ def _stated(file: _File, which: str) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _placed(
-    stated: list[tuple[str, tuple[int, ...], int, int]], head: int, size: int, alignment: Any, path: Path
+    stated: list[tuple[str, tuple[int, ...], int, int]],
+    head: int,
+    size: int,
+    alignment: Any,
+    path: Path,
 ) -> dict[str, Place]:
     """Where each tensor lies; what would reach over the end, or lie inside another, is refused."""
-    if not isinstance(alignment, int) or isinstance(alignment, bool) or not 1 <= alignment <= 1 << 20:
+    if (
+        not isinstance(alignment, int)
+        or isinstance(alignment, bool)
+        or not 1 <= alignment <= 1 << 20
+    ):
         raise ValueError(f"an alignment of {str(alignment)[:20]} cannot be")
     begin, found = -(-head // alignment) * alignment, dict[str, Place]()
     for name, shape, number, offset in stated:
         kind = NAMES.get(number, "-")
-        shown = f"{path}: {name[:100]!a} holds numbers of the kind {kind if kind != '-' else number}"
+        shown = (
+            f"{path}: {name[:100]!a} holds numbers of the kind {kind if kind != '-' else number}"
+        )
         fix = f"load the model it was made of, or quantize that anew as one of {', '.join(BLOCKS)}."
         need(kind in BLOCKS, f"{shown}, which is not read here; {fix}")
         numbers, width = BLOCKS[kind]
         if math.prod(shape) > 1 << 48 or shape[-1] % numbers or name in found:
-            raise ValueError(f"the tensor {name[:100]!a} cannot be of the shape {list(shape)}, or comes twice")
+            raise ValueError(
+                f"the tensor {name[:100]!a} cannot be of the shape {list(shape)}, or comes twice"
+            )
         at = begin + offset
         end = at + math.prod(shape) // numbers * width
         if offset % alignment or end > size:
-            raise ValueError(f"the tensor {name[:100]!a} reaches over the end, or begins within a number")
+            raise ValueError(
+                f"the tensor {name[:100]!a} reaches over the end, or begins within a number"
+            )
         found[name] = Place(kind, shape, at, end)
     spans = sorted((place.begin, place.end) for place in found.values())
     if any(end > after for (_, end), (after, _) in itertools.pairwise(spans)):

@@ -12,7 +12,8 @@ SIGNS = {" ": "·", "\t": "⇥", "\n": "↵", "\r": "␍"}
 
 
 class Piece(str):
-    """A token by its name in the vocabulary (``Ġthe``, ``▁the``); ``shown`` is the text it stands for (``·the``)."""
+    """A token by its name in the vocabulary (``Ġthe``, ``▁the``); ``shown`` is the text it stands
+    for (``·the``)."""
 
     __slots__ = ("shown",)
     shown: str
@@ -25,7 +26,8 @@ class Piece(str):
 
 
 def visible(text: str) -> str:
-    """The text with signs for what cannot be seen: · a space, ⇥ a tab, ↵ a new line, \\x.. a control character."""
+    """The text with signs for what cannot be seen: · a space, ⇥ a tab, ↵ a new line, \\x.. a
+    control character."""
     return "".join(SIGNS.get(letter) or printed(letter) for letter in text)
 
 
@@ -35,18 +37,24 @@ def printed(letter: str) -> str:
 
 
 def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[Piece]:
-    """Tokens by the names that the vocabulary gives them; by their numbers without one, and where it has none."""
+    """Tokens by the names that the vocabulary gives them; by their numbers without one, and where
+    it has none."""
     size = 0 if tokenizer is None else tokenizer.size
-    return [_piece(tokenizer, number) if tokenizer and number < size else Piece(f"#{number}") for number in ids]
+    return [
+        _piece(tokenizer, number) if tokenizer and number < size else Piece(f"#{number}")
+        for number in ids
+    ]
 
 
 def shown(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """Tokens for a table: as they read, with signs for blanks; bytes that are no character by themselves as ⟨f0⟩."""
+    """Tokens for a table: as they read, with signs for blanks; bytes that are no character by
+    themselves as ⟨f0⟩."""
     return [piece.shown for piece in pieces(tokenizer, ids)]
 
 
 def text(tokenizer: Tokenizer, id: int) -> str:
-    """The text that a token stands for; bytes that are no character by themselves as ⟨f0⟩, a special token its name."""
+    """The text that a token stands for; bytes that are no character by themselves as ⟨f0⟩, a
+    special token its name."""
     name = tokenizer.token(id)
     if tokenizer.hides(id):
         return name

@@ -1,4 +1,5 @@
-"""SentencePiece `.model` files: a small protobuf reader, and the model as a tokenizer.json holds it."""
+"""SentencePiece `.model` files: a small protobuf reader, and the model as a tokenizer.json holds
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM, BPE = 1, 2
 CERTAIN = 1000.0  # a score that no other way to write a user-defined piece reaches
-FAIRSEQ = "xlm-roberta"  # whose ids are fairseq's: four special tokens, then the pieces behind the first three
+# whose ids are fairseq's: four special tokens, then the pieces behind the first three
+FAIRSEQ = "xlm-roberta"
 VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5
 TRAINER, NORMALIZER = 2, 3
 
@@ -66,7 +68,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Each field of a protobuf message: its number and its value; numbers with a fixed size come as bytes.
+    """Each field of a protobuf message: its number and its value; numbers with a fixed size come as
+    bytes.
 
     Raises Broken for anything else.
     """
@@ -110,11 +113,14 @@ def _piece(raw: dict[int, int | bytes]) -> Piece:
     score = _bytes(raw.get(2, bytes(4)))
     if len(score) != 4:
         raise Broken("a score is not a number of four bytes")
-    return Piece(_bytes(raw.get(1, b"")).decode(), struct.unpack("<f", score)[0], _int(raw.get(3, NORMAL)))
+    return Piece(
+        _bytes(raw.get(1, b"")).decode(), struct.unpack("<f", score)[0], _int(raw.get(3, NORMAL))
+    )
 
 
 def parse(data: bytes) -> Model:
-    """The model in the bytes of a SentencePiece file; raises Broken or UnicodeDecodeError when they hold none."""
+    """The model in the bytes of a SentencePiece file; raises Broken or UnicodeDecodeError when they
+    hold none."""
     pieces: list[Piece] = []
     settings: dict[int, dict[int, int | bytes]] = {}
     for number, value in fields(data):
@@ -129,7 +135,10 @@ def parse(data: bytes) -> Model:
     trainer, normalizer = settings[TRAINER], settings[NORMALIZER]
     if len({piece.text for piece in pieces}) != len(pieces):
         raise Broken("two entries have the same text")
-    if any(not piece.text or len(piece.text) > LONGEST or not math.isfinite(piece.score) for piece in pieces):
+    if any(
+        not piece.text or len(piece.text) > LONGEST or not math.isfinite(piece.score)
+        for piece in pieces
+    ):
         raise Broken("an entry has no text, an endless text or no score")
     if [piece.kind for piece in pieces].count(UNKNOWN) != 1:
         raise Broken("it must have one entry for unknown characters")
@@ -152,20 +161,26 @@ def parse(data: bytes) -> Model:
 def read(data: bytes, source: str, sentinels: int = 0, fairseq: bool = False) -> tuple[Spec, Roles]:
     """The tokenizer of a SentencePiece file, and who plays bos, eos, pad and unk.
 
-    ``sentinels``: how many ``<extra_id_N>`` T5 adds behind the vocabulary; ``fairseq``: XLM-R's ids.
-    Raises UserError for a broken file.
+    ``sentinels``: how many ``<extra_id_N>`` T5 adds behind the vocabulary; ``fairseq``: XLM-R's
+    ids. Raises UserError for a broken file.
     """
     try:
         model = parse(data)
     except (Broken, UnicodeDecodeError) as error:
-        raise UserError(f"{source} is not a whole SentencePiece model ({error}); restore the file.") from None
+        raise UserError(
+            f"{source} is not a whole SentencePiece model ({error}); restore the file."
+        ) from None
     if model.algorithm not in (UNIGRAM, BPE) or model.suffix or not model.escape:
-        raise UserError(f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read.")
+        raise UserError(
+            f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read."
+        )
     if fairseq:
         return _fairseq(model, source)
     pieces = model.pieces
     spec = to_tokenizer_json(model)
-    spec["added_tokens"] += [added_token(len(pieces) + i, f"<extra_id_{sentinels - 1 - i}>") for i in range(sentinels)]
+    spec["added_tokens"] += [
+        added_token(len(pieces) + i, f"<extra_id_{sentinels - 1 - i}>") for i in range(sentinels)
+    ]
     roles: Roles = {}
     for part, id in model.parts.items():
         fits = 0 <= id < len(pieces) and pieces[id].kind in (UNKNOWN, CONTROL)
@@ -174,33 +189,60 @@ def read(data: bytes, source: str, sentinels: int = 0, fairseq: bool = False) ->
 
 
 def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
-    """XLM-R's: the special tokens of fairseq's dictionary first, ``<mask>`` last, each text between <s> and </s>."""
+    """XLM-R's: the special tokens of fairseq's dictionary first, ``<mask>`` last, each text between
+    <s> and </s>."""
     if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
-        raise UserError(f"{source} does not begin with <unk>, <s> and </s> as XLM-R's do; choose another file or kind.")
-    special = [Piece(name, 0.0, UNKNOWN if name == "<unk>" else CONTROL) for name in ("<s>", "<pad>", "</s>", "<unk>")]
+        raise UserError(
+            f"{source} does not begin with <unk>, <s> and </s> as XLM-R's do; choose "
+            "another file or kind."
+        )
+    special = [
+        Piece(name, 0.0, UNKNOWN if name == "<unk>" else CONTROL)
+        for name in ("<s>", "<pad>", "</s>", "<unk>")
+    ]
     pieces = [*special, *model.pieces[3:], Piece("<mask>", 0.0, CONTROL)]
     if len({piece.text for piece in pieces}) != len(pieces):
         raise UserError(
-            f"{source} has <pad> or <mask> among its pieces, as XLM-R's do not; choose another file or kind."
+            f"{source} has <pad> or <mask> among its pieces, as XLM-R's do not; choose another "
+            "file or kind."
         )
     spec = to_tokenizer_json(replace(model, pieces=pieces))
     spec["added_tokens"][-1]["lstrip"] = True  # the space before a mask is the mask's
-    spec["post_processor"] = framed_by(*between(0, 2, doubled=True), [piece.text for piece in pieces])
-    parts = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    spec["post_processor"] = framed_by(
+        *between(0, 2, doubled=True), [piece.text for piece in pieces]
+    )
+    parts = {
+        "bos": "<s>",
+        "eos": "</s>",
+        "cls": "<s>",
+        "sep": "</s>",
+        "pad": "<pad>",
+        "unk": "<unk>",
+        "mask": "<mask>",
+    }
     return spec, dict(parts)
 
 
 def to_tokenizer_json(model: Model) -> Spec:
     """The model as a tokenizer.json holds it."""
-    special = [(id, piece.text) for id, piece in enumerate(model.pieces) if piece.kind in (UNKNOWN, CONTROL)]
-    trimmed = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if model.dummy_prefix else []
+    special = [
+        (id, piece.text)
+        for id, piece in enumerate(model.pieces)
+        if piece.kind in (UNKNOWN, CONTROL)
+    ]
+    trimmed = (
+        [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if model.dummy_prefix else []
+    )
     spaced = {"type": "Replace", "pattern": {"String": MARK}, "content": " "}
     return whole(
         _unigram(model) if model.algorithm == UNIGRAM else _bpe(model),
         added_tokens=[added_token(id, text) for id, text in special],
         normalizer=_normalizer(model),
         pre_tokenizer=_split(model),
-        decoder={"type": "Sequence", "decoders": [spaced, {"type": "ByteFallback"}, {"type": "Fuse"}, *trimmed]},
+        decoder={
+            "type": "Sequence",
+            "decoders": [spaced, {"type": "ByteFallback"}, {"type": "Fuse"}, *trimmed],
+        },
     )
 
 
@@ -215,14 +257,22 @@ def _bpe(model: Model) -> dict[str, Any]:
         unk_token=next(piece.text for piece in model.pieces if piece.kind == UNKNOWN),
         fuse_unk=True,
         byte_fallback=_falls_back(model),
-        ignore_merges=any(piece.kind == USER for piece in model.pieces),  # these are whole words, with no merges
+        # these are whole words, with no merges
+        ignore_merges=any(piece.kind == USER for piece in model.pieces),
     )
 
 
 def _unigram(model: Model) -> dict[str, Any]:
     unknown = next(id for id, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
-    vocabulary = [[piece.text, CERTAIN if piece.kind == USER else piece.score] for piece in model.pieces]
-    return {"type": "Unigram", "unk_id": unknown, "vocab": vocabulary, "byte_fallback": _falls_back(model)}
+    vocabulary = [
+        [piece.text, CERTAIN if piece.kind == USER else piece.score] for piece in model.pieces
+    ]
+    return {
+        "type": "Unigram",
+        "unk_id": unknown,
+        "vocab": vocabulary,
+        "byte_fallback": _falls_back(model),
+    }
 
 
 def _falls_back(model: Model) -> bool:
@@ -233,7 +283,12 @@ def _normalizer(model: Model) -> dict[str, Any]:
     """Replacements, then spaces, then the mark before the text and in place of spaces."""
     steps: list[dict[str, Any]] = []
     if model.charsmap:
-        steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()})
+        steps.append(
+            {
+                "type": "Precompiled",
+                "precompiled_charsmap": base64.b64encode(model.charsmap).decode(),
+            }
+        )
     if model.fewer_spaces:
         steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z| +(?= )"}, "content": ""})
     if model.dummy_prefix:
@@ -243,17 +298,23 @@ def _normalizer(model: Model) -> dict[str, Any]:
 
 
 def _split(model: Model) -> dict[str, Any] | None:
-    """Cuts that the model alone would not make: around user-defined pieces and inside what only looks like a byte.
+    """Cuts that the model alone would not make: around user-defined pieces and inside what only
+    looks like a byte.
 
-    Also between words, where no piece spans two of them: the library remembers words and so is faster.
+    Also between words, where no piece spans two of them: the library remembers words and so is
+    faster.
     """
     found = []
-    user = sorted((piece.text for piece in model.pieces if piece.kind == USER), key=len, reverse=True)
+    user = sorted(
+        (piece.text for piece in model.pieces if piece.kind == USER), key=len, reverse=True
+    )
     if user:
         found.append(({"Regex": "|".join(re.escape(text) for text in user)}, "Isolated"))
     if model.algorithm == UNIGRAM and _falls_back(model):
         found.append(({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "MergedWithPrevious"))
     if not any(MARK in piece.text[1:] for piece in model.pieces if piece.kind in (NORMAL, USER)):
         found.append(({"String": MARK}, "MergedWithNext"))
-    steps = [{"type": "Split", "pattern": text, "behavior": how, "invert": False} for text, how in found]
+    steps = [
+        {"type": "Split", "pattern": text, "behavior": how, "invert": False} for text, how in found
+    ]
     return {"type": "Sequence", "pretokenizers": steps} if steps else None

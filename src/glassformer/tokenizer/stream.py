@@ -1,4 +1,5 @@
-"""Ids back to text: the bytes each token stands for, and a stream that never prints half a character."""
+"""Ids back to text: the bytes each token stands for, and a stream that never prints half a
+character."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import Any, Protocol
 from ..errors import UserError
 from .tokenizer_json import library_errors, steps
 
-ByteDecoder = Callable[[str, bool], bytes]  # (a token's name, is it the first of the text?) -> the bytes it stands for
+# (a token's name, is it the first of the text?) -> the bytes it stands for
+ByteDecoder = Callable[[str, bool], bytes]
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CLEANUP = [(f" {mark}", mark) for mark in (".", "?", "!", ",")] + [(" ' ", "'")]
@@ -21,7 +23,8 @@ CLEANUP += [(f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re
 
 @functools.cache
 def byte_alphabet() -> dict[int, str]:
-    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's table), from 0 to 255."""
+    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's
+    table), from 0 to 255."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = itertools.count(256)
     return {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
@@ -45,9 +48,20 @@ def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder:
     kinds = {step["type"] for step in chain}
     if kinds == {"ByteLevel"}:
         return _byte_level
-    unknown = kinds - {"Replace", "ByteFallback", "ByteLevel", "Fuse", "Strip", "Metaspace", "WordPiece"}
+    unknown = kinds - {
+        "Replace",
+        "ByteFallback",
+        "ByteLevel",
+        "Fuse",
+        "Strip",
+        "Metaspace",
+        "WordPiece",
+    }
     if unknown:
-        raise UserError(f'The tokenizer decodes by "{unknown.pop()}", which is not supported; use another tokenizer.')
+        raise UserError(
+            f'The tokenizer decodes by "{unknown.pop()}", which is not supported; '
+            "use another tokenizer."
+        )
 
     def decode(name: str, first: bool) -> bytes:
         text: str | bytes = name
@@ -59,16 +73,22 @@ def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder:
 
 
 def _compiled(step: dict[str, Any]) -> dict[str, Any]:
-    """The step, with the library's own engine for a regular expression; UserError where that is none."""
+    """The step, with the library's own engine for a regular expression; UserError where that is
+    none."""
     if step["type"] != "Replace" or "String" in step["pattern"]:
         return step
     import tokenizers
 
     pattern = step["pattern"]["Regex"]
     try:
-        return {**step, "engine": tokenizers.decoders.Replace(tokenizers.Regex(pattern), step["content"])}
+        return {
+            **step,
+            "engine": tokenizers.decoders.Replace(tokenizers.Regex(pattern), step["content"]),
+        }
     except Exception as error:
-        raise UserError(f"The tokenizer decodes by a broken regular expression ({error}); restore its file.") from None
+        raise UserError(
+            f"The tokenizer decodes by a broken regular expression ({error}); restore its file."
+        ) from None
 
 
 def _replaced(step: dict[str, Any], text: str) -> str:
@@ -96,7 +116,11 @@ def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
         return text
     if kind == "Replace" and "engine" not in step:
         old, new = step["pattern"]["String"], step["content"]
-        return text.replace(old, new) if isinstance(text, str) else text.replace(old.encode(), new.encode())
+        return (
+            text.replace(old, new)
+            if isinstance(text, str)
+            else text.replace(old.encode(), new.encode())
+        )
     if isinstance(text, bytes):
         return text
     if kind == "ByteLevel":
@@ -107,12 +131,17 @@ def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
         byte = BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text
     if kind == "Metaspace":
-        prepends = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never") != "never"
+        prepends = (
+            step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+            != "never"
+        )
         mark = step["replacement"]
         return text.replace(mark, "" if first and prepends else " ")
     if kind == "WordPiece":
         if not first:
-            text = text.removeprefix(step["prefix"]) if text.startswith(step["prefix"]) else " " + text
+            text = (
+                text.removeprefix(step["prefix"]) if text.startswith(step["prefix"]) else " " + text
+            )
         for old, new in CLEANUP if step["cleanup"] else ():
             text = text.replace(old, new)
     return text
@@ -127,7 +156,8 @@ class Decodes(Protocol):
 
 
 class Stream:
-    """Text from ids, one at a time: what ``push`` and then ``flush`` return joins to what ``decode`` gives."""
+    """Text from ids, one at a time: what ``push`` and then ``flush`` return joins to what
+    ``decode`` gives."""
 
     def __init__(self, tokenizer: Decodes, special: bool = False) -> None:
         self.tokenizer, self.special = tokenizer, special
@@ -135,7 +165,8 @@ class Stream:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:
-        """The text that is certain now: empty for a hidden special token or while a character is unfinished."""
+        """The text that is certain now: empty for a hidden special token or while a character is
+        unfinished."""
         if not self.special and self.tokenizer.hides(id):
             return ""
         piece = self.tokenizer.bytes_of(id, self.first)
@@ -143,7 +174,8 @@ class Stream:
         return self.decoder.decode(piece)
 
     def flush(self) -> str:
-        """What was held back (U+FFFD for an unfinished character); the stream then starts afresh."""
+        """What was held back (U+FFFD for an unfinished character); the stream then starts
+        afresh."""
         rest = self.decoder.decode(b"", final=True)
         self.decoder.reset()
         self.first = True

@@ -1,4 +1,5 @@
-"""Train WordPiece (by `tokenizers`) and Unigram (by `sentencepiece`) vocabularies, as published files hold them."""
+"""Train WordPiece (by `tokenizers`) and Unigram (by `sentencepiece`) vocabularies, as published
+files hold them."""
 
 from __future__ import annotations
 
@@ -17,52 +18,68 @@ from .wordpiece import wordpiece as written
 if TYPE_CHECKING:
     import tokenizers
 
-LONGEST_LINE = 4096  # characters; a longer line is read as several, as SentencePiece would leave it out
+# characters; a longer line is read as several, as SentencePiece would leave it out
+LONGEST_LINE = 4096
 UNKNOWN_SCORE = 0.0  # no path uses it: the unknown is found by not being a piece
 
 
 def wordpiece(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
-    """A WordPiece vocabulary as BERT's vocab.txt has it, capitals kept; the same texts give the same one."""
+    """A WordPiece vocabulary as BERT's vocab.txt has it, capitals kept; the same texts give the
+    same one."""
     from tokenizers import trainers
 
     if not {"[UNK]", "[CLS]", "[SEP]"} <= set(specials):
-        raise UserError("A WordPiece tokenizer needs [UNK], [CLS] and [SEP] among its special tokens; add them.")
+        raise UserError(
+            "A WordPiece tokenizer needs [UNK], [CLS] and [SEP] among its special tokens; add them."
+        )
     library = load(written(["a", *specials], specials), "The tokenizer")
     held = list(texts)
     letters, inner_letters = _word_letters(library, held)
     need(bool(letters), "There is no word in this text; give one that has some.")
     inner = [f"##{letter}" for letter in inner_letters]  # given first, else in a random order
     _fits(len({*inner, *letters, *specials}), size, "WordPiece")
-    trainer = trainers.WordPieceTrainer(vocab_size=size - len(specials), special_tokens=inner, show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size - len(specials), special_tokens=inner, show_progress=False
+    )
     ids = _trained(library, trainer, iter(held))["vocab"]
     names = [name for name in sorted(ids, key=lambda name: int(ids[name])) if name not in specials]
     return written([*names, *specials], specials)
 
 
-def _word_letters(library: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+def _word_letters(
+    library: tokenizers.Tokenizer, texts: Sequence[str]
+) -> tuple[list[str], list[str]]:
     """The characters of all words, and those that stand inside one, each in order.
 
-    BERT's split asks of each character alone whether it stays with its neighbours, so every character is tried once,
-    and all neighbours are looked at in one pass: splitting the texts to see their words would take as long as training.
+    BERT's split asks of each character alone whether it stays with its neighbours, so every
+    character is tried once, and all neighbours are looked at in one pass: splitting the texts to
+    see their words would take as long as training.
     """
-    stays = np.zeros(0x110000, np.int8)  # 0: not tried, 1: with its neighbours, 2: a word of its own, 3: white space
+    # 0: not tried, 1: with its neighbours, 2: a word of its own, 3: white space
+    stays = np.zeros(0x110000, np.int8)
     seen, inside = np.zeros(0x110000, bool), np.zeros(0x110000, bool)
     for text in texts:
         codes = np.frombuffer(library.normalizer.normalize_str(text).encode("utf-32-le"), "<u4")
         for code in np.unique(codes):
             if not stays[code]:
-                words = [word for word, _ in library.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")]
+                words = [
+                    word for word, _ in library.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
+                ]
                 stays[code] = 1 if len(words) == 1 else 2 if len(words) == 3 else 3
         seen[codes[stays[codes] < 3]] = True
         joined = stays[codes] == 1
         inside[codes[1:][joined[1:] & joined[:-1]]] = True
-    return [chr(code) for code in np.flatnonzero(seen)], [chr(code) for code in np.flatnonzero(inside)]
+    return [chr(code) for code in np.flatnonzero(seen)], [
+        chr(code) for code in np.flatnonzero(inside)
+    ]
 
 
 def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
-    """A Unigram vocabulary by SentencePiece's own trainer, a line a sentence: every space and line break is kept.
+    """A Unigram vocabulary by SentencePiece's own trainer, a line a sentence: every space and line
+    break is kept.
 
-    Unknown characters are not. The same texts give the same vocabulary: one thread adds up in one order.
+    Unknown characters are not. The same texts give the same vocabulary: one thread adds up in one
+    order.
     """
     import sentencepiece as library
 
@@ -74,7 +91,9 @@ def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
         for text in texts:
             letters.update(text)
             for line in text.split("\n"):
-                yield from (line[at : at + LONGEST_LINE] for at in range(0, len(line), LONGEST_LINE))
+                yield from (
+                    line[at : at + LONGEST_LINE] for at in range(0, len(line), LONGEST_LINE)
+                )
 
     failed = None
     try:
@@ -103,7 +122,11 @@ def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
         raise _no_vocabulary(failed)
     made = library.SentencePieceProcessor(model_proto=model.getvalue())
     pieces = [[made.id_to_piece(id), made.get_score(id)] for id in range(made.get_piece_size())]
-    kept = [[piece, score] for piece, score in pieces if piece not in specials and (piece != "\n" or "\n" in letters)]
+    kept = [
+        [piece, score]
+        for piece, score in pieces
+        if piece not in specials and (piece != "\n" or "\n" in letters)
+    ]
     return _unigram(kept[: size - len(specials)], specials)
 
 
@@ -119,7 +142,9 @@ def _unigram(pieces: list[list[Any]], specials: list[str]) -> Spec:
 
 def _no_vocabulary(error: BaseException) -> UserError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
-    return UserError(f"No vocabulary can be made of this text ({reason}); give more text, or another size.")
+    return UserError(
+        f"No vocabulary can be made of this text ({reason}); give more text, or another size."
+    )
 
 
 def _trained(library: tokenizers.Tokenizer, trainer: Any, texts: Iterator[str]) -> dict[str, Any]:
@@ -134,6 +159,7 @@ def _fits(needed: int, size: int, kind: str) -> None:
     """UserError where the characters and special tokens alone are more than the size."""
     if needed > size:
         raise UserError(
-            f"The characters of this text and the special tokens alone make a {kind} vocabulary of {needed} entries; "
+            f"The characters of this text and the special tokens alone make a {kind} vocabulary "
+            f"of {needed} entries; "
             f"give a size of {needed} or more."
         )

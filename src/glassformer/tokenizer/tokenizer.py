@@ -1,7 +1,8 @@
 """One face for every tokenizer: text <-> ids, spans, vocabulary, special tokens, streaming.
 
-Ids are those of the `tokenizers` library. Long texts, and all texts of a tokenizer read from tiktoken's ranks, are
-encoded by tiktoken, where its ids are proven to be the same (``tiktoken_backend``).
+Ids are those of the `tokenizers` library. Long texts, and all texts of a tokenizer read from
+tiktoken's ranks, are encoded by tiktoken, where its ids are proven to be the same
+(``tiktoken_backend``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .validation import LOST, check, marking_lost, refusal
 if TYPE_CHECKING:
     import tokenizers
 
-EXTRA = "glassformer"  # the one key that to_json may add to a tokenizer.json: roles played by unusual names
+# the one key that to_json may add to a tokenizer.json: roles played by unusual names
+EXTRA = "glassformer"
 ENDS = ("bos", "eos", "pad", "unk")  # the roles that decide how documents are written
 LARGE = 1 << 20
 """Characters: from here on the time to build tiktoken's tables is won back at once."""
@@ -38,13 +40,16 @@ SENTINEL = re.compile(r"<extra_id_(\d+)>")  # T5's marks of what was taken out
 class Tokenizer:
     """Text <-> ids, by the `tokenizers` library.
 
-    ids are 0..size-1; ``specials`` maps special tokens to ids; ``bos``, ``eos``, ``pad``, ``unk``, ``cls``, ``sep``
-    and ``mask`` are ids or None; ``sentinels`` are the ids of T5's <extra_id_0>, <extra_id_1>, ... in this order.
-    Special tokens in a text stay plain text unless ``special=True``. ``source_tokenizer`` reads an encoder-decoder's
-    sources where they have a vocabulary of their own. Raises UserError for what is not a tokenizer.
+    ids are 0..size-1; ``specials`` maps special tokens to ids; ``bos``, ``eos``, ``pad``, ``unk``,
+    ``cls``, ``sep`` and ``mask`` are ids or None; ``sentinels`` are the ids of T5's <extra_id_0>,
+    <extra_id_1>, ... in this order. Special tokens in a text stay plain text unless
+    ``special=True``. ``source_tokenizer`` reads an encoder-decoder's sources where they have a
+    vocabulary of their own. Raises UserError for what is not a tokenizer.
     """
 
-    def __init__(self, spec: Spec, roles: Roles | None = None, source: str = "The tokenizer") -> None:
+    def __init__(
+        self, spec: Spec, roles: Roles | None = None, source: str = "The tokenizer"
+    ) -> None:
         self._source, self.source_tokenizer = source, None
         try:
             check(spec)
@@ -58,28 +63,43 @@ class Tokenizer:
                 self._plain  # noqa: B018 - says what is wrong with the file
         except UserError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+        except (
+            LookupError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise UserError(
-                f"{source} lacks what a tokenizer.json must hold ({tokenizer_json.reason(error)}); restore the file."
+                f"{source} lacks what a tokenizer.json must hold "
+                f"({tokenizer_json.reason(error)}); restore the file."
             ) from None
         self._ids: dict[str, int] = tokenizer_json.ids_of({**self._tables, "added_tokens": added})
         self.size: int = max(self._ids.values(), default=-1) + 1
         need(self.size > 0, f"{source} has no vocabulary; restore the file.")
         if self.size > tokenizer_json.MOST_IDS:
             raise UserError(
-                f"{source} has ids up to {self.size - 1}, more than any vocabulary needs; restore the file."
+                f"{source} has ids up to {self.size - 1}, more than any vocabulary needs; "
+                "restore the file."
             )
         self._names: list[str] = [""] * self.size
         for name, id in self._ids.items():
             self._names[id] = name
-        self._later: list[bytes | None] = [None] * self.size  # the bytes of each id after the first place
+        # the bytes of each id after the first place
+        self._later: list[bytes | None] = [None] * self.size
         spaced = {step.get("type") for step in steps(self._tables.get("decoder"))} <= {"WordPiece"}
-        self._literal = set() if spaced else {self._ids[token["content"]] for token in added}  # decoded as their name
+        # decoded as their name
+        self._literal = set() if spaced else {self._ids[token["content"]] for token in added}
         self.specials = {name: self._ids[name] for name in special}
         self._hidden = frozenset(self.specials.values())
         self.bos, self.eos, self.pad, self.unk = map(self._id_of_role, ENDS)
         self.cls, self.sep, self.mask = map(self._id_of_role, ("cls", "sep", "mask"))
-        marks = {int(found[1]): self._ids[name] for name in special if (found := SENTINEL.fullmatch(name))}
+        marks = {
+            int(found[1]): self._ids[name]
+            for name in special
+            if (found := SENTINEL.fullmatch(name))
+        }
         self.sentinels: list[int] = [marks[number] for number in sorted(marks)]
 
     source_tokenizer: Tokenizer | None
@@ -93,15 +113,19 @@ class Tokenizer:
         return self.size
 
     def __repr__(self) -> str:
-        return f"Tokenizer({self.size} tokens, {len(self.specials)} special, {self.fingerprint[:8]})"
+        return (
+            f"Tokenizer({self.size} tokens, {len(self.specials)} special, {self.fingerprint[:8]})"
+        )
 
     # ------------------------------------------------------------------------------ text -> ids
 
-    def encode(self, text: str, *, bos: bool = False, eos: bool = False, special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, bos: bool = False, eos: bool = False, special: bool = False
+    ) -> list[int]:
         """The ids of a text, with the beginning and end tokens when asked.
 
-        ``special=True`` reads special tokens that are written in the text. Raises UserError for a character
-        that the tokenizer cannot write, and for a ``bos`` or ``eos`` it does not have.
+        ``special=True`` reads special tokens that are written in the text. Raises UserError for a
+        character that the tokenizer cannot write, and for a ``bos`` or ``eos`` it does not have.
         """
         return self.encode_batch([text], bos=bos, eos=eos, special=special)[0]
 
@@ -113,12 +137,18 @@ class Tokenizer:
         before = [self._id_of_end("bos")] if bos else []
         after = [self._id_of_end("eos")] if eos else []
         characters = _length(texts)
-        encode = functools.partial(self._by_library, special=True) if special else self.encoder(characters)
+        encode = (
+            functools.partial(self._by_library, special=True)
+            if special
+            else self.encoder(characters)
+        )
         if encode == self._by_tiktoken and characters >= LARGE:
             workers = cores()
             size = -(-len(texts) // (4 * workers))
             with pool(workers) as threads:
-                groups = threads.map(encode, (texts[at : at + size] for at in range(0, len(texts), size)))
+                groups = threads.map(
+                    encode, (texts[at : at + size] for at in range(0, len(texts), size))
+                )
                 found = [ids for group in groups for ids in group]
         else:
             found = encode(texts)
@@ -126,7 +156,8 @@ class Tokenizer:
         return [[*before, *ids, *after] for ids in lists] if before or after else lists
 
     def encoder(self, characters: int) -> Callable[[Sequence[str]], list[Any]]:
-        """What encodes each of some texts, of so many characters in all, the fastest: to lists or NumPy arrays of ids.
+        """What encodes each of some texts, of so many characters in all, the fastest: to lists or
+        NumPy arrays of ids.
 
         The tables that it needs are built here, so that threads may then call it.
         """
@@ -135,7 +166,8 @@ class Tokenizer:
 
     @property
     def backend(self) -> str:
-        """Which library encodes large texts: "tiktoken", where its ids are proven to be the same, or "tokenizers"."""
+        """Which library encodes large texts: "tiktoken", where its ids are proven to be the same,
+        or "tokenizers"."""
         return "tokenizers" if self._tiktoken is None else "tiktoken"
 
     @functools.cached_property
@@ -143,8 +175,12 @@ class Tokenizer:
         return TiktokenBackend.of(self._tables, None if self._by_rank else self._plain)
 
     def _by_tiktoken(self, texts: Sequence[str]) -> list[Any]:
-        """The ids of each text by tiktoken, and by the library where tiktoken's are not proven to be the same."""
-        found = [self._tiktoken.encode(text) if self._tiktoken and isinstance(text, str) else None for text in texts]
+        """The ids of each text by tiktoken, and by the library where tiktoken's are not proven to
+        be the same."""
+        found = [
+            self._tiktoken.encode(text) if self._tiktoken and isinstance(text, str) else None
+            for text in texts
+        ]
         left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
         rest = iter(self._by_library(left) if left else ())
         return [next(rest) if ids is None else ids for ids in found]
@@ -171,29 +207,46 @@ class Tokenizer:
             return within_budget(work, _length(texts)) if texts else []
 
     def encode_pair(
-        self, first: str, second: str | None = None, *, most: int | None = None, special: bool = False
+        self,
+        first: str,
+        second: str | None = None,
+        *,
+        most: int | None = None,
+        special: bool = False,
     ) -> tuple[list[int], list[int]]:
-        """The ids of one text or two with the tokens that belong around them, and each id's segment, 0 or 1.
+        """The ids of one text or two with the tokens that belong around them, and each id's
+        segment, 0 or 1.
 
-        BERT: [CLS] first [SEP] second [SEP]. With ``most`` tokens in all, the longer text is cut until it fits;
-        ``special=True`` reads special tokens that are written in a text ([MASK]).
+        BERT: [CLS] first [SEP] second [SEP]. With ``most`` tokens in all, the longer text is cut
+        until it fits; ``special=True`` reads special tokens that are written in a text ([MASK]).
         Raises UserError for two texts when the tokenizer has no token to put between them.
         """
-        return self.encode_pairs([first if second is None else (first, second)], most=most, special=special)[0]
+        return self.encode_pairs(
+            [first if second is None else (first, second)], most=most, special=special
+        )[0]
 
     def encode_pairs(
-        self, texts: Sequence[str | tuple[str, str]], *, most: int | None = None, special: bool = False
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        *,
+        most: int | None = None,
+        special: bool = False,
     ) -> list[tuple[list[int], list[int]]]:
         """``encode_pair`` of each text or pair, in parallel."""
         groups = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
         ids = iter(self.encode_batch([text for group in groups for text in group], special=special))
         return [self.framed([next(ids) for _ in group], most) for group in groups]
 
-    def framed(self, texts: list[list[int]], most: int | None = None) -> tuple[list[int], list[int]]:
+    def framed(
+        self, texts: list[list[int]], most: int | None = None
+    ) -> tuple[list[int], list[int]]:
         """``encode_pair`` of one text or two that are ids already."""
         frame = self._frames[len(texts) - 1]
         if len(texts) == 2 and all(text is not None for text, _, _ in frame):
-            raise UserError("This tokenizer has no token to put between two texts; use one that has, such as BERT's.")
+            raise UserError(
+                "This tokenizer has no token to put between two texts; use one that "
+                "has, such as BERT's."
+            )
         room = None if most is None else most - sum(text is None for text, _, _ in frame)
         if room is not None and sum(map(len, texts)) > room:
             need(room >= len(texts), f"{most} tokens leave no room for the text; allow more.")
@@ -209,21 +262,29 @@ class Tokenizer:
 
     @functools.cached_property
     def _frames(self) -> tuple[list[Place], list[Place]]:
-        """What stands around a text and around two: as the file says, else cls or bos before, sep or eos after."""
-        one, two = (tokenizer_json.frame(self._tables, self._source, pair) for pair in (False, True))
+        """What stands around a text and around two: as the file says, else cls or bos before, sep
+        or eos after."""
+        one, two = (
+            tokenizer_json.frame(self._tables, self._source, pair) for pair in (False, True)
+        )
         if any(text is None for text, _, _ in two):
             return one, two
         bos = None if self.bos == self.eos else self.bos
-        before, after = bos if self.cls is None else self.cls, self.eos if self.sep is None else self.sep
+        before, after = (
+            bos if self.cls is None else self.cls,
+            self.eos if self.sep is None else self.sep,
+        )
         opening = [] if before is None else [(None, before, 0)]
         closing = [[] if after is None else [(None, after, segment)] for segment in (0, 1)]
         one = [*opening, (0, 0, 0), *closing[0]]
         return one, [*one, (1, 0, 1), *closing[1]]
 
     def offsets(self, text: str, *, special: bool = False) -> list[tuple[int, int]]:
-        """The span (start, end) in characters that each token of ``encode(text, special=special)`` stands for.
+        """The span (start, end) in characters that each token of ``encode(text, special=special)``
+        stands for.
 
-        Tokens that share a character, such as the bytes of an emoji, each have that character's span.
+        Tokens that share a character, such as the bytes of an emoji, each have that character's
+        span.
         """
         library = self._special if special else self._plain
         spans: list[tuple[int, int]] = self._encodings(library, [text])[0].offsets
@@ -241,9 +302,12 @@ class Tokenizer:
         )
 
     def encode_continuation(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids and spans of a text that continues another behind a line's end: nothing is put in front of it."""
+        """The ids and spans of a text that continues another behind a line's end: nothing is put in
+        front of it."""
         encoding = self._encodings(self._plain, [f"\n{text}"])[0]
-        first = next((at for at, (_, end) in enumerate(encoding.offsets) if end > 1), len(encoding.ids))
+        first = next(
+            (at for at, (_, end) in enumerate(encoding.offsets) if end > 1), len(encoding.ids)
+        )
         spans = [(max(start - 1, 0), end - 1) for start, end in encoding.offsets[first:]]
         return encoding.ids[first:], spans
 
@@ -255,7 +319,11 @@ class Tokenizer:
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that leaves special tokens in a text as plain text."""
-        names = [token["content"] for token in self._spec["added_tokens"] if token["content"] and token["special"]]
+        names = [
+            token["content"]
+            for token in self._spec["added_tokens"]
+            if token["content"] and token["special"]
+        ]
         hidden = tokenizer_json.without_specials(self._spec, names) or self._spec
         library = tokenizer_json.load(marking_lost(hidden), self._source)
         library.encode_special_tokens = True
@@ -274,20 +342,25 @@ class Tokenizer:
         id = self._id_of_role(role)
         if id is None:
             long = {"bos": "beginning", "eos": "end"}[role]
-            raise UserError(f"This tokenizer has no {long}-of-text token; encode without {role}=True.")
+            raise UserError(
+                f"This tokenizer has no {long}-of-text token; encode without {role}=True."
+            )
         return id
 
     # ------------------------------------------------------------------------------ ids -> text
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of ids; special tokens show only with ``special=True``; a broken character is U+FFFD.
+        """The text of ids; special tokens show only with ``special=True``; a broken character is
+        U+FFFD.
 
         Raises UserError for an id that is out of range.
         """
         try:
             shown = [id for id in ids if special or not self.hides(id)]
         except TypeError:
-            raise UserError(f"Ids are integers in a list, and this is a {type(ids).__name__}; give a list.") from None
+            raise UserError(
+                f"Ids are integers in a list, and this is a {type(ids).__name__}; give a list."
+            ) from None
         pieces = [self.bytes_of(id, at == 0) for at, id in enumerate(shown)]
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -296,14 +369,17 @@ class Tokenizer:
         return Stream(self, special)
 
     def bytes_of(self, id: int, first: bool = False) -> bytes:
-        """The UTF-8 bytes, perhaps a part of a character, that an id stands for; ``first`` in the text or later."""
+        """The UTF-8 bytes, perhaps a part of a character, that an id stands for; ``first`` in the
+        text or later."""
         if first:
             name = self.token(id)
             return name.encode() if id in self._literal else self._decode_token(name, True)
         piece = self._later[id] if isinstance(id, int) and 0 <= id < self.size else None
         if piece is None:
             name = self.token(id)
-            piece = self._later[id] = name.encode() if id in self._literal else self._decode_token(name, False)
+            piece = self._later[id] = (
+                name.encode() if id in self._literal else self._decode_token(name, False)
+            )
         return piece
 
     def hides(self, id: int) -> bool:
@@ -313,13 +389,18 @@ class Tokenizer:
     # ------------------------------------------------------------------------------- vocabulary
 
     def token(self, id: int) -> str:
-        """The name of an id as the vocabulary writes it, such as ``Ġthe``; empty for an id that is not used."""
+        """The name of an id as the vocabulary writes it, such as ``Ġthe``; empty for an id that is
+        not used."""
         try:
             id = operator.index(id)
         except TypeError:
-            raise UserError(f"Ids are integers, and {ascii(id)[:50]} is not one; give integers.") from None
+            raise UserError(
+                f"Ids are integers, and {ascii(id)[:50]} is not one; give integers."
+            ) from None
         if not 0 <= id < self.size:
-            raise UserError(f"Token {id} is out of range; this tokenizer has tokens 0 to {self.size - 1}.")
+            raise UserError(
+                f"Token {id} is out of range; this tokenizer has tokens 0 to {self.size - 1}."
+            )
         return self._names[id]
 
     def id(self, token: str) -> int | None:
@@ -334,35 +415,50 @@ class Tokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of everything that decides ids, as hexadecimal text: equal after a round trip through files."""
+        """The SHA-256 of everything that decides ids, as hexadecimal text: equal after a round trip
+        through files."""
         spec = {**self._spec, "post_processor": None}  # nothing is added around a text here
-        whole = json.dumps([spec, {part: self.roles[part] for part in ENDS}], sort_keys=True, separators=(",", ":"))
+        whole = json.dumps(
+            [spec, {part: self.roles[part] for part in ENDS}], sort_keys=True, separators=(",", ":")
+        )
         return hashlib.sha256(whole.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The text of a tokenizer.json, with one more key where parts are played by unusual names."""
+        """The text of a tokenizer.json, with one more key where parts are played by unusual
+        names."""
         usual = tokenizer_json.roles_of(self._spec, {}) == self.roles
-        return json.dumps(self._spec if usual else {**self._spec, EXTRA: self.roles}, ensure_ascii=False)
+        return json.dumps(
+            self._spec if usual else {**self._spec, EXTRA: self.roles}, ensure_ascii=False
+        )
 
     @classmethod
-    def from_json(cls, text: str, roles: Roles | None = None, source: str = "The tokenizer") -> Tokenizer:
-        """The tokenizer in a tokenizer.json's text; ``roles`` says who plays bos, eos, mask and so on, where known."""
+    def from_json(
+        cls, text: str, roles: Roles | None = None, source: str = "The tokenizer"
+    ) -> Tokenizer:
+        """The tokenizer in a tokenizer.json's text; ``roles`` says who plays bos, eos, mask and so
+        on, where known."""
         spec = files.json_object(text, source, "restore it or choose another file")
         if not isinstance(spec.get("model"), dict):
             raise UserError(
-                f'{source} has no "model", so it is not a tokenizer.json; restore it or choose another file.'
+                f'{source} has no "model", so it is not a tokenizer.json; restore it or choose '
+                "another file."
             )
         stored = spec.pop(EXTRA, None)
         return cls(spec, roles or (stored if isinstance(stored, dict) else None), source)
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json into a folder, as `transformers` opens them.
+        """Write tokenizer.json and tokenizer_config.json into a folder, as `transformers` opens
+        them.
 
         There too a text then begins with bos, if it does here, or stands between cls and sep.
         """
         folder = Path(folder)
         parts = {f"{part}_token": name for part, name in self.roles.items()}
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **parts}
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **parts,
+        }
         spec, frames = self._spec, None
         if self.cls is not None and self.sep is not None:
             frames = self._frames
@@ -372,7 +468,10 @@ class Tokenizer:
         if frames and not spec.get("post_processor"):
             spec = {**spec, "post_processor": tokenizer_json.framed_by(*frames, self._names)}
         files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
-        files.write(folder / "tokenizer_config.json", json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+        files.write(
+            folder / "tokenizer_config.json",
+            json.dumps(settings, indent=1, ensure_ascii=False) + "\n",
+        )
 
 
 def _length(texts: Iterable[Any]) -> int:

@@ -1,4 +1,5 @@
-"""What a tokenizer.json holds: who plays which part, old forms made new, and what plain text must not reach."""
+"""What a tokenizer.json holds: who plays which part, old forms made new, and what plain text must
+not reach."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 
 Text = TypeVar("Text", bytes, str)
 Spec = dict[str, Any]  # what a tokenizer.json holds
-Roles = dict[str, str | None]  # "bos", "eos", ... (the keys of USUAL) -> the special token that plays the part
+# "bos", "eos", ... (the keys of USUAL) -> the special token that plays the part
+Roles = dict[str, str | None]
 
-# Who plays which part when nothing says so: the names that published tokenizers use, likeliest first.
+# Who plays which part when nothing says so: the names that published tokenizers use, likeliest
+# first.
 USUAL = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[CLS]", "<|startoftext|>", "<|endoftext|>"),
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|endoftext|>"),
@@ -27,11 +30,13 @@ USUAL = {
     "mask": ("[MASK]", "<mask>"),
 }
 MOST_IDS = 1 << 22  # lists are as long as the highest id says
-NEEDED = ("bos", "eos")  # a part that is named, but by a token that is missing, is an error for these alone
+# a part that is named, but by a token that is missing, is an error for these alone
+NEEDED = ("bos", "eos")
 
 
 class ByRank(dict[str, int]):
-    """In place of a list of merges: tiktoken's entries and ranks, whose rule says the merges (``with_merges``)."""
+    """In place of a list of merges: tiktoken's entries and ranks, whose rule says the merges
+    (``with_merges``)."""
 
 
 def added_token(id: int, content: str, special: bool = True) -> dict[str, Any]:
@@ -54,7 +59,9 @@ def whole(model: Spec, **parts: Any) -> Spec:
 
 def bpe(vocabulary: dict[str, int], merges: Any, **settings: Any) -> Spec:
     """A BPE model, with the settings that are not the usual ones."""
-    none = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+    none = dict.fromkeys(
+        ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    )
     usual = {**none, **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)}
     return {"type": "BPE", **usual, **settings, "vocab": vocabulary, "merges": merges}
 
@@ -66,7 +73,12 @@ def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> Spe
 
 def letters_as_bytes(words: bool = False) -> Spec:
     """The step that writes bytes as GPT-2's letters; ``words``: and splits into words as GPT-2."""
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": words}
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": words,
+    }
 
 
 @contextlib.contextmanager
@@ -81,7 +93,8 @@ def library_errors(refusal: Callable[[BaseException], UserError]) -> Iterator[No
 
 
 def flag(settings: dict[str, Any], key: str, usual: Any) -> Any:
-    """A setting that is true or false, or else the usual one; UserError for what is neither ("false" is a text)."""
+    """A setting that is true or false, or else the usual one; UserError for what is neither
+    ("false" is a text)."""
     value = settings.get(key)
     if value is not None and not isinstance(value, bool):
         raise UserError(f'"{key}" is {ascii(value)[:100]}; write true or false.')
@@ -112,7 +125,11 @@ def steps(part: Any) -> Iterator[dict[str, Any]]:
 def ids_of(spec: Spec) -> dict[str, int]:
     """Every name in a tokenizer.json and its id."""
     vocabulary = spec["model"]["vocab"]
-    pairs = ((piece, id) for id, (piece, _) in enumerate(vocabulary)) if isinstance(vocabulary, list) else vocabulary
+    pairs = (
+        ((piece, id) for id, (piece, _) in enumerate(vocabulary))
+        if isinstance(vocabulary, list)
+        else vocabulary
+    )
     return dict(pairs) | {token["content"]: token["id"] for token in spec.get("added_tokens") or []}
 
 
@@ -125,25 +142,32 @@ def roles_of(spec: Spec, told: Roles) -> Roles:
         unknown = model["vocab"][model["unk_id"]][0]
     if unknown is not None and unknown in ids_of(spec):
         special |= {unknown}
-    roles: Roles = {part: next((name for name in names if name in special), None) for part, names in USUAL.items()}
+    roles: Roles = {
+        part: next((name for name in names if name in special), None)
+        for part, names in USUAL.items()
+    }
     roles["unk"] = unknown if unknown in special else roles["unk"]
     return roles | {part: name for part, name in told.items() if part in USUAL}
 
 
 def canonical(spec: Spec, roles: Roles) -> Spec:
-    """The specification with no truncation or padding, merges as pairs, and every role's token marked special."""
+    """The specification with no truncation or padding, merges as pairs, and every role's token
+    marked special."""
     model = {"type": model_type(spec["model"]), **spec["model"]}
     if model["type"] == "BPE":
         model["dropout"] = None  # a text has one way to be written
         if not isinstance(pairs := model["merges"], ByRank):
-            model["merges"] = [pair if type(pair) is list else _pair(pair, model["vocab"]) for pair in pairs]
+            model["merges"] = [
+                pair if type(pair) is list else _pair(pair, model["vocab"]) for pair in pairs
+            ]
         if '{"String": " "}' in json.dumps(spec.get("normalizer")):
             _restore_no_break_spaces(model)
     _fix_added_ids(spec, model)
     ids = ids_of({**spec, "model": model})
     added = {token["content"]: dict(token) for token in spec.get("added_tokens") or []}
     for name in added.keys() & {name for names in USUAL.values() for name in names}:
-        added[name]["special"] = True  # Phi-3 calls "</s>" ordinary: a text must not be able to write it
+        # Phi-3 calls "</s>" ordinary: a text must not be able to write it
+        added[name]["special"] = True
     for part, name in list(roles.items()):
         if name is None:
             continue
@@ -151,11 +175,15 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
             roles[part] = None
             continue
         if name not in ids:
-            raise UserError(f'The vocabulary lacks "{name}", which is named as {part}; fix tokenizer_config.json.')
+            raise UserError(
+                f'The vocabulary lacks "{name}", which is named as {part}; fix '
+                "tokenizer_config.json."
+            )
         added.setdefault(name, added_token(ids[name], name))["special"] = True
     for token in added.values():
         if token["special"]:
-            token["normalized"] = False  # found as it is written, whatever the normalizer puts around a text
+            # found as it is written, whatever the normalizer puts around a text
+            token["normalized"] = False
     tokens = sorted(added.values(), key=lambda token: int(token["id"]))
     return {**spec, "truncation": None, "padding": None, "added_tokens": tokens, "model": model}
 
@@ -172,8 +200,9 @@ def with_merges(spec: Spec) -> Spec:
 def merges_by_rank(ranks: Mapping[Text, int]) -> list[tuple[Text, Text]]:
     """The merges, first things first, of a BPE known only by its tokens' ranks.
 
-    tiktoken and SentencePiece join two neighbours whenever the joined token exists, the lowest rank first.
-    That is ordinary BPE with every cut of every token into two tokens as a merge: linear in the letters.
+    tiktoken and SentencePiece join two neighbours whenever the joined token exists, the lowest rank
+    first. That is ordinary BPE with every cut of every token into two tokens as a merge: linear in
+    the letters.
     """
     found: list[tuple[Text, Text]] = []
     for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
@@ -189,21 +218,33 @@ def merges_by_rank(ranks: Mapping[Text, int]) -> list[tuple[Text, Text]]:
 
 
 def _fix_added_ids(spec: Spec, model: dict[str, Any]) -> None:
-    """Give added tokens the ids that the file gives them: the library would count on from the model's entries.
+    """Give added tokens the ids that the file gives them: the library would count on from the
+    model's entries.
 
-    UserError where it cannot be done: among scored pieces, or for a token that the model knows by another id.
+    UserError where it cannot be done: among scored pieces, or for a token that the model knows by
+    another id.
     """
     vocabulary = model["vocab"]
     listed = isinstance(vocabulary, list)
     known = {piece: id for id, (piece, _) in enumerate(vocabulary)} if listed else vocabulary
-    said = {token["content"]: int(token["id"]) for token in spec.get("added_tokens") or [] if token["content"]}
+    said = {
+        token["content"]: int(token["id"])
+        for token in spec.get("added_tokens") or []
+        if token["content"]
+    }
     new = {name: id for name, id in said.items() if name not in known}
     taken = {*known.values()} & {*new.values()} if new else set()
-    wrong = next((name for name, id in said.items() if known.get(name, id) != id or id in taken or id < 0), None)
+    wrong = next(
+        (name for name, id in said.items() if known.get(name, id) != id or id in taken or id < 0),
+        None,
+    )
     gaps = sorted(new.values()) != list(range(len(known), len(known) + len(new)))
     if wrong is not None or (gaps and listed):
         name = ascii(wrong if wrong is not None else next(iter(new)))[:100]
-        raise UserError(f"The added token {name} has an id that it cannot have in this vocabulary; fix its file.")
+        raise UserError(
+            f"The added token {name} has an id that it cannot have in this "
+            "vocabulary; fix its file."
+        )
     if gaps:
         model["vocab"] = {**vocabulary, **new}
 
@@ -216,7 +257,12 @@ def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
     if len(halves) != 2:
         for cut in range(1, len(merge) - 1):
             left, right = merge[:cut], merge[cut + 1 :]
-            if merge[cut] == " " and left in vocabulary and right in vocabulary and left + right in vocabulary:
+            if (
+                merge[cut] == " "
+                and left in vocabulary
+                and right in vocabulary
+                and left + right in vocabulary
+            ):
                 return [left, right]
     return halves
 
@@ -234,10 +280,11 @@ def _restore_no_break_spaces(model: dict[str, Any]) -> None:
 
 
 def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
-    """A copy whose model can make no special token out of plain text, ids unchanged; None when it never could.
+    """A copy whose model can make no special token out of plain text, ids unchanged; None when it
+    never could.
 
-    The library takes special tokens out of its own search when told, but a Unigram model, say, would
-    still find "</s>" among its pieces. So these pieces get names that no text matches.
+    The library takes special tokens out of its own search when told, but a Unigram model, say,
+    would still find "</s>" among its pieces. So these pieces get names that no text matches.
     """
     model = spec["model"]
     kind, vocabulary = model["type"], model["vocab"]
@@ -248,13 +295,21 @@ def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     if kind == "BPE":
         made = {left + right for left, right in model["merges"]}
         if not any(
-            len(name) == 1 or name in made or (model.get("ignore_merges") and name in vocabulary) for name in names
+            len(name) == 1 or name in made or (model.get("ignore_merges") and name in vocabulary)
+            for name in names
         ):
             return None
-        merges = [pair for pair in model["merges"] if not {pair[0], pair[1], pair[0] + pair[1]} & names.keys()]
+        merges = [
+            pair
+            for pair in model["merges"]
+            if not {pair[0], pair[1], pair[0] + pair[1]} & names.keys()
+        ]
         model = {**model, "merges": merges}
     if kind == "Unigram":
-        model = {**model, "vocab": [[names.get(piece, piece), score] for piece, score in vocabulary]}
+        model = {
+            **model,
+            "vocab": [[names.get(piece, piece), score] for piece, score in vocabulary],
+        }
     else:
         model = {**model, "vocab": {names.get(name, name): id for name, id in vocabulary.items()}}
         model["unk_token"] = names.get(str(model.get("unk_token")), model.get("unk_token"))
@@ -262,30 +317,45 @@ def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     return {**spec, "added_tokens": added, "model": model, "post_processor": None}
 
 
-Place: TypeAlias = tuple[int | None, int, int]  # which text, or None for a token of its own, its id, its segment
+# which text, or None for a token of its own, its id, its segment
+Place: TypeAlias = tuple[int | None, int, int]
 
 
 def between(opens: int, closes: int, doubled: bool = False) -> tuple[list[Place], list[Place]]:
-    """What stands around a text and around two: BERT's; or RoBERTa's, ``doubled`` between two and all of segment 0."""
+    """What stands around a text and around two: BERT's; or RoBERTa's, ``doubled`` between two and
+    all of segment 0."""
     end: Place = (None, closes, 0)
     one: list[Place] = [(None, opens, 0), (0, 0, 0), end]
     return one, [*one, end, (1, 0, 0), end] if doubled else [*one, (1, 0, 1), (None, closes, 1)]
 
 
-def framed_by(one: Sequence[Place], two: Sequence[Place], names: Sequence[str] | dict[int, str]) -> Spec:
+def framed_by(
+    one: Sequence[Place], two: Sequence[Place], names: Sequence[str] | dict[int, str]
+) -> Spec:
     """A post-processor that puts the same around a text and around two as these places do."""
-    known = {names[id]: {"id": names[id], "ids": [id], "tokens": [names[id]]} for text, id, _ in two if text is None}
+    known = {
+        names[id]: {"id": names[id], "ids": [id], "tokens": [names[id]]}
+        for text, id, _ in two
+        if text is None
+    }
 
     def template(places: Sequence[Place]) -> list[Spec]:
-        kinds = (("SpecialToken", names[id]) if text is None else ("Sequence", "AB"[text]) for text, id, _ in places)
-        return [{kind: {"id": n, "type_id": place[2]}} for (kind, n), place in zip(kinds, places, strict=True)]
+        kinds = (
+            ("SpecialToken", names[id]) if text is None else ("Sequence", "AB"[text])
+            for text, id, _ in places
+        )
+        return [
+            {kind: {"id": n, "type_id": place[2]}}
+            for (kind, n), place in zip(kinds, places, strict=True)
+        ]
 
     templates = {"single": template(one), "pair": template(two)}
     return {"type": "TemplateProcessing", **templates, "special_tokens": known}
 
 
 def frame(spec: Spec, source: str, pair: bool) -> list[Place]:
-    """What the post-processor makes of a text or a pair: (which text, or None for a token of its own, id, segment)."""
+    """What the post-processor makes of a text or a pair: (which text, or None for a token of its
+    own, id, segment)."""
     import tokenizers
 
     words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
@@ -302,7 +372,9 @@ def load(spec: Spec, source: str) -> tokenizers.Tokenizer:
 
     none = f"{source} holds no tokenizer that can be used"
     with library_errors(lambda error: UserError(f"{none} ({reason(error)}); restore it.")):
-        return tokenizers.Tokenizer.from_str(json.dumps({**spec, "post_processor": None}, ensure_ascii=False))
+        return tokenizers.Tokenizer.from_str(
+            json.dumps({**spec, "post_processor": None}, ensure_ascii=False)
+        )
 
 
 def reason(error: BaseException) -> str:

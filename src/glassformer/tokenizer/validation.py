@@ -1,4 +1,5 @@
-"""What a tokenizer's file may not do: panic inside the library, blow a text up, or lose characters unseen."""
+"""What a tokenizer's file may not do: panic inside the library, blow a text up, or lose characters
+unseen."""
 
 from __future__ import annotations
 
@@ -23,13 +24,16 @@ SMALL_LABEL, LARGE_OFFSET = (1 << 31) | 0xFF, 1 << 9
 
 
 def check(spec: Spec) -> None:
-    """ValueError for a damaged table of character replacements, or replacements that blow a text up."""
+    """ValueError for a damaged table of character replacements, or replacements that blow a text
+    up."""
     for part in ("normalizer", "decoder"):
         growth = 1.0
         for step in steps(spec.get(part)):
             growth *= _growth(step)
         if growth > MOST_GROWTH:
-            raise ValueError(f"the replacements of its {part} make over {MOST_GROWTH} characters of one")
+            raise ValueError(
+                f"the replacements of its {part} make over {MOST_GROWTH} characters of one"
+            )
 
 
 def _growth(step: dict[str, Any]) -> float:
@@ -47,8 +51,8 @@ def _growth(step: dict[str, Any]) -> float:
 def charsmap(table: bytes) -> int:
     """The most characters that SentencePiece's table makes of one; ValueError where it is damaged.
 
-    A size, a trie in a double array (darts-clone: a unit of 4 bytes has label, offset and leaf), then texts that end in
-    a zero byte. The library follows it without looking where it leads.
+    A size, a trie in a double array (darts-clone: a unit of 4 bytes has label, offset and leaf),
+    then texts that end in a zero byte. The library follows it without looking where it leads.
     """
     size = int.from_bytes(table[:4], "little")
     if len(table) < 4 or size % 4 or not 0 < size <= len(table) - 4:
@@ -77,9 +81,11 @@ def charsmap(table: bytes) -> int:
 
 
 def marking_lost(spec: Spec) -> Spec:
-    """The specification with a token, ``LOST``, that stands for each character the model would leave out.
+    """The specification with a token, ``LOST``, that stands for each character the model would
+    leave out.
 
-    Only a BPE with no unknown token leaves any out, where not every byte is an entry; others come back as they are.
+    Only a BPE with no unknown token leaves any out, where not every byte is an entry; others come
+    back as they are.
     """
     model = spec["model"]
     if model["type"] != "BPE" or model.get("unk_token") is not None:
@@ -88,29 +94,44 @@ def marking_lost(spec: Spec) -> Spec:
     if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
         return spec
     whole = not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
-    kinds = {step.get("type") for part in ("normalizer", "pre_tokenizer") for step in steps(spec.get(part))}
+    kinds = {
+        step.get("type")
+        for part in ("normalizer", "pre_tokenizer")
+        for step in steps(spec.get(part))
+    }
     if whole and "ByteLevel" in kinds and vocabulary.keys() >= {*byte_alphabet().values()}:
         return spec
-    ids = {**vocabulary, **{token["content"]: token["id"] for token in spec["added_tokens"] if token["content"]}}
+    ids = {
+        **vocabulary,
+        **{token["content"]: token["id"] for token in spec["added_tokens"] if token["content"]},
+    }
     vocabulary = {**ids, LOST: max(ids.values(), default=-1) + 1}
     return {**spec, "model": {**model, "vocab": vocabulary, "unk_token": LOST, "fuse_unk": False}}
 
 
 def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, error: BaseException) -> UserError:
-    """Why the library could not encode these texts: the first thing that is not a text or that it does not know."""
+    """Why the library could not encode these texts: the first thing that is not a text or that it
+    does not know."""
     for text in texts:
         if not isinstance(text, str):
-            return UserError(f"A tokenizer encodes texts, and this is a {type(text).__name__}; give a str.")
+            return UserError(
+                f"A tokenizer encodes texts, and this is a {type(text).__name__}; give a str."
+            )
         for letter in dict.fromkeys(text):
             at = text.index(letter)
             if 0xD800 <= ord(letter) < 0xE000:
-                return UserError(f"Character {at} of the text is half of a surrogate pair; remove it.")
+                return UserError(
+                    f"Character {at} of the text is half of a surrogate pair; remove it."
+                )
             if not _knows(letter, library):
                 return UserError(
-                    f"The tokenizer does not know the character {json.dumps(letter, ensure_ascii=False)} (number {at} "
+                    "The tokenizer does not know the character "
+                    f"{json.dumps(letter, ensure_ascii=False)} (number {at} "
                     f"of the text); remove it or train a tokenizer on text that has it."
                 )
-    return UserError(f"The tokenizer cannot encode this text ({reason(error)}); use another tokenizer.")
+    return UserError(
+        f"The tokenizer cannot encode this text ({reason(error)}); use another tokenizer."
+    )
 
 
 def _knows(letter: str, library: tokenizers.Tokenizer) -> bool:

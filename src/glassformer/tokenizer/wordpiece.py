@@ -12,14 +12,16 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def read(text: str, lower: bool | None, config: dict[str, Any], source: str) -> Spec:
-    """The tokenizer of a vocab.txt, a token per line. ``lower`` None: as the config says, else as capitals show."""
+    """The tokenizer of a vocab.txt, a token per line. ``lower`` None: as the config says, else as
+    capitals show."""
     names = [line.removesuffix("\r") for line in text.split("\n")]
     while names and not names[-1]:
         names.pop()
     ids = {name: id for id, name in enumerate(names)}
     if not {"[UNK]", "[CLS]", "[SEP]"} <= ids.keys():
         raise UserError(
-            f"{source} lacks [UNK], [CLS] or [SEP] and so is not a WordPiece vocabulary; choose another file."
+            f"{source} lacks [UNK], [CLS] or [SEP] and so is not a WordPiece vocabulary; choose "
+            "another file."
         )
     if len(ids) != len(names):
         twice = next(number for number, name in enumerate(names, 1) if ids[name] != number - 1)
@@ -33,12 +35,18 @@ def read(text: str, lower: bool | None, config: dict[str, Any], source: str) -> 
 
 
 def wordpiece(names: Sequence[str], special: Sequence[str], lower: bool | None = False) -> Spec:
-    """A WordPiece vocabulary, [CLS] and [SEP] around a text. ``lower`` None: where no name has a capital."""
+    """A WordPiece vocabulary, [CLS] and [SEP] around a text. ``lower`` None: where no name has a
+    capital."""
     if lower is None:
         lower = all(name == name.lower() for name in names if not name.startswith("["))
     ids = {name: id for id, name in enumerate(names)}
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
-    cleaned = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    cleaned = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+    }
     return whole(
         {**model, "max_input_chars_per_word": 100, "vocab": ids},
         added_tokens=[added_token(ids[name], name) for name in special],

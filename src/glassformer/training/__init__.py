@@ -1,4 +1,5 @@
-"""Training: a generator of steps, and the hooks that consume them; a run file is planned, then launched.
+"""Training: a generator of steps, and the hooks that consume them; a run file is planned, then
+launched.
 
     plan defaults                                  a run file resolved; the settings that nobody gave. No torch
     launch resume prepare report                   a run in its folder
@@ -62,7 +63,9 @@ _RENAMED = {
     **dict.fromkeys(("make_plan", "make_execution_plan"), "choose_execution"),
 }
 __all__ = ["train", *" ".join(_HOME.values()).split()]
-_load, _ = lazily(__name__, {name: f".{home}" for home, names in _HOME.items() for name in names.split()})
+_load, _ = lazily(
+    __name__, {name: f".{home}" for home, names in _HOME.items() for name in names.split()}
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -91,16 +94,22 @@ def train(
 
 @overload
 def train(
-    model: str | Path | Run, *, out: str | Path, resume: bool = False, overrides: Mapping[str, Any] | None = None
+    model: str | Path | Run,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Ended: ...
 
 
 def train(model: Any, *args: Any, **named: Any) -> Any:
-    """Train a ``model`` on batches, as a generator of steps (``loop.train``); or run a run file in the folder ``out``.
+    """Train a ``model`` on batches, as a generator of steps (``loop.train``); or run a run file in
+    the folder ``out``.
 
-    ``train("runs/demo.toml", out="out/demo")`` is ``glassformer train runs/demo.toml --out out/demo``: the first
-    argument is a run file's path or name, or a ``Run``; ``overrides`` are as on the command line, ``{"steps": 500}``.
-    It prints to standard error as the command does, and returns how the run ended.
+    ``train("runs/demo.toml", out="out/demo")`` is ``glassformer train runs/demo.toml --out
+    out/demo``: the first argument is a run file's path or name, or a ``Run``; ``overrides`` are as
+    on the command line, ``{"steps": 500}``. It prints to standard error as the command does, and
+    returns how the run ended.
     """
     from ..config.run import Run
     from ..config.run_file import read
@@ -113,7 +122,9 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
             named["execution"] = named.pop("plan")
         return steps(model, *args, **named)
 
-    def run_file(out: str | Path, resume: bool = False, overrides: Mapping[str, Any] | None = None) -> Ended:
+    def run_file(
+        out: str | Path, resume: bool = False, overrides: Mapping[str, Any] | None = None
+    ) -> Ended:
         from .launch import run
 
         settings = model if isinstance(model, Run) else read(model, overrides)

@@ -35,12 +35,14 @@ Array = np.ndarray[Any, Any]
 class Batch:
     """Rows to learn from: ``tokens`` and ``targets`` (B, T) long, a target of -1 is not counted.
 
-    ``pos`` and ``document_ids`` (B, T) say where in which of the row's documents a token is; both are None when
-    no row holds more than one, and positions are then 0..T-1. Padding has position -1. ``source``, ``source_pos`` and
-    ``source_document_ids`` (B, S) are what an encoder reads; a pair has the same document number on both sides.
-    ``segments`` (B, T) tells two texts of one document apart, ``prefix`` (B, T) is true where all of the document may
-    look. ``labels`` (D,), long or float, are the documents', in the order of rows, then of columns. ``host`` is the
-    same batch in the host's memory where it was moved to a device: what is counted there does not wait for the device.
+    ``pos`` and ``document_ids`` (B, T) say where in which of the row's documents a token is; both
+    are None when no row holds more than one, and positions are then 0..T-1. Padding has position
+    -1. ``source``, ``source_pos`` and ``source_document_ids`` (B, S) are what an encoder reads; a
+    pair has the same document number on both sides. ``segments`` (B, T) tells two texts of one
+    document apart, ``prefix`` (B, T) is true where all of the document may look. ``labels`` (D,),
+    long or float, are the documents', in the order of rows, then of columns. ``host`` is the same
+    batch in the host's memory where it was moved to a device: what is counted there does not wait
+    for the device.
     """
 
     tokens: Tensor
@@ -61,7 +63,8 @@ class Batch:
         return moved if moved.tokens.is_cpu or not self.tokens.is_cpu else replace(moved, host=self)
 
     def asked(self, step: int = 1) -> Tensor:
-        """Where targets are among the flattened tokens (N,), N filled up to a multiple of ``step`` by where none is."""
+        """Where targets are among the flattened tokens (N,), N filled up to a multiple of ``step``
+        by where none is."""
         there = (self.host or self).targets.flatten() >= 0
         found = there.nonzero()[:, 0]
         if missing := -len(found) % step:
@@ -79,11 +82,15 @@ class Batch:
         alone = self.tokens.new_ones(len(self.tokens))
         counts = alone if self.pos is None else document_starts(self.pos).sum(1)  # documents a row
         first, last = int(counts[:low].sum()), int(counts[:high].sum())
-        return self._each(lambda name, part: part[first:last] if name == "labels" else part[low:high])
+        return self._each(
+            lambda name, part: part[first:last] if name == "labels" else part[low:high]
+        )
 
     def _each(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
         parts = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
-        return replace(self, host=None, **{name: change(name, part) for name, part in parts.items()})
+        return replace(
+            self, host=None, **{name: change(name, part) for name, part in parts.items()}
+        )
 
 
 class CorpusRows:
@@ -93,9 +100,11 @@ class CorpusRows:
         self.context, self.check = context, shards.check
         self.last = len(shards) - 1  # tokens that have a successor
         self.windows = sliding_window_view(np.asarray(shards.tokens), context)
-        # a closing token that also opens the next document is the last one's target and the next one's first
+        # a closing token that also opens the next document is the last one's target and the next
+        # one's first
         self.shared = shards.shared_border
-        self.borders, self.base = shards.borders, shards.first + self.shared  # mapped: not a number of them is copied
+        # mapped: not a number of them is copied
+        self.borders, self.base = shards.borders, shards.first + self.shared
 
     def packed(self, low: Array, high: Array) -> bool:
         """Whether a row of ``read`` holds more than one document; no token is read for it."""
@@ -119,7 +128,8 @@ class CorpusRows:
         first = np.searchsorted(self.borders, begin + self.base, side="right")
         count = np.searchsorted(self.borders, begin + self.base + T, side="right") - first
         if count.any():
-            # every border in a row, one after another: nth counts it among all borders, column is its place in the row
+            # every border in a row, one after another: nth counts it among all borders, column is
+            # its place in the row
             row = np.repeat(np.arange(rows), count)
             nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
             column = self.borders[nth] - self.base - begin[row]
@@ -131,7 +141,8 @@ class CorpusRows:
 
 
 def _batch(parts: Iterable[tuple[Array, Array, Array]], packed: bool = False) -> Batch:
-    """A batch of what ``CorpusRows.read`` gave; ``packed`` where it is a piece of one with several documents a row."""
+    """A batch of what ``CorpusRows.read`` gave; ``packed`` where it is a piece of one with several
+    documents a row."""
     tokens, targets, opens = (np.concatenate(part) for part in zip(*parts, strict=True))
     columns = [tokens, targets]
     if packed or opens.any():
@@ -141,15 +152,21 @@ def _batch(parts: Iterable[tuple[Array, Array, Array]], packed: bool = False) ->
     return Batch(*map(torch.from_numpy, columns))
 
 
-def every_token_once(shards: Shards, batch: int, context: int, stride: int | None = None) -> Iterator[Batch]:
+def every_token_once(
+    shards: Shards, batch: int, context: int, stride: int | None = None
+) -> Iterator[Batch]:
     """The corpus in order, each token that has a predecessor in its document a target exactly once.
 
-    ``stride`` below ``context`` gives each target at least ``context - stride`` tokens to look back on
-    (where there are so many). The last batch may be smaller; rows are shorter when the corpus is.
+    ``stride`` below ``context`` gives each target at least ``context - stride`` tokens to look back
+    on (where there are so many). The last batch may be smaller; rows are shorter when the corpus
+    is.
     """
     check_sizes(batch, context)
     if len(shards) < 2:
-        raise UserError(f"{shards.name} holds fewer than two tokens, so nothing can be predicted; give more text.")
+        raise UserError(
+            f"{shards.name} holds fewer than two tokens, so nothing can be "
+            "predicted; give more text."
+        )
     rows = CorpusRows(shards, min(context, len(shards) - 1))
     step = min(stride or rows.context, rows.context)
     for begin in range(0, rows.last, batch * step):
@@ -162,7 +179,8 @@ Drawn = tuple[CorpusRows, Array, Array]
 
 
 class _Cursor:
-    """How far one corpus has been gone through: row ``index`` of ``epoch``, ``drawn`` rows in all."""
+    """How far one corpus has been gone through: row ``index`` of ``epoch``, ``drawn`` rows in
+    all."""
 
     def __init__(self, rows: CorpusRows, seed: Sequence[int], way: int) -> None:
         self.rows, self.seed = rows, seed
@@ -184,7 +202,11 @@ class _Cursor:
         while count:
             some = min(count, self.size - self.index)
             high = self.order(self.index, self.index + some) * self.rows.context + self.offset
-            yield self.rows, np.maximum(high - self.rows.context, 0), np.minimum(high, self.rows.last)
+            yield (
+                self.rows,
+                np.maximum(high - self.rows.context, 0),
+                np.minimum(high, self.rows.last),
+            )
             count, self.index = count - some, self.index + some
             if self.index == self.size:
                 self.go(self.epoch + 1, 0, self.way)
@@ -193,14 +215,18 @@ class _Cursor:
 class Batches(Iterator[Batch]):
     """An endless iterator of training batches over one corpus, or several mixed by weight.
 
-    Each epoch every token is a target exactly once, in a new order with new row borders; a mixture's
-    weights are shares of the rows, kept to within one row at any time. Which rows come is a function of
-    (seed, epoch, index) alone, so ``state()`` is a few numbers. Raises UserError for a corpus shorter
-    than one context.
+    Each epoch every token is a target exactly once, in a new order with new row borders; a
+    mixture's weights are shares of the rows, kept to within one row at any time. Which rows come is
+    a function of (seed, epoch, index) alone, so ``state()`` is a few numbers. Raises UserError for
+    a corpus shorter than one context.
     """
 
     def __init__(
-        self, shards: Shards | Sequence[tuple[Shards, float]], batch: int, context: int, seed: int = 0
+        self,
+        shards: Shards | Sequence[tuple[Shards, float]],
+        batch: int,
+        context: int,
+        seed: int = 0,
     ) -> None:
         check_sizes(batch, context)
         mixture = [(shards, 1.0)] if isinstance(shards, Shards) else list(shards)
@@ -208,7 +234,10 @@ class Batches(Iterator[Batch]):
             if not (math.isfinite(weight) and weight > 0):
                 raise UserError(f"The weight of {part.name} is {weight}; give a number above 0.")
             if len(part) <= context:
-                sentence = f"{part.name} holds {len(part)} tokens, too few for one context of {context} and the next; "
+                sentence = (
+                    f"{part.name} holds {len(part)} tokens, too few for one context of "
+                    f"{context} and the next; "
+                )
                 raise UserError(sentence + "give more text or set a smaller context.")
         if not mixture:
             raise UserError("There is no corpus to train on; give at least one.")
@@ -218,19 +247,25 @@ class Batches(Iterator[Batch]):
         self.keys = [part.key for part, _ in mixture]
         rows = [CorpusRows(part, context) for part, _ in mixture]
         self._way = way_for(max(some.last // context for some in rows))
-        self._cursors = [_Cursor(some, (seed % 2**64, number), self._way) for number, some in enumerate(rows)]
+        self._cursors = [
+            _Cursor(some, (seed % 2**64, number), self._way) for number, some in enumerate(rows)
+        ]
 
     def __next__(self) -> Batch:
         return _batch(rows.read(low, high) for rows, low, high in self._draw())
 
     def pieces(self, count: int, mine: Iterable[int]) -> list[Batch]:
-        """Of the ``count`` pieces that the next batch is cut into, those whose numbers are ``mine``.
+        """Of the ``count`` pieces that the next batch is cut into, those whose numbers are
+        ``mine``.
 
         Each has the bits that it has in the whole batch; no token of another piece is read.
         """
         drawn, cuts = list(self._draw()), piece_borders(self.batch, count)
         packed = any(rows.packed(low, high) for rows, low, high in drawn)
-        return [_batch((rows.read(*ends) for rows, *ends in _between(drawn, *cuts[n])), packed) for n in mine]
+        return [
+            _batch((rows.read(*ends) for rows, *ends in _between(drawn, *cuts[n])), packed)
+            for n in mine
+        ]
 
     def _draw(self) -> Iterator[Drawn]:
         """The next batch's rows, in order."""
@@ -256,7 +291,9 @@ class Batches(Iterator[Batch]):
     @property
     def bytes(self) -> int:
         """What the corpora take on the disk."""
-        return sum(cursor.rows.windows.itemsize * (cursor.rows.last + 1) for cursor in self._cursors)
+        return sum(
+            cursor.rows.windows.itemsize * (cursor.rows.last + 1) for cursor in self._cursors
+        )
 
     def state(self) -> dict[str, Any]:
         """Where the iterator stands, as JSON holds it."""
@@ -264,10 +301,12 @@ class Batches(Iterator[Batch]):
         return {**self._identity(), "order": self._way, "cursors": cursors}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``state()`` was taken; UserError when it is of other data, context, weights or seed."""
+        """Go on exactly where ``state()`` was taken; UserError when it is of other data, context,
+        weights or seed."""
         if state.get("order") not in (LISTED, COMPUTED):
             raise UserError(
-                "This run was begun by another version of Glassformer, which reads the data in another order; continue "
+                "This run was begun by another version of Glassformer, which reads the data in "
+                "another order; continue "
                 "it with that version, or begin a new run from its weights."
             )
         check_same(state, self._identity())
@@ -277,14 +316,20 @@ class Batches(Iterator[Batch]):
             cursor.drawn = drawn
 
     def _identity(self) -> dict[str, Any]:
-        return {"seed": self.seed, "context": self.context, "weights": self.weights, "content": self.keys}
+        return {
+            "seed": self.seed,
+            "context": self.context,
+            "weights": self.weights,
+            "content": self.keys,
+        }
 
 
 def next_pieces(batches: Iterator[Batch], count: int, mine: Iterable[int]) -> list[Batch]:
     """Of the ``count`` pieces that the next batch is cut into, those whose numbers are ``mine``.
 
-    Every process calls it with the same ``batches`` and ``count``, so that all cursors stay alike. Running text is read
-    for these pieces alone; what an objective prepares is a function of the whole batch, so that is made and cut.
+    Every process calls it with the same ``batches`` and ``count``, so that all cursors stay alike.
+    Running text is read for these pieces alone; what an objective prepares is a function of the
+    whole batch, so that is made and cut.
     """
     if isinstance(batches, Batches):
         return batches.pieces(count, mine)
@@ -310,10 +355,17 @@ def _between(drawn: Iterable[Drawn], low: int, high: int) -> Iterator[Drawn]:
 
 
 class Prepared(Iterator[Batch]):
-    """Batches hidden or cut as an objective asks: what is drawn for one is a function of the seed and its number."""
+    """Batches hidden or cut as an objective asks: what is drawn for one is a function of the seed
+    and its number."""
 
     def __init__(self, batches: Any, objective: Objective, tokenizer: Any, seed: int) -> None:
-        self.batches, self.objective, self.tokenizer, self.seed, self.number = batches, objective, tokenizer, seed, 0
+        self.batches, self.objective, self.tokenizer, self.seed, self.number = (
+            batches,
+            objective,
+            tokenizer,
+            seed,
+            0,
+        )
 
     def __next__(self) -> Batch:
         self.number += 1
@@ -341,7 +393,9 @@ class Prepared(Iterator[Batch]):
         self.number = state["number"]
 
 
-def prepared_alike(batches: Iterable[Batch], objective: Objective, tokenizer: Any, seed: int) -> Iterator[Batch]:
+def prepared_alike(
+    batches: Iterable[Batch], objective: Objective, tokenizer: Any, seed: int
+) -> Iterator[Batch]:
     """The batches to validate on, hidden or cut in the same way each time."""
     for number, batch in enumerate(batches):
         yield objective.prepare(batch, np.random.default_rng((seed % 2**64, 1, number)), tokenizer)
@@ -352,7 +406,10 @@ def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     for name, ours in identity.items():
         if state.get(name) != ours:
             sentence = f"The checkpoint was made with another {name} of the training data"
-            raise UserError(f"{sentence} ({state.get(name)}, now {ours}); continue with the same data and settings.")
+            raise UserError(
+                f"{sentence} ({state.get(name)}, now {ours}); continue with the same "
+                "data and settings."
+            )
 
 
 def check_sizes(batch: int, context: int) -> None:

@@ -1,4 +1,5 @@
-"""Several runs on the same data under one budget, one after the other; what is finished is not done again.
+"""Several runs on the same data under one budget, one after the other; what is finished is not done
+again.
 
 OUT/  NAME/ (a run folder each)   comparison.json
 """
@@ -34,7 +35,8 @@ TIMED_STEPS = 3  # the last of them, which count: the first ones warm up
 
 @dataclass(frozen=True)
 class Arm:
-    """One of what is compared: a run file with some settings changed; ``settings`` are what both say together."""
+    """One of what is compared: a run file with some settings changed; ``settings`` are what both
+    say together."""
 
     name: str
     settings: Run
@@ -44,8 +46,9 @@ class Arm:
 class ArmRun:
     """A run of an arm that has ended, under one seed, or was stopped by ``signal``.
 
-    ``record`` is what comparison.json keeps of it, with what whoever reads this adds to it: steps, "peak" bytes of
-    memory, "processor" seconds (of all threads, validation counted), whether it is "finished".
+    ``record`` is what comparison.json keeps of it, with what whoever reads this adds to it: steps,
+    "peak" bytes of memory, "processor" seconds (of all threads, validation counted), whether it is
+    "finished".
     """
 
     arm: Arm
@@ -55,7 +58,9 @@ class ArmRun:
     signal: int | None = None
 
 
-def read_arms(paths: Sequence[str], vary: Sequence[str] = (), common: Mapping[str, str] | None = None) -> list[Arm]:
+def read_arms(
+    paths: Sequence[str], vary: Sequence[str] = (), common: Mapping[str, str] | None = None
+) -> list[Arm]:
     """Each run file under each choice of the settings to ``vary``, all with the ``common`` ones.
 
     Raises UserError unless all learn the same from the same data and are validated.
@@ -63,18 +68,34 @@ def read_arms(paths: Sequence[str], vary: Sequence[str] = (), common: Mapping[st
     found: dict[str, Arm] = {}
     for path in paths:
         for changes in itertools.product(*map(choices, vary)):
-            name = ".".join((Path(path).stem, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes)))
-            need(name not in found, f"Two runs are called {name}; give each run file a name of its own.")
-            need("/" not in name, f"{name} cannot be the name of a folder; put such a value into a run file.")
+            name = ".".join(
+                (Path(path).stem, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes))
+            )
+            need(
+                name not in found,
+                f"Two runs are called {name}; give each run file a name of its own.",
+            )
+            need(
+                "/" not in name,
+                f"{name} cannot be the name of a folder; put such a value into a run file.",
+            )
             arm = found[name] = Arm(name, run_file.read(path, {**dict(changes), **(common or {})}))
-            need(arm.settings.train.evaluate_every > 0, f"{path} is never validated; set train.evaluate_every above 0.")
+            need(
+                arm.settings.train.evaluate_every > 0,
+                f"{path} is never validated; set train.evaluate_every above 0.",
+            )
     first, *others = found.values()
     for arm in others:
         sides = must_agree(arm.settings), must_agree(first.settings)
         for table, mine, theirs in zip(("data", "objective"), *sides, strict=True):
-            differing = next((key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)), None)
+            differing = next(
+                (key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)), None
+            )
             sentence = "a comparison needs the same in all run files."
-            need(differing is None, f"{arm.name} and {first.name} differ in {table}.{differing}; {sentence}")
+            need(
+                differing is None,
+                f"{arm.name} and {first.name} differ in {table}.{differing}; {sentence}",
+            )
     return list(found.values())
 
 
@@ -83,19 +104,25 @@ def choices(text: str) -> list[tuple[str, str]]:
     path, equals, values = text.partition("=")
     given = [value.strip() for value in values.split(",")]
     right = equals and path and all(given) and path not in ("seed", "train.seed")
-    need(bool(right), f'--vary is "{text}"; give NAME=VALUE,VALUE such as decoder.depth=2,4 (and --seeds N for seeds).')
+    need(
+        bool(right),
+        f'--vary is "{text}"; give NAME=VALUE,VALUE such as decoder.depth=2,4 (and '
+        "--seeds N for seeds).",
+    )
     return [(path, value) for value in given]
 
 
 def must_agree(settings: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     """What of a run must not differ between arms: the data, and the objective.
 
-    A loss is one of tokens, so the tokenizer counts; labels are the same in any. What only regularizes belongs to how
-    a model is trained, as the optimizer does.
+    A loss is one of tokens, so the tokenizer counts; labels are the same in any. What only
+    regularizes belongs to how a model is trained, as the optimizer does.
     """
     data, objective = serial.to_dict(settings.data), settings.train.objective
     if objective.labelled:
-        data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab", "cut")}
+        data = {
+            key: value for key, value in data.items() if key not in ("tokenizer", "vocab", "cut")
+        }
     return data, objective.task()
 
 
@@ -108,14 +135,20 @@ def compare(
     seeds: int = 1,
     sample: Sampler | None = None,
 ) -> Iterator[ArmRun]:
-    """Train every arm under every seed in its own folder below ``out``, and yield each run when it has ended.
+    """Train every arm under every seed in its own folder below ``out``, and yield each run when it
+    has ended.
 
-    The budget is the same for all: about so many ``minutes`` of steps (validation not counted), so many ``tokens``
-    (rows counted as full), or the steps that each run file says. comparison.json remembers steps, number format and
-    what is finished, so that another call with the same budget goes on. A run that was stopped is yielded with its
-    ``signal``, and is the last. Raises UserError where ``out`` holds a comparison under another budget.
+    The budget is the same for all: about so many ``minutes`` of steps (validation not counted), so
+    many ``tokens`` (rows counted as full), or the steps that each run file says. comparison.json
+    remembers steps, number format and what is finished, so that another call with the same budget
+    goes on. A run that was stopped is yielded with its ``signal``, and is the last. Raises
+    UserError where ``out`` holds a comparison under another budget.
     """
-    budget = {name: value for name, value in (("minutes", minutes), ("tokens", tokens)) if value is not None}
+    budget = {
+        name: value
+        for name, value in (("minutes", minutes), ("tokens", tokens))
+        if value is not None
+    }
     kept = _read_record(out, budget)
 
     def write() -> None:
@@ -144,7 +177,9 @@ def compare(
                 return
 
 
-def _train(settings: Run, folder: Path, record: dict[str, Any], sample: Sampler | None) -> int | None:
+def _train(
+    settings: Run, folder: Path, record: dict[str, Any], sample: Sampler | None
+) -> int | None:
     """Train in ``folder``, or go on there; the signal that stopped it."""
     if record.get("finished"):
         note(f"{folder.name} is finished; it is not trained again.")
@@ -161,7 +196,8 @@ def _train(settings: Run, folder: Path, record: dict[str, Any], sample: Sampler 
 
 
 def steps_for(settings: Run, folder: Path, minutes: float | None, tokens: int | None) -> int | None:
-    """How many steps the budget pays for; None: those of the run file. Minutes are told by a short trial."""
+    """How many steps the budget pays for; None: those of the run file. Minutes are told by a short
+    trial."""
     how = settings.train
     if tokens is not None:
         context = plan_run(settings).context
@@ -170,14 +206,18 @@ def steps_for(settings: Run, folder: Path, minutes: float | None, tokens: int | 
         return None
     trial = folder.with_name(f"{folder.name}.trial")
     shutil.rmtree(trial, ignore_errors=True)
-    quiet = replace(how, steps=TRIAL_STEPS, evaluate_every=0, save_every=0, sample_every=0, tensorboard=False)
+    quiet = replace(
+        how, steps=TRIAL_STEPS, evaluate_every=0, save_every=0, sample_every=0, tensorboard=False
+    )
     try:
         ended = run(replace(settings, train=quiet), trial, command="the same compare command")
         if ended.signal == signal.SIGINT:
             raise KeyboardInterrupt
         if ended.signal:
             raise SystemExit(128 + ended.signal)
-        seconds = statistics.median(line["seconds"] for line in read_log(trial / "log.jsonl")[-TIMED_STEPS:])
+        seconds = statistics.median(
+            line["seconds"] for line in read_log(trial / "log.jsonl")[-TIMED_STEPS:]
+        )
     finally:
         shutil.rmtree(trial, ignore_errors=True)
     steps: int = max(1, round(minutes * 60 / seconds))
@@ -186,7 +226,8 @@ def steps_for(settings: Run, folder: Path, minutes: float | None, tokens: int | 
 
 
 def shared_precision(arms: Sequence[Arm]) -> dict[str, str]:
-    """The number format for all: bf16 where the table of measured reasons has it for each of them, else fp32."""
+    """The number format for all: bf16 where the table of measured reasons has it for each of them,
+    else fp32."""
     kind = execution.machine(devices.find())
     rows = [execution.chosen(plan_run(arm.settings).shape, kind) for arm in arms]
     row = next((row for row in rows if row.dtype == "float32"), rows[0])
@@ -194,9 +235,12 @@ def shared_precision(arms: Sequence[Arm]) -> dict[str, str]:
 
 
 def with_precision(settings: Run, dtype: str) -> Run:
-    """The settings, with what they leave open of number format and compiling decided: the same for all arms."""
+    """The settings, with what they leave open of number format and compiling decided: the same for
+    all arms."""
     decided: dict[str, Any] = {"dtype": dtype, "compile": "no"}
-    left = {name: value for name, value in decided.items() if getattr(settings.train, name) == "auto"}
+    left = {
+        name: value for name, value in decided.items() if getattr(settings.train, name) == "auto"
+    }
     return replace(settings, train=replace(settings.train, **left))
 
 
@@ -210,9 +254,18 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
     if "plan" in kept:  # as it was called
         kept["precision"] = kept.pop("plan")
     before: Any = kept.get("budget")
-    need(isinstance(before, dict) and isinstance(kept.get("runs"), dict), f"{path} is damaged; {fix}.")
-    words = " ".join(f"--{key} {value:g}" for key, value in before.items()) or "the run files' own steps"
-    sentence = f"{out} holds a comparison with another budget ({words}); give that, or choose another --out."
+    need(
+        isinstance(before, dict) and isinstance(kept.get("runs"), dict),
+        f"{path} is damaged; {fix}.",
+    )
+    words = (
+        " ".join(f"--{key} {value:g}" for key, value in before.items())
+        or "the run files' own steps"
+    )
+    sentence = (
+        f"{out} holds a comparison with another budget ({words}); give that, or choose "
+        "another --out."
+    )
     need(before == budget, sentence)
     return kept
 
@@ -220,8 +273,8 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
 def figures(folder: Path) -> dict[str, Any]:
     """A run's figures: at its best validation, of which the checkpoint is kept, and over all.
 
-    "curve" has a point for each validation: tokens and seconds until then, its loss, the mean training loss since the
-    one before.
+    "curve" has a point for each validation: tokens and seconds until then, its loss, the mean
+    training loss since the one before.
     """
     tokens, seconds, curve = 0, 0.0, []
     losses: list[float] = []  # since the last validation
@@ -230,30 +283,50 @@ def figures(folder: Path) -> dict[str, Any]:
         tokens, seconds = tokens + line.get("tokens", 0), seconds + line.get("seconds", 0.0)
         losses += [line["loss"]] if "loss" in line else []
         if "valid_loss" in line:
-            curve.append((tokens, seconds, line["valid_loss"], statistics.fmean(losses) if losses else None))
+            curve.append(
+                (tokens, seconds, line["valid_loss"], statistics.fmean(losses) if losses else None)
+            )
             losses = []
-    best = min((line for line in lines if "valid_loss" in line), key=lambda line: line["valid_loss"])
-    valid = {name.removeprefix("valid_"): value for name, value in best.items() if name.startswith("valid_")}
+    best = min(
+        (line for line in lines if "valid_loss" in line), key=lambda line: line["valid_loss"]
+    )
+    valid = {
+        name.removeprefix("valid_"): value
+        for name, value in best.items()
+        if name.startswith("valid_")
+    }
     about = old_names.run_record(json.loads((folder / "run.json").read_text(encoding="utf-8")))
     return {
         "valid": valid,
         "parameters": cost(serial.from_dict(config.Model, about["model"])).total,
         "tokens": tokens,
         "seconds": seconds,
-        "precision": about["execution"]["dtype"] + (", compiled" if about["execution"]["compile"] else ""),
+        "precision": about["execution"]["dtype"]
+        + (", compiled" if about["execution"]["compile"] else ""),
         "curve": curve,
     }
 
 
 def over_seeds(name: str, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One row for several seeds: means, ``spread`` (standard deviations), the most memory; each run under ``seeds``."""
+    """One row for several seeds: means, ``spread`` (standard deviations), the most memory; each run
+    under ``seeds``."""
 
     def merged(values: Sequence[Any], what: Callable[[Sequence[float]], float]) -> Any:
         if isinstance(values[0], Mapping):
             return {key: merged([value[key] for value in values], what) for key in values[0]}
         return what(values) if isinstance(values[0], float) else values[0]
 
-    measured = [{key: one[key] for key in ("valid", "test", "seconds", "processor") if key in one} for one in seeds]
-    row: dict[str, Any] = {**seeds[0], **merged(measured, statistics.fmean), "name": name, "seeds": list(seeds)}
-    row["spread"] = merged([{"valid": one["valid"], "test": one.get("test", {})} for one in measured], statistics.stdev)
+    measured = [
+        {key: one[key] for key in ("valid", "test", "seconds", "processor") if key in one}
+        for one in seeds
+    ]
+    row: dict[str, Any] = {
+        **seeds[0],
+        **merged(measured, statistics.fmean),
+        "name": name,
+        "seeds": list(seeds),
+    }
+    row["spread"] = merged(
+        [{"valid": one["valid"], "test": one.get("test", {})} for one in measured], statistics.stdev
+    )
     return {**row, "peak": max(one["peak"] for one in seeds)}

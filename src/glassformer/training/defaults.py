@@ -1,6 +1,8 @@
-"""What is trained on a text when nobody said how: tokenizer, model and steps, from the text's size and kind alone.
+"""What is trained on a text when nobody said how: tokenizer, model and steps, from the text's size
+and kind alone.
 
-The table is made of experiments on texts of 20 KB to 20 MB: docs/first-hour.md, made again by benchmarks/first_hour.py.
+The table is made of experiments on texts of 20 KB to 20 MB: docs/first-hour.md, made again by
+benchmarks/first_hour.py.
 """
 
 from __future__ import annotations
@@ -19,19 +21,24 @@ from .plan import base_model
 
 MIN_BYTES = 500  # bytes of text from which anything can be learnt and some of it held out
 MAX_READ = 1 << 23  # characters that are looked at; the rest of a text is taken to be like them
-MAX_WORD = 40  # bytes between white space, on average, from which a text has no words (genes, base64), unless
-MANY_CHARACTERS = 1000  # it has so many different characters: Chinese and Japanese, whose words nothing parts
+# bytes between white space, on average, from which a text has no words (genes, base64), unless
+MAX_WORD = 40
+# it has so many different characters: Chinese and Japanese, whose words nothing parts
+MANY_CHARACTERS = 1000
 EVALUATIONS = 20
-MIN_INTERVAL = 10  # steps between them at least: on a short run they would take longer than the steps
+# steps between them at least: on a short run they would take longer than the steps
+MIN_INTERVAL = 10
 SMALL_VOCAB = 512  # a BPE where bytes would be chosen
-PATIENCE = 5  # of these without a better one end the run: validation rises, or the rate has nothing left to give
+# of these without a better one end the run: validation rises, or the rate has nothing left to give
+PATIENCE = 5
 
 
 @dataclass(frozen=True)
 class Row:
     """What a text of up to ``size`` bytes is trained with.
 
-    ``vocab`` is a BPE's size, None for bytes; ``epochs`` how often the text is read, at most ``steps`` steps long.
+    ``vocab`` is a BPE's size, None for bytes; ``epochs`` how often the text is read, at most
+    ``steps`` steps long.
     """
 
     size: float
@@ -55,7 +62,8 @@ TABLE = (
 
 @dataclass(frozen=True)
 class TextStatistics:
-    """What was seen of a text: bytes of UTF-8, characters, different ones, stretches between white space; a sample."""
+    """What was seen of a text: bytes of UTF-8, characters, different ones, stretches between white
+    space; a sample."""
 
     name: str
     bytes: int
@@ -67,7 +75,8 @@ class TextStatistics:
 
 
 def text_statistics(data: run.Data) -> TextStatistics:
-    """A look at the text of a run: all of it up to MAX_READ characters, else counts in proportion."""
+    """A look at the text of a run: all of it up to MAX_READ characters, else counts in
+    proportion."""
     distinct: set[str] = set()
     total = characters = words = 0.0
     sample = ""
@@ -85,17 +94,23 @@ def text_statistics(data: run.Data) -> TextStatistics:
             if seen > MAX_READ:
                 break
         share = source.size / read if seen > MAX_READ else 1.0
-        total, characters, words = total + size * share, characters + seen * share, words + spaces * share
+        total, characters, words = (
+            total + size * share,
+            characters + seen * share,
+            words + spaces * share,
+        )
     counts = (round(total), round(characters), len(distinct), max(1, round(words)))
     mark = "".join(f'"{name}" {count:,} times' for name, count in marks.most_common(1) if count > 1)
     return TextStatistics(", ".join(data.sources()), *counts, sample, mark)
 
 
 def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The settings that ``changes``, as the command line gives them, leave open, and one line that says which and why.
+    """The settings that ``changes``, as the command line gives them, leave open, and one line that
+    says which and why.
 
-    What ``changes`` name stays: a recipe's shape, a checkpoint's everything but how often a text is read. Nothing is
-    chosen for objectives that do not continue texts. Raises UserError for a text too short to learn from.
+    What ``changes`` name stays: a recipe's shape, a checkpoint's everything but how often a text is
+    read. Nothing is chosen for objectives that do not continue texts. Raises UserError for a text
+    too short to learn from.
     """
     settings = run_file.read(None, changes)
     if not isinstance(settings.data, run.Data) or not settings.train.objective.every_token:
@@ -104,8 +119,14 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     fresh = not {"recipe", "from", "type"} & given
     seen = text_statistics(settings.data)
     if seen.bytes < MIN_BYTES and fresh:
-        few = f"{seen.name} holds {seen.bytes} bytes of text and at least {MIN_BYTES} are needed to learn from and"
-        raise UserError(f"{few} to check on; give more (20 KB begin to look like the text, 1 MB like its sentences).")
+        few = (
+            f"{seen.name} holds {seen.bytes} bytes of text and at least {MIN_BYTES} are needed "
+            "to learn from and"
+        )
+        raise UserError(
+            f"{few} to check on; give more (20 KB begin to look like the text, 1 MB "
+            "like its sentences)."
+        )
     row = next(row for row in TABLE if seen.bytes <= row.size)
     data, how, found = settings.data, settings.train, dict[str, Any]()
     if isinstance(data.valid, float):
@@ -118,29 +139,57 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         if kind == "bpe":
             found["data.vocab"] = vocab
     lengths = {"byte": 1.0, "char": seen.bytes / seen.characters, "bpe": math.log2(vocab) / 4}
-    tokens = seen.bytes / lengths.get(kind, 4.0)  # roughly: for others a published vocabulary's English
+    # roughly: for others a published vocabulary's English
+    tokens = seen.bytes / lengths.get(kind, 4.0)
     base, own, _ = base_model(settings)
     if own is not None:
         tokens = seen.bytes * len(own.encode(seen.sample)) / len(seen.sample.encode())
     context = how.context or base.context
     if fresh:
         found |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
-        found["context"] = context = min(how.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32))))
+        found["context"] = context = min(
+            how.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32)))
+        )
         if not any(name.startswith("optimizer") for name in given):
             found["optimizer.weight_decay"] = row.decay
     batch = how.batch if "batch" in given or not fresh else row.batch
     steps = how.steps
     if "steps" not in given:
-        steps = found["steps"] = max(20, min(row.steps, round(row.epochs * tokens / (batch * context))))
+        steps = found["steps"] = max(
+            20, min(row.steps, round(row.epochs * tokens / (batch * context)))
+        )
     every = max(MIN_INTERVAL, steps // EVALUATIONS)  # and at the end
-    found |= {"early_stop": PATIENCE, "evaluate_every": every, "sample_every": 4 * every, "save_every": 5 * every}
-    found = {name: value for name, value in found.items() if name not in given and name not in changes}
-    named = {"data.tokenizer": "tokenizer", "data.vocab": "vocabulary", "decoder.dropout": "dropout"}
+    found |= {
+        "early_stop": PATIENCE,
+        "evaluate_every": every,
+        "sample_every": 4 * every,
+        "save_every": 5 * every,
+    }
+    found = {
+        name: value for name, value in found.items() if name not in given and name not in changes
+    }
+    named = {
+        "data.tokenizer": "tokenizer",
+        "data.vocab": "vocabulary",
+        "decoder.dropout": "dropout",
+    }
     shown = ("data.tokenizer", "data.vocab", "recipe", "context", "decoder.dropout", "steps")
     words = [f"{named.get(name, name)} {found[name]}" for name in shown if name in found]
     size = seen.bytes
-    amount = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} KB" if size >= 1e4 else f"{size:,} bytes"
-    notes = [f"{seen.name} holds {amount} of text, so: {', '.join(words)}. Any of them can be set."] if words else []
+    amount = (
+        f"{size / 1e6:.1f} MB"
+        if size >= 1e6
+        else f"{size / 1e3:.0f} KB"
+        if size >= 1e4
+        else f"{size:,} bytes"
+    )
+    notes = (
+        [f"{seen.name} holds {amount} of text, so: {', '.join(words)}. Any of them can be set."]
+        if words
+        else []
+    )
     if seen.mark and data.separator is None:
-        notes.append(f"It holds {seen.mark}; if that parts its documents, give it as --data.separator.")
+        notes.append(
+            f"It holds {seen.mark}; if that parts its documents, give it as --data.separator."
+        )
     return found, " ".join(notes)

@@ -1,4 +1,5 @@
-"""Examples as ids: what a model of each shape reads, what it is to write, and the labels. N examples."""
+"""Examples as ids: what a model of each shape reads, what it is to write, and the labels. N
+examples."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from .batches import Array
 
 Item: TypeAlias = dict[str, list[int]]  # column -> what stands in it
 Layout: TypeAlias = Callable[[Example, Any, list[int] | None], list[Item]]
-"""(example, ids of its first text, or of each word; of its second) -> the decoder's item, and then the encoder's."""
+"""(example, ids of its first text, or of each word; of its second) -> the decoder's item, and then
+the encoder's."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """Columns of N examples laid end to end: example i is ``starts[i]`` to ``starts[i + 1]`` in each of them."""
+    """Columns of N examples laid end to end: example i is ``starts[i]`` to ``starts[i + 1]`` in
+    each of them."""
 
     columns: dict[str, Array]
     starts: Array
@@ -47,7 +50,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A table of examples as ids: one side, or what the decoder and then what the encoder reads, and labels."""
+    """A table of examples as ids: one side, or what the decoder and then what the encoder reads,
+    and labels."""
 
     name: str
     sides: tuple[Side, ...]
@@ -84,14 +88,19 @@ def encode(
 ) -> Encoded:
     """The examples as a model of this shape learns them with this objective.
 
-    The first texts are read with ``source_tokenizer`` where there is one. An example that a row of ``context`` does
-    not hold is ``cut``, or refused. Raises UserError for that, for tokens that the tokenizer lacks, for a shape that
-    does not fit.
+    The first texts are read with ``source_tokenizer`` where there is one. An example that a row of
+    ``context`` does not hold is ``cut``, or refused. Raises UserError for that, for tokens that the
+    tokenizer lacks, for a shape that does not fit.
     """
     fitting = " or ".join(kind.__name__ for kind in objective.shapes)
-    sentence = f"{type(objective).__name__} does not fit {type(model).__name__}; give a model of the shape {fitting}."
+    sentence = (
+        f"{type(objective).__name__} does not fit {type(model).__name__}; give a model of "
+        f"the shape {fitting}."
+    )
     need(type(model) in objective.shapes, sentence)
-    layout = objective.layout(Framing(tokenizer, model, source_tokenizer), Fit(table.name, context, cut))
+    layout = objective.layout(
+        Framing(tokenizer, model, source_tokenizer), Fit(table.name, context, cut)
+    )
     reads = source_tokenizer or tokenizer
     firsts: Iterable[Any]
     if table.examples[0].words:
@@ -105,29 +114,42 @@ def encode(
         columns = columns or [{name: [] for name in side} for side in sides]
         for side, whole in zip(sides, columns, strict=True):
             filled = all(side.values())
-            need(filled, f"{table.name} line {one.line} has a text without a token; fix or remove that line.")
+            need(
+                filled,
+                f"{table.name} line {one.line} has a text without a token; fix or "
+                "remove that line.",
+            )
             for name, values in side.items():
                 whole[name].append(np.array(values, np.int32))
     labels = None
-    if objective.labelled and table.examples[0].label is not None:  # a number where no set of labels is chosen from
-        labels = np.array([one.label for one in table], np.float32 if table.labels is None else np.int64)
+    # a number where no set of labels is chosen from
+    if objective.labelled and table.examples[0].label is not None:
+        labels = np.array(
+            [one.label for one in table], np.float32 if table.labels is None else np.int64
+        )
     return Encoded(table.name, tuple(Side.of(**whole) for whole in columns), labels)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Texts made to fit into a context, the longer one cut first; or one sentence where that was not asked for."""
+    """Texts made to fit into a context, the longer one cut first; or one sentence where that was
+    not asked for."""
 
     name: str
     context: int
     cut: Cut
 
-    def __call__(self, one: Example, texts: list[list[int]], around: int, part: str) -> list[list[int]]:
+    def __call__(
+        self, one: Example, texts: list[list[int]], around: int, part: str
+    ) -> list[list[int]]:
         """The texts, so that they and ``around`` more tokens fit."""
         room, length = self.context - around, sum(map(len, texts))
         if length <= room:
             return texts
-        holds = f"{self.name} line {one.line} has a {part} of {length + around} tokens, and a row holds {self.context}"
+        holds = (
+            f"{self.name} line {one.line} has a {part} of {length + around} tokens, and a "
+            f"row holds {self.context}"
+        )
         fix = 'raise train.context, or cut what is too long with data.truncate = "end".'
         need(self.cut != "no" and room >= len(texts), f"{holds}; {fix}")
         short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0

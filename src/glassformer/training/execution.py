@@ -1,8 +1,9 @@
-"""How a run is computed: number format and compiling from a table of measured reasons, and how long it may take.
+"""How a run is computed: number format and compiling from a table of measured reasons, and how long
+it may take.
 
-A stopwatch tells the time that a run may take; it decides nothing unless that is asked for (``--auto-by
-measure``), so that the same command on the same kind of machine gives the same bits. ``benchmarks/plan.py`` measures
-the table.
+A stopwatch tells the time that a run may take; it decides nothing unless that is asked for
+(``--auto-by measure``), so that the same command on the same kind of machine gives the same bits.
+``benchmarks/plan.py`` measures the table.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ from .memory import keep_freed_memory
 from .precision import Bf16Replica
 
 COMPILE_AFTER = 20 * 60
-"""Where it is measured, seconds of training from which compiling pays: it costs up to a minute, and saves a tenth."""
+"""Where it is measured, seconds of training from which compiling pays: it costs up to a minute, and
+saves a tenth."""
 
 COMPILED = ("yes", "blocks")  # of train.compile
 CPUINFO = Path("/proc/cpuinfo")  # Linux; elsewhere nothing is known of the processor
 TRIAL = 2e11
-"""FLOPs of a trial step at most: a second or two on a small machine, so that training begins at once."""
+"""FLOPs of a trial step at most: a second or two on a small machine, so that training begins at
+once."""
 
 
 @dataclass(frozen=True)
 class PrecisionRule:
-    """A row of the table: on this kind of machine a model at least ``width`` wide trains in this format, and why."""
+    """A row of the table: on this kind of machine a model at least ``width`` wide trains in this
+    format, and why."""
 
     machine: str
     width: int
@@ -49,17 +53,41 @@ class PrecisionRule:
 
 PRECISION_RULES = (
     PrecisionRule(
-        "CPU with AMX", 384, "bfloat16", "on a CPU with AMX a step 384 wide took a third of the time of fp32"
-    ),
-    PrecisionRule("CPU with AMX", 0, "float32", "on a CPU with AMX a step 128 wide took 1.4 times as long in bf16"),
-    PrecisionRule("AMD CPU with AVX512-BF16", 128, "bfloat16", "on a Zen 5 steps 128 wide and more are faster in bf16"),
-    PrecisionRule(
-        "AMD CPU with AVX512-BF16", 0, "float32", "below a width of 128 fp32 won on a Zen 5 in seven of eight runs"
+        "CPU with AMX",
+        384,
+        "bfloat16",
+        "on a CPU with AMX a step 384 wide took a third of the time of fp32",
     ),
     PrecisionRule(
-        "CPU with AVX512-BF16", 0, "float32", "on a Xeon without AMX steps took 1.1 to 1.4 times as long in bf16"
+        "CPU with AMX",
+        0,
+        "float32",
+        "on a CPU with AMX a step 128 wide took 1.4 times as long in bf16",
     ),
-    PrecisionRule("GPU with bf16", 0, "bfloat16", "its matrix units take bf16, as everybody trains; not measured here"),
+    PrecisionRule(
+        "AMD CPU with AVX512-BF16",
+        128,
+        "bfloat16",
+        "on a Zen 5 steps 128 wide and more are faster in bf16",
+    ),
+    PrecisionRule(
+        "AMD CPU with AVX512-BF16",
+        0,
+        "float32",
+        "below a width of 128 fp32 won on a Zen 5 in seven of eight runs",
+    ),
+    PrecisionRule(
+        "CPU with AVX512-BF16",
+        0,
+        "float32",
+        "on a Xeon without AMX steps took 1.1 to 1.4 times as long in bf16",
+    ),
+    PrecisionRule(
+        "GPU with bf16",
+        0,
+        "bfloat16",
+        "its matrix units take bf16, as everybody trains; not measured here",
+    ),
     PrecisionRule("machine", 0, "float32", "no product in bf16 is known to be faster here"),
 )
 """The first row that fits decides. Sources: docs/decisions.md, "Training speed"."""
@@ -67,11 +95,13 @@ PRECISION_RULES = (
 
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """What was decided for a run: it is kept with the checkpoints, so that a resumed run does the same.
+    """What was decided for a run: it is kept with the checkpoints, so that a resumed run does the
+    same.
 
-    ``blocks``: each block is compiled, not the whole model; ``tf32``: fp32 products are in TF32. ``machine`` is the
-    kind it was decided for. ``seconds`` is a step's measured time (0: not measured) and ``peak`` the machine's measured
-    matrix product in FLOP/s: they tell, they decide nothing.
+    ``blocks``: each block is compiled, not the whole model; ``tf32``: fp32 products are in TF32.
+    ``machine`` is the kind it was decided for. ``seconds`` is a step's measured time (0: not
+    measured) and ``peak`` the machine's measured matrix product in FLOP/s: they tell, they decide
+    nothing.
     """
 
     dtype: str = "float32"
@@ -85,7 +115,8 @@ class ExecutionSettings:
 
     @contextlib.contextmanager
     def products(self) -> Iterator[None]:
-        """While entered, fp32 products are computed as ``tf32`` says; what was set before is set again afterwards."""
+        """While entered, fp32 products are computed as ``tf32`` says; what was set before is set
+        again afterwards."""
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high" if self.tf32 else before)
         try:
@@ -112,7 +143,9 @@ def machine(device: torch.device) -> str:
 
 def chosen(made: config.Model, kind: str) -> PrecisionRule:
     """The table's row for a model of this config on a machine of this kind."""
-    return next(row for row in PRECISION_RULES if row.machine in (kind, "machine") and made.dim >= row.width)
+    return next(
+        row for row in PRECISION_RULES if row.machine in (kind, "machine") and made.dim >= row.width
+    )
 
 
 def _tf32(settings: run.Train, device: torch.device) -> str:
@@ -122,8 +155,11 @@ def _tf32(settings: run.Train, device: torch.device) -> str:
     return "; fp32 products in TF32, as asked" if settings.tf32 else ""
 
 
-def choose_execution(model: Model, batch: Batch, objective: Objective, settings: run.Train) -> ExecutionSettings:
-    """Decide number format and compiling for a run, and time a step of ``batch``; the model is left as it was."""
+def choose_execution(
+    model: Model, batch: Batch, objective: Objective, settings: run.Train
+) -> ExecutionSettings:
+    """Decide number format and compiling for a run, and time a step of ``batch``; the model is left
+    as it was."""
     device = next(model.parameters()).device
     if device.type == "cpu":
         keep_freed_memory()
@@ -131,25 +167,44 @@ def choose_execution(model: Model, batch: Batch, objective: Objective, settings:
     decide = _measured if settings.auto_by == "measure" else _by_table
     with ExecutionSettings(tf32=settings.tf32).products():
         found = decide(model, batch, objective, settings, machine(device))
-    return replace(found, tf32=settings.tf32, blocks=settings.compile == "blocks", why=found.why + said)
+    return replace(
+        found, tf32=settings.tf32, blocks=settings.compile == "blocks", why=found.why + said
+    )
 
 
-def _by_table(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> ExecutionSettings:
+def _by_table(
+    model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str
+) -> ExecutionSettings:
     device, row = next(model.parameters()).device, chosen(model.config, kind)
     dtype = row.dtype if settings.dtype == "auto" else settings.dtype
     why = row.why if settings.dtype == "auto" else "as asked"
-    usual = "on a CPU it does not pay" if device.type == "cpu" else "it pays in long runs: --compile yes"
+    usual = (
+        "on a CPU it does not pay"
+        if device.type == "cpu"
+        else "it pays in long runs: --compile yes"
+    )
     asked = settings.compile
     reason = f"no torch.compile: {usual}" if asked == "auto" else f"torch.compile as asked: {asked}"
     seconds = _step_seconds(model, batch, objective, settings, dtype)
     peak = matmul_peak(getattr(torch, dtype), device)
-    return ExecutionSettings(dtype, asked in COMPILED, seconds, peak, f"{dtype}: {why}; {reason}", kind)
+    return ExecutionSettings(
+        dtype, asked in COMPILED, seconds, peak, f"{dtype}: {why}; {reason}", kind
+    )
 
 
-def choose_by_table(made: config.Model, device: torch.device, settings: run.Train) -> ExecutionSettings:
-    """The same for a model that no process holds as a whole: by the table alone, its time not measured."""
-    need(settings.auto_by == "table", "train.auto_by measures on one process; on several leave it out.")
-    need(settings.compile not in COMPILED, "train.compile is for one process so far; on several leave it out.")
+def choose_by_table(
+    made: config.Model, device: torch.device, settings: run.Train
+) -> ExecutionSettings:
+    """The same for a model that no process holds as a whole: by the table alone, its time not
+    measured."""
+    need(
+        settings.auto_by == "table",
+        "train.auto_by measures on one process; on several leave it out.",
+    )
+    need(
+        settings.compile not in COMPILED,
+        "train.compile is for one process so far; on several leave it out.",
+    )
     kind = machine(device)
     row = chosen(made, kind)
     dtype = row.dtype if settings.dtype == "auto" else settings.dtype
@@ -158,7 +213,9 @@ def choose_by_table(made: config.Model, device: torch.device, settings: run.Trai
     return ExecutionSettings(dtype, False, why=why, machine=kind, tf32=settings.tf32)
 
 
-def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> ExecutionSettings:
+def _measured(
+    model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str
+) -> ExecutionSettings:
     """By the stopwatch: another time it may say something else."""
     device = next(model.parameters()).device
     peaks = {name: matmul_peak(getattr(torch, name), device) for name in ("float32", "bfloat16")}
@@ -171,8 +228,13 @@ def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Tr
         tried = ["float32", "bfloat16"] if fast else ["float32"]
     seconds = {name: _step_seconds(model, batch, objective, settings, name) for name in tried}
     # Small models spend their steps on calls, not on arithmetic: there bf16 may gain nothing.
-    dtype = "bfloat16" if seconds.get("bfloat16", 1e9) < 0.9 * seconds.get("float32", 1e9) else tried[0]
-    said = {name: f"{took * 1000:.0f} ms" if took < 10 else f"{took:.1f} s" for name, took in seconds.items()}
+    dtype = (
+        "bfloat16" if seconds.get("bfloat16", 1e9) < 0.9 * seconds.get("float32", 1e9) else tried[0]
+    )
+    said = {
+        name: f"{took * 1000:.0f} ms" if took < 10 else f"{took:.1f} s"
+        for name, took in seconds.items()
+    }
     facts = ", ".join(f"{name} {said[name]} a step" for name in tried)
     compiled, reason = _compiles(settings.compile, seconds[dtype] * settings.steps, device)
     why = f"{dtype}, measured ({facts}); {reason}"
@@ -194,15 +256,21 @@ def _compiles(asked: str, expected: float, device: torch.device) -> tuple[bool, 
     return True, "torch.compile: the run is long enough to pay for it"
 
 
-def _step_seconds(model: nn.Module, batch: Batch, objective: Objective, settings: run.Train, dtype: str) -> float:
-    """The time of forward and backward, from as many rows as ``TRIAL`` pays for; the model is left as it was."""
+def _step_seconds(
+    model: nn.Module, batch: Batch, objective: Objective, settings: run.Train, dtype: str
+) -> float:
+    """The time of forward and backward, from as many rows as ``TRIAL`` pays for; the model is left
+    as it was."""
     rows, training = len(batch.tokens), model.training
-    part = split(batch, min(rows, max(settings.accumulate, math.ceil(_work(model, batch) / TRIAL))))[0]
+    part = split(
+        batch, min(rows, max(settings.accumulate, math.ceil(_work(model, batch) / TRIAL)))
+    )[0]
     model.train()
     half = Bf16Replica(model) if dtype == "bfloat16" else None
     runner = model if half is None else half.model
     device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # no other GPU is woken for it
+    # no other GPU is woken for it
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         best = _fastest(lambda: gradients(runner, part, objective, 1), patience=0.5)
     model.zero_grad(set_to_none=True)
     model.train(training)
@@ -210,7 +278,8 @@ def _step_seconds(model: nn.Module, batch: Batch, objective: Objective, settings
 
 
 def _fastest(work: Callable[[], Any], patience: float, times: int = 3) -> float:
-    """The shortest of a few times in seconds; fewer when one alone takes longer than ``patience``."""
+    """The shortest of a few times in seconds; fewer when one alone takes longer than
+    ``patience``."""
     found = []
     for _ in range(times):
         begun = time.perf_counter()
@@ -224,7 +293,8 @@ def _fastest(work: Callable[[], Any], patience: float, times: int = 3) -> float:
 
 
 def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
-    """The fastest measured matrix product of this machine, FLOP/s; a GPU is only busy with a large one."""
+    """The fastest measured matrix product of this machine, FLOP/s; a GPU is only busy with a large
+    one."""
     size = 8192 if device.type == "cuda" else 1024
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     return 2 * size**3 / _fastest(lambda: left @ right, patience=1.0, times=6)

@@ -1,4 +1,5 @@
-"""What a training wrote into its folder, read back: curves and samples that show themselves. No torch here."""
+"""What a training wrote into its folder, read back: curves and samples that show themselves. No
+torch here."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ APART = ("step", "tokens", "seconds", "epoch", *SHOWN)
 
 @dataclass(frozen=True, repr=False)
 class TrainingLog(Shown):
-    """A run folder's ``lines`` (a mapping a step), its ``samples`` ({step, text}) and the ``settings`` of run.json."""
+    """A run folder's ``lines`` (a mapping a step), its ``samples`` ({step, text}) and the
+    ``settings`` of run.json."""
 
     folder: Path
     lines: list[dict[str, Any]]
@@ -47,24 +49,43 @@ class TrainingLog(Shown):
 
     def columns(self) -> list[str]:
         """The numbers that were written, in the order in which they first came."""
-        return list(dict.fromkeys(name for line in self.lines for name, x in line.items() if _is_number(x)))
+        return list(
+            dict.fromkeys(name for line in self.lines for name, x in line.items() if _is_number(x))
+        )
 
     def charts(self) -> Iterator[Chart]:
         """Loss, the other numbers folded, the last of each as a table, what the model wrote."""
-        yield Curves("loss, nats", {said: self.column(name) for name, said in SHOWN.items()}, dots=("validation",))
+        yield Curves(
+            "loss, nats",
+            {said: self.column(name) for name, said in SHOWN.items()},
+            dots=("validation",),
+        )
         names = self.columns()
         last = [(name, f"{self.column(name)[1][-1]:,.6g}") for name in names if name != "step"]
         skipped = [line["step"] for line in self.lines if line.get("skipped")]
         last += (
-            [("steps skipped", ", ".join(map(str, skipped[:10])) + (", .." if skipped[10:] else ""))] if skipped else []
+            [
+                (
+                    "steps skipped",
+                    ", ".join(map(str, skipped[:10])) + (", .." if skipped[10:] else ""),
+                )
+            ]
+            if skipped
+            else []
         )
         yield Table("the last of each", ("", "value"), last)
         others = [Curves(name, {name: self.column(name)}) for name in names if name not in APART]
         if {"tokens", "seconds"} <= set(names):
             steps, tokens = self.column("tokens")
             seconds = dict(zip(*self.column("seconds"), strict=True))
-            speed = [(s, n / seconds[s]) for s, n in zip(steps, tokens, strict=True) if seconds.get(s)]
-            others.append(Curves("tokens a second", {"tokens/s": ([s for s, _ in speed], [v for _, v in speed])}))
+            speed = [
+                (s, n / seconds[s]) for s, n in zip(steps, tokens, strict=True) if seconds.get(s)
+            ]
+            others.append(
+                Curves(
+                    "tokens a second", {"tokens/s": ([s for s, _ in speed], [v for _, v in speed])}
+                )
+            )
         if others:
             yield Folded(", ".join(one.title for one in others), others)
         if self.samples:
@@ -75,13 +96,19 @@ class TrainingLog(Shown):
         """A row for each step."""
         names = self.columns()
         return names, (
-            [line.get(name, "") if _is_number(line.get(name)) else "" for name in names] for line in self.lines
+            [line.get(name, "") if _is_number(line.get(name)) else "" for name in names]
+            for line in self.lines
         )
 
     def tensors(self) -> dict[str, Array]:
         """Each number (steps), NaN where none was written."""
         return {
-            name: np.array([float(line[name]) if _is_number(line.get(name)) else math.nan for line in self.lines])
+            name: np.array(
+                [
+                    float(line[name]) if _is_number(line.get(name)) else math.nan
+                    for line in self.lines
+                ]
+            )
             for name in self.columns()
         }
 
@@ -91,7 +118,8 @@ class TrainingLog(Shown):
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log, by the keys of today; a last one cut short by a crash is left out."""
+    """The whole lines of a log, by the keys of today; a last one cut short by a crash is left
+    out."""
     found = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -114,13 +142,17 @@ def training_log(folder: str | Path) -> TrainingLog:
     path = Path(folder).expanduser()
     if files.standing(path / "log.jsonl") != "file":
         hint = files.nearest_path(path) if files.standing(path) is None else ""
-        raise UserError(f"{path} holds no log.jsonl; give the folder that a training writes to.{hint}")
+        raise UserError(
+            f"{path} holds no log.jsonl; give the folder that a training writes to.{hint}"
+        )
     settings: dict[str, Any] = {}
     if files.standing(path / "run.json") == "file":
         settings = files.read_json(path / "run.json")
     samples = []
     with contextlib.suppress(OSError):
-        for line in (path / "samples.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            (path / "samples.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             with contextlib.suppress(ValueError):
                 found = json.loads(line)
                 if (

@@ -1,4 +1,5 @@
-"""What consumes steps: evaluate, save, log. Each is called with a Step, in the order they are given."""
+"""What consumes steps: evaluate, save, log. Each is called with a Step, in the order they are
+given."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ PROGRESS = 10.0  # seconds after which a validation says how far it is
 
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Use the model without training it: no dropout, no gradients, every random state as it was afterwards."""
+    """Use the model without training it: no dropout, no gradients, every random state as it was
+    afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     device = next(model.parameters()).device
     try:
@@ -47,10 +49,11 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 class Evaluate:
-    """Fills in ``step.valid_loss``: the mean over the same validation batches each time, which ``batches()`` gives.
+    """Fills in ``step.valid_loss``: the mean over the same validation batches each time, which
+    ``batches()`` gives.
 
-    What else the objective can tell (accuracy, correlations) goes to ``step.metrics``, as ``valid_accuracy``, and where
-    mixtures of experts sent which tokens to ``step.routes``.
+    What else the objective can tell (accuracy, correlations) goes to ``step.metrics``, as
+    ``valid_accuracy``, and where mixtures of experts sent which tokens to ``step.routes``.
     """
 
     def __init__(
@@ -61,7 +64,13 @@ class Evaluate:
         labels: tuple[str, ...] = (),
         mesh: Mesh = ALONE,
     ) -> None:
-        self.batches, self.objective, self.every, self.labels, self.mesh = batches, objective, every, labels, mesh
+        self.batches, self.objective, self.every, self.labels, self.mesh = (
+            batches,
+            objective,
+            every,
+            labels,
+            mesh,
+        )
         self.count = 0  # batches of the last evaluation
         self.routes = Counted()
 
@@ -71,27 +80,37 @@ class Evaluate:
             with counted(model, self.mesh) as step.routes:
                 self.routes = step.routes
                 step.valid_loss, found = self.measure(model)
-            step.metrics = {**step.metrics, **{f"valid_{name}": fact for name, fact in found.items()}}
+            step.metrics = {
+                **step.metrics,
+                **{f"valid_{name}": fact for name, fact in found.items()},
+            }
 
     def measure(self, model: Any) -> tuple[float, dict[str, Any]]:
-        """The validation loss of ``model``, in its own number format, and what else there is to say."""
+        """The validation loss of ``model``, in its own number format, and what else there is to
+        say."""
         device = next(model.parameters()).device
         losses: list[Loss] = []
         noted = time.monotonic()
         with evaluating(model), columns(model, self.mesh) as cut:
             for batch, counts in shared_out(self.batches(), self.mesh):
-                self.routes.paused = not counts  # then it is computed only for others, which need this process
+                # then it is computed only for others, which need this process
+                self.routes.paused = not counts
                 loss = self.objective.loss(model, cut(batch.to(device)))
                 losses += [loss] if counts else []
                 if time.monotonic() - noted > PROGRESS:
                     noted = time.monotonic()
-                    note(f"  validated on {len(losses):,} batches{f' of {self.count:,}' if self.count else ''}")
+                    note(
+                        f"  validated on {len(losses):,} "
+                        f"batches{f' of {self.count:,}' if self.count else ''}"
+                    )
             self.count = len(losses)
             if not self.mesh.alone:
                 losses = in_order(losses, self.mesh)
                 let_go(model)
             metrics = mean_metrics(losses)
-            answered = [(loss.predictions, loss.labels) for loss in losses if loss.predictions is not None]
+            answered = [
+                (loss.predictions, loss.labels) for loss in losses if loss.predictions is not None
+            ]
             if answered:
                 predictions, labels = (torch.cat(part) for part in zip(*answered, strict=True))
                 metrics |= self.objective.metrics(predictions, labels, self.labels)
@@ -102,25 +121,36 @@ class Evaluate:
 class Save:
     """Keeps the last checkpoints and the best one of a run folder.
 
-    It saves ``every`` so many steps, at a new best validation loss and at the end. A skipped step left the weights as
-    they were: after one they are saved only where no checkpoint has them yet, or where the run ends.
+    It saves ``every`` so many steps, at a new best validation loss and at the end. A skipped step
+    left the weights as they were: after one they are saved only where no checkpoint has them yet,
+    or where the run ends.
     """
 
     def __init__(
-        self, folder: Path, every: int, keep: int, tokenizer: Any = None, source_tokenizer: Any = None
+        self,
+        folder: Path,
+        every: int,
+        keep: int,
+        tokenizer: Any = None,
+        source_tokenizer: Any = None,
     ) -> None:
         self.folder, self.every, self.keep = folder, every, keep
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer
 
     def __call__(self, step: Step) -> None:
         state, better = step.state, False
-        if step.valid_loss is not None and step.valid_loss < state.best and (step.last or not state.skipped_in_a_row):
+        if (
+            step.valid_loss is not None
+            and step.valid_loss < state.best
+            and (step.last or not state.skipped_in_a_row)
+        ):
             state.best, state.best_step, better = step.valid_loss, step.index, True
         if better or step.last or (step.due(self.every) and not state.skipped_in_a_row):
             self.save(step)
 
     def save(self, step: Step) -> None:
-        """Save now what is not saved yet; what no longer counts among the last is removed after that."""
+        """Save now what is not saved yet; what no longer counts among the last is removed after
+        that."""
         mesh, kept = step.state.mesh, run_checkpoints.newest(self.folder)
         kept_step = mesh.first(run_checkpoints.number(kept) if kept else 0)
         moved = step.index - step.state.skipped_in_a_row  # the step that last moved the weights
@@ -143,7 +173,8 @@ class Agreed:
 
 
 class Sampled:
-    """What another process than the first does while that shows a sample: the same, since the model needs all."""
+    """What another process than the first does while that shows a sample: the same, since the model
+    needs all."""
 
     def __init__(self, sample: Callable[[Any], str] | None, every: int) -> None:
         self.sample, self.every = sample, every
@@ -155,7 +186,8 @@ class Sampled:
 
 
 class Log:
-    """One JSON object a step in ``log.jsonl``; going on from ``start``, what a lost run wrote after it is dropped."""
+    """One JSON object a step in ``log.jsonl``; going on from ``start``, what a lost run wrote after
+    it is dropped."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
         kept = [line for line in read_log(path) if line["step"] <= start] if start else []
@@ -175,7 +207,9 @@ class Log:
             if not os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())):
                 raise FileNotFoundError
         except FileNotFoundError:
-            raise UserError(f"{self.path} was moved or removed while training; training stopped.") from None
+            raise UserError(
+                f"{self.path} was moved or removed while training; training stopped."
+            ) from None
         try:
             self.file.write(json.dumps(line) + "\n")
         except OSError as error:
@@ -188,9 +222,12 @@ class Log:
 
 
 class Routing(Log):
-    """Which tokens each expert gets, a line for each mixture at each validation; as ``Routes.top_tokens`` has it."""
+    """Which tokens each expert gets, a line for each mixture at each validation; as
+    ``Routes.top_tokens`` has it."""
 
-    def __init__(self, path: Path, tokenizer: Any, start: int = 0, source_tokenizer: Any = None) -> None:
+    def __init__(
+        self, path: Path, tokenizer: Any, start: int = 0, source_tokenizer: Any = None
+    ) -> None:
         super().__init__(path, start)
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
 
@@ -202,7 +239,9 @@ class Routing(Log):
                 tokens = [(reads.token(id), n, _short(share)) for id, n, share in expert["tokens"]]
                 experts.append({"share": _short(expert["share"]), "tokens": tokens})
             choices = int(routes.times.sum())
-            self.write({"step": step.index, "mixture": path, "choices": choices, "experts": experts})
+            self.write(
+                {"step": step.index, "mixture": path, "choices": choices, "experts": experts}
+            )
 
 
 class TensorBoard:
@@ -224,14 +263,29 @@ class TensorBoard:
 
 
 def metrics(step: Step) -> dict[str, Any]:
-    """A step's numbers as JSON holds them: those that are not finite are left out, and ``skipped`` says why."""
-    names = ("loss", "valid_loss", "lr", "lrs", "grad_norm", "tokens", "seconds", "epoch", "skipped")
+    """A step's numbers as JSON holds them: those that are not finite are left out, and ``skipped``
+    says why."""
+    names = (
+        "loss",
+        "valid_loss",
+        "lr",
+        "lrs",
+        "grad_norm",
+        "tokens",
+        "seconds",
+        "epoch",
+        "skipped",
+    )
     numbers = {"step": step.index, **{name: getattr(step, name) for name in names}}
     numbers["seconds"] = round(step.seconds, 6)
     if len(set(step.lrs.values())) <= 1:
         numbers["lrs"] = None
     numbers |= {name: _short(fact) for name, fact in step.metrics.items()}
-    return {k: v for k, v in numbers.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))}
+    return {
+        k: v
+        for k, v in numbers.items()
+        if v is not None and not (isinstance(v, float) and not math.isfinite(v))
+    }
 
 
 def _short(fact: Any) -> Any:
@@ -260,8 +314,14 @@ def draw(log: Path, picture: Path) -> str:
     from matplotlib import pyplot
 
     lines = read_log(log)
-    figure, (losses, rates) = pyplot.subplots(2, 1, sharex=True, height_ratios=(3, 1), figsize=(8, 6), layout="tight")
-    for axes, name, style in ((losses, "loss", "-"), (losses, "valid_loss", "o-"), (rates, "lr", "-")):
+    figure, (losses, rates) = pyplot.subplots(
+        2, 1, sharex=True, height_ratios=(3, 1), figsize=(8, 6), layout="tight"
+    )
+    for axes, name, style in (
+        (losses, "loss", "-"),
+        (losses, "valid_loss", "o-"),
+        (rates, "lr", "-"),
+    ):
         drawn = [(line["step"], line[name]) for line in lines if name in line]
         if drawn:
             label = {"loss": "training", "valid_loss": "validation"}.get(name)

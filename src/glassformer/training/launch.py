@@ -1,4 +1,5 @@
-"""``glassformer train``: from a run file to a trained model in a folder, or on from where it stopped.
+"""``glassformer train``: from a run file to a trained model in a folder, or on from where it
+stopped.
 
 DIR/  run.json   log.jsonl   step-000500/ ...   last   best   curves.png   tensorboard/
       samples.jsonl   routing.jsonl (experts)
@@ -42,7 +43,8 @@ from .signals import Signals
 
 MANY_EPOCHS = 20  # times over the text, from which on validation soon rises again
 Sampler = Callable[..., str]
-"""(model, tokenizer, source or None) -> some text it wrote; with ``source_tokenizer=`` where the source has its own."""
+"""(model, tokenizer, source or None) -> some text it wrote; with ``source_tokenizer=`` where the
+source has its own."""
 
 
 @renamed(valid="valid_loss")
@@ -66,13 +68,19 @@ def run(
     command: str = "",
     chosen: str = "",
 ) -> Ended:
-    """Train as ``settings`` say into the folder ``out``; ``resume`` goes on with the run that is there.
+    """Train as ``settings`` say into the folder ``out``; ``resume`` goes on with the run that is
+    there.
 
-    ``sample`` writes some text now and then; ``command`` is what continues the run, printed when it is stopped.
-    ``chosen`` says which of the settings nobody gave, and why they are so; it is printed and kept in run.json.
-    Every line goes to standard error. Raises UserError for whatever a user can fix.
+    ``sample`` writes some text now and then; ``command`` is what continues the run, printed when it
+    is stopped. ``chosen`` says which of the settings nobody gave, and why they are so; it is
+    printed and kept in run.json. Every line goes to standard error. Raises UserError for whatever a
+    user can fix.
     """
-    with started(settings.parallel, settings.train.device) as mesh, one_voice(mesh), contextlib.ExitStack() as held:
+    with (
+        started(settings.parallel, settings.train.device) as mesh,
+        one_voice(mesh),
+        contextlib.ExitStack() as held,
+    ):
         with mesh.agreeing():
             if mesh.is_first:
                 held.enter_context(files.lock(out, "training"))
@@ -80,17 +88,28 @@ def run(
         before = previous(settings, out, resume, mesh)
         if chosen:
             note(chosen)
-        return _train(settings, out, before, sample, command or "the same call with resume=True", chosen, mesh)
+        return _train(
+            settings, out, before, sample, command or "the same call with resume=True", chosen, mesh
+        )
 
 
 def _train(
-    settings: Run, out: Path, before: dict[str, Any], sample: Sampler | None, command: str, chosen: str, mesh: Mesh
+    settings: Run,
+    out: Path,
+    before: dict[str, Any],
+    sample: Sampler | None,
+    command: str,
+    chosen: str,
+    mesh: Mesh,
 ) -> Ended:
     how = in_pieces(settings.train, before, mesh, out)
     named = mesh.first(str(run_checkpoints.newest(out) or "") if before else "")
     start = Path(named) if named else None
     here = importlib.util.find_spec("tensorboard") is not None
-    need(here or not how.tensorboard, "train.tensorboard is true, but it is missing: pip install tensorboard.")
+    need(
+        here or not how.tensorboard,
+        "train.tensorboard is true, but it is missing: pip install tensorboard.",
+    )
     device = mesh.device
     if how.device or device.type != "cpu":
         note(f"Training on {devices.title(device)}.")
@@ -107,8 +126,13 @@ def _train(
     needed = plan.memory(how.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
     free = available_memory(device)
     if free is not None and needed > free:
-        sentence = f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; lower train.batch or"
-        raise UserError(f"{sentence} train.context, raise train.accumulate, or take a smaller model.")
+        sentence = (
+            f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; "
+            "lower train.batch or"
+        )
+        raise UserError(
+            f"{sentence} train.context, raise train.accumulate, or take a smaller model."
+        )
     model, notes = build(plan, device, start is None, mesh)
     for line in (*plan.notes, *notes, *data.notes):
         if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
@@ -133,7 +157,13 @@ def _train(
             model.to_empty(device=device)
             if start is None:
                 draw_weights(model, mesh, how.seed)
-    state = State(model, Optimizer(model, how.optimizer, mesh), data.batches, labels=plan.labels, base_model=base)
+    state = State(
+        model,
+        Optimizer(model, how.optimizer, mesh),
+        data.batches,
+        labels=plan.labels,
+        base_model=base,
+    )
     state.mesh, state.frozen_digest = mesh, frozen_digest
     state.earlier_ends = tuple(before.get("ended", ()))
     if start is not None:
@@ -143,7 +173,11 @@ def _train(
     say_layout(layout_of(plan, how, mesh, execution.dtype), how, plan.context, mesh)
     about: dict[str, Any] = {"data": settings.data, "train": settings.train, "model": plan.model}
     about |= {"execution": execution, "pieces": how.accumulate}
-    about |= {"ended": state.earlier_ends, "glassformer": 1, "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint}
+    about |= {
+        "ended": state.earlier_ends,
+        "glassformer": 1,
+        "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint,
+    }
     if plan.source_tokenizer is not None:
         about["source_tokenizer"] = plan.source_tokenizer.fingerprint
     about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
@@ -153,7 +187,8 @@ def _train(
 
     with Signals(out if mesh.is_first else None, patient=not mesh.alone) as signals:
         with contextlib.ExitStack() as opened:
-            two_sided = isinstance(plan.model, config.EncoderDecoder)  # sides are seldom equally long
+            # sides are seldom equally long
+            two_sided = isinstance(plan.model, config.EncoderDecoder)
             flops = 0.0 if two_sided else plan.cost.training_flops
             shown = Live(
                 flops,
@@ -166,17 +201,27 @@ def _train(
                 opened.enter_context(shown)
             hooks, save = _hooks(opened, plan, data, state, shown, out)
             ended = _stale(state, how)
-            steps = () if ended else train(model, data.batches, how.objective, how, state=state, execution=execution)
+            steps = (
+                ()
+                if ended
+                else train(
+                    model, data.batches, how.objective, how, state=state, execution=execution
+                )
+            )
 
             def ends() -> Any:
-                shown.began += signals.wait_with(mesh)  # the time that is left is of steps, not of pauses
+                # the time that is left is of steps, not of pauses
+                shown.began += signals.wait_with(mesh)
                 return signals.heard_by(mesh) or _stale(state, how)
 
             step, valid = _consume(steps, hooks, save, ends)
         if signals.number and step and not step.last:
             kept = run_checkpoints.newest(out)
             where = f"the last checkpoint is {kept}" if kept else "nothing was saved yet"
-            note(f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; {where}. Continue with:")
+            note(
+                f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; "
+                f"{where}. Continue with:"
+            )
             note(f"  {command}")
             return Ended(out, step.index, step.loss, valid, signals.number)
         if mesh.is_first:
@@ -187,14 +232,17 @@ def _train(
 def _hooks(
     opened: contextlib.ExitStack, plan: RunPlan, data: RunData, state: State, live: Live, out: Path
 ) -> tuple[list[Hook], Save]:
-    """What every step goes through, closed with ``opened``; what is logged comes before what is saved."""
+    """What every step goes through, closed with ``opened``; what is logged comes before what is
+    saved."""
     how, logs, mesh = plan.settings.train, list[Any](), state.mesh
     save = Save(out, how.save_every, how.keep, plan.tokenizer, plan.source_tokenizer)
     evaluate = Evaluate(data.validation, how.objective, how.evaluate_every, plan.labels, mesh)
     if not mesh.is_first:
         return [evaluate, Agreed((), mesh), Sampled(live.sample, live.sample_every), save], save
     if any(isinstance(module, MoE) for module in state.model.modules()):
-        logs.append(Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer))
+        logs.append(
+            Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer)
+        )
     if how.tensorboard is not False:
         with contextlib.suppress(ImportError):  # by default it is used where it is installed
             logs.append(TensorBoard(out / "tensorboard", state.step))
@@ -207,8 +255,9 @@ def _hooks(
 def _consume(
     steps: Iterable[Step], hooks: list[Hook], save: Save, ends: Callable[[], Any]
 ) -> tuple[Step | None, float | None]:
-    """Put each step through the hooks, until there are no more or the run ``ends``; the last one, and the last
-    validation loss. What was learned is saved in either case, also before UserError tells of steps that got stuck.
+    """Put each step through the hooks, until there are no more or the run ``ends``; the last one,
+    and the last validation loss. What was learned is saved in either case, also before UserError
+    tells of steps that got stuck.
     """
     step, valid = None, None
     try:
@@ -230,7 +279,10 @@ def _consume(
 def _conclude(state: State, how: Train, data: RunData, out: Path) -> None:
     """Say why the run ended, which checkpoint is used, and where everything is."""
     if _stale(state, how):
-        since = f"Validation has not fallen since step {state.best_step}, so the run ends at step {state.step}"
+        since = (
+            f"Validation has not fallen since step {state.best_step}, so the run ends at "
+            f"step {state.step}"
+        )
         more = f"to go further than that, --resume --steps N with N above {how.steps}"
         note(f"{since} of {how.steps}; --resume --early-stop 0 goes on. Or, {more}.")
     if state.best_step is not None:
@@ -239,16 +291,23 @@ def _conclude(state: State, how: Train, data: RunData, out: Path) -> None:
             tokens, size = sum(map(len, data.held_out)), sum(part.bytes for part in data.held_out)
             best += f", {state.best / math.log(2) * tokens / size:.2f} bits per byte"
         note(f"The best checkpoint is that of step {state.best_step}: {best}. It is used.")
-    note(f"Trained {state.step} steps; the model is in {out}. {draw(out / 'log.jsonl', out / 'curves.png')}")
+    note(
+        f"Trained {state.step} steps; the model is in {out}. "
+        f"{draw(out / 'log.jsonl', out / 'curves.png')}"
+    )
     if (out / "routing.jsonl").exists():
         note(f"Which tokens go to which expert is in {out / 'routing.jsonl'}.")
 
 
 def _stale(state: State, how: Train) -> bool:
-    return is_stale(state.step, state.best_step, state.earlier_ends, how.early_stop, how.evaluate_every)
+    return is_stale(
+        state.step, state.best_step, state.earlier_ends, how.early_stop, how.evaluate_every
+    )
 
 
-def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData, mesh: Mesh) -> Callable[[Any], str] | None:
+def _sampling(
+    sample: Sampler | None, plan: RunPlan, data: RunData, mesh: Mesh
+) -> Callable[[Any], str] | None:
     """What writes a sample: the model's own text, or its answer to a source that is held out."""
     if sample is None or not plan.settings.train.objective.generates:
         return None
@@ -265,16 +324,24 @@ def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData, mesh: Mesh) 
 
 
 def announce(plan: RunPlan, data: RunData, execution: ExecutionSettings, frozen: int) -> None:
-    """What is about to be done, with what, and how long it will take; ``frozen`` weights do not train."""
+    """What is about to be done, with what, and how long it will take; ``frozen`` weights do not
+    train."""
     how, cost = plan.settings.train, plan.cost
     memory = gibibytes(plan.memory(execution.dtype, frozen))
     flops = f"{cost.training_flops / 1e6:,.1f} MFLOP a {cost.each}"
     note(f"{cost.total:,} parameters, {flops}, about {memory} of memory.")
     epochs = how.steps * how.batch / data.rows
     evaluations = math.ceil(how.steps / how.evaluate_every) if how.evaluate_every else 0
-    batches = sum(1 for _ in data.validation()) if evaluations else 0  # each a third of a step: there is no backward
-    steps = f"{how.steps:,} steps of {how.batch * plan.context:,} tokens on {data.name}, {epochs:.1f} times over"
+    # each a third of a step: there is no backward
+    batches = sum(1 for _ in data.validation()) if evaluations else 0
+    steps = (
+        f"{how.steps:,} steps of {how.batch * plan.context:,} tokens on {data.name}, "
+        f"{epochs:.1f} times over"
+    )
     note(f"{steps}: about {duration(execution.seconds * (how.steps + evaluations * batches / 3))}.")
     if epochs > MANY_EPOCHS and how.objective.every_token:
-        note("The text is read so often that the model will learn it by heart; take more text or fewer --steps.")
+        note(
+            "The text is read so often that the model will learn it by heart; take more text or "
+            "fewer --steps."
+        )
     note(f"{execution.why}.")

@@ -48,11 +48,13 @@ from .shared import shared_gradients
 class State:
     """What training moves: the weights, the optimizer, the cursor in the data, and how far it is.
 
-    ``best`` is the lowest validation loss so far, of step ``best_step``. Training may run through ``bf16_replica``, a
-    copy of the model. Where only a change of another model is trained, ``base_model`` is its name and ``frozen_digest``
-    tells its weights; ``labels`` are the names of what is chosen from. ``earlier_ends`` are the steps at which the run
-    had ended before more were asked for. ``draws_by_piece`` is false in a run that was begun when random numbers still
-    came from one stream, whose state its checkpoints keep; ``mesh`` are the processes that share the run.
+    ``best`` is the lowest validation loss so far, of step ``best_step``. Training may run through
+    ``bf16_replica``, a copy of the model. Where only a change of another model is trained,
+    ``base_model`` is its name and ``frozen_digest`` tells its weights; ``labels`` are the names of
+    what is chosen from. ``earlier_ends`` are the steps at which the run had ended before more were
+    asked for. ``draws_by_piece`` is false in a run that was begun when random numbers still came
+    from one stream, whose state its checkpoints keep; ``mesh`` are the processes that share the
+    run.
     """
 
     model: Model
@@ -80,18 +82,20 @@ class State:
 
 
 class Stuck(UserError):
-    """Too many steps in a row were skipped; the state is whole, its weights those from before the first of them."""
+    """Too many steps in a row were skipped; the state is whole, its weights those from before the
+    first of them."""
 
 
 @renamed(rate="lr", rates="lrs", norm="grad_norm", valid="valid_loss")
 @dataclass
 class Step:
-    """One step done. ``loss`` is a mean over its targets, ``grad_norm`` the gradient's before clipping,
-    ``lr`` the largest of the groups' ``lrs``, by their names.
+    """One step done. ``loss`` is a mean over its targets, ``grad_norm`` the gradient's before
+    clipping, ``lr`` the largest of the groups' ``lrs``, by their names.
 
-    ``tokens`` were read for it. ``skipped`` says why the weights were left alone, if they were; ``metrics`` are what
-    else is known (accuracy, the experts' load); a hook may fill in ``valid_loss``, the loss on what is held out, and
-    ``routes``, which tokens each mixture sent where there.
+    ``tokens`` were read for it. ``skipped`` says why the weights were left alone, if they were;
+    ``metrics`` are what else is known (accuracy, the experts' load); a hook may fill in
+    ``valid_loss``, the loss on what is held out, and ``routes``, which tokens each mixture sent
+    where there.
     """
 
     index: int
@@ -115,7 +119,8 @@ class Step:
         return self.index == self.steps
 
     def due(self, every: int) -> bool:
-        """Whether something that happens ``every`` so many steps (0: never), and at the end, happens now."""
+        """Whether something that happens ``every`` so many steps (0: never), and at the end,
+        happens now."""
         return every > 0 and (self.index % every == 0 or self.last)
 
 
@@ -128,10 +133,11 @@ def train(
     state: State | None = None,
     execution: ExecutionSettings | None = None,
 ) -> Iterator[Step]:
-    """Train ``model`` in place, one yielded Step at a time; ``state`` goes on where a checkpoint stopped.
+    """Train ``model`` in place, one yielded Step at a time; ``state`` goes on where a checkpoint
+    stopped.
 
-    Raises Stuck, a UserError, when ``settings.max_skipped_steps`` steps in a row have no finite loss and gradient;
-    such steps never reach the weights.
+    Raises Stuck, a UserError, when ``settings.max_skipped_steps`` steps in a row have no finite
+    loss and gradient; such steps never reach the weights.
     """
     settings = settings or run.Train()
     objective = objective or Causal()
@@ -155,17 +161,25 @@ def train(
             model.train()
         if replica is not None:
             replica.follow()
-        draws = functools.partial(seed_piece, settings.seed, state.step) if state.draws_by_piece else None
+        draws = (
+            functools.partial(seed_piece, settings.seed, state.step)
+            if state.draws_by_piece
+            else None
+        )
         with execution.products():
             if not state.mesh.alone:
                 sums = shared_gradients(runner, batches, objective, settings, draws, state.mesh)
             else:
                 batch, first = first or next(batches), None
-                sums = gradients(runner, batch, objective, settings.accumulate, settings.label_smoothing, draws)
+                sums = gradients(
+                    runner, batch, objective, settings.accumulate, settings.label_smoothing, draws
+                )
         count = max(1, sums.count)
         found = state.optimizer.gradients()
         grads, norm = list(found.values()), state.optimizer.norm(found) / count
-        factor = factor_in_extended_run(settings.schedule, state.step + 1, settings.steps, state.earlier_ends)
+        factor = factor_in_extended_run(
+            settings.schedule, state.step + 1, settings.steps, state.earlier_ends
+        )
         skipped = None
         if sums.count == 0:
             skipped = "the batch has no targets"
@@ -198,7 +212,10 @@ def train(
         if state.skipped_in_a_row >= settings.max_skipped_steps:
             many = f"{state.skipped_in_a_row} steps in a row were skipped ({skipped})"
             stopped = f"Training stopped at step {state.step}: {many}"
-            fix = "lower train.optimizer.lr or check the data, the weights are as they were before them."
+            fix = (
+                "lower train.optimizer.lr or check the data, the weights are as they were "
+                "before them."
+            )
             raise Stuck(f"{stopped}; {fix}")
 
 
@@ -210,7 +227,8 @@ def seed(number: int) -> None:
 
 
 def seed_piece(number: int, step: int, piece: int) -> None:
-    """Start every random generator for one piece of one step: what is drawn for it is the same on any process."""
+    """Start every random generator for one piece of one step: what is drawn for it is the same on
+    any process."""
     drawn = int(np.random.SeedSequence((number, step, piece)).generate_state(1, np.uint64)[0])
     torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_available():

@@ -1,4 +1,5 @@
-"""The loss of a batch and its gradients: a forward pass, cross-entropy fused with the head, what the model adds to it.
+"""The loss of a batch and its gradients: a forward pass, cross-entropy fused with the head, what
+the model adds to it.
 
 B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 """
@@ -39,10 +40,11 @@ LOGITS_IN_CACHE = 1 << 18
 class Loss:
     """A loss as ``sum`` over ``count`` targets, so that pieces of a batch add up to the batch.
 
-    ``aux`` is a mean already (a mixture's balance and z-loss); ``total`` weighs it by the count. ``tokens`` were read
-    for it. Both numbers may still lie on the device: asked for before the backward pass, they would make the host wait
-    for the forward pass and the GPU for the host. ``metrics`` are means over the targets, for the log; ``predictions``
-    and ``labels`` what ``Objective.metrics`` reads of a whole validation.
+    ``aux`` is a mean already (a mixture's balance and z-loss); ``total`` weighs it by the count.
+    ``tokens`` were read for it. Both numbers may still lie on the device: asked for before the
+    backward pass, they would make the host wait for the forward pass and the GPU for the host.
+    ``metrics`` are means over the targets, for the log; ``predictions`` and ``labels`` what
+    ``Objective.metrics`` reads of a whole validation.
     """
 
     sum: Tensor
@@ -65,7 +67,8 @@ class Loss:
 
 
 def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
-    """The output of a model of any shape for a batch; no logits, the losses ask the head themselves."""
+    """The output of a model of any shape for a batch; no logits, the losses ask the head
+    themselves."""
     given: dict[str, Any] = {"pos": batch.pos, "document_ids": batch.document_ids, "logits": "none"}
     if tape is not None:  # each is another: it would be compiled anew each time
         model, given["tape"] = getattr(model, "_orig_mod", model), tape
@@ -79,23 +82,35 @@ def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
     return output
 
 
-def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, asked: Tensor | None = None) -> Loss:
-    """The cross-entropy of the tokens at each place (B, T); only at those that are ``asked``, where they are few."""
+def token_loss(
+    model: Any, output: Output, targets: Tensor, smoothing: float, asked: Tensor | None = None
+) -> Loss:
+    """The cross-entropy of the tokens at each place (B, T); only at those that are ``asked``, where
+    they are few."""
     head, hidden, targets = model.head, output.hidden.flatten(0, 1), targets.flatten()
     counted = targets >= 0
     count = counted.sum()
     if asked is not None:
         hidden, targets = hidden[asked], targets[asked]
     total = (head.cross_entropy or cross_entropy)(
-        head.prepare(hidden), targets, head.table(model.embed), head.proj.bias, head.softcap, smoothing
+        head.prepare(hidden),
+        targets,
+        head.table(model.embed),
+        head.proj.bias,
+        head.softcap,
+        smoothing,
     )
     return Loss(total, count, aux_loss(output), count, output.metrics)
 
 
 def chosen_loss(model: Any, batch: Batch, smoothing: float) -> Loss:
-    """The cross-entropy where ``batch.targets`` asks; the head sees only those places, and all tokens count as read."""
-    few_shapes = 1 if batch.host is None else max(1, batch.tokens.numel() // 16)  # which are compiled for on a GPU
-    loss = token_loss(model, forward(model, batch), batch.targets, smoothing, batch.asked(few_shapes))
+    """The cross-entropy where ``batch.targets`` asks; the head sees only those places, and all
+    tokens count as read."""
+    # which are compiled for on a GPU
+    few_shapes = 1 if batch.host is None else max(1, batch.tokens.numel() // 16)
+    loss = token_loss(
+        model, forward(model, batch), batch.targets, smoothing, batch.asked(few_shapes)
+    )
     return dataclasses.replace(loss, tokens=tokens_in(batch))
 
 
@@ -111,7 +126,8 @@ def aux_loss(output: Output) -> Tensor | None:
 
 @dataclass
 class Sums:
-    """What a batch gave: ``total`` with aux and ``loss`` as sums over ``count`` targets; tokens read; mean facts."""
+    """What a batch gave: ``total`` with aux and ``loss`` as sums over ``count`` targets; tokens
+    read; mean facts."""
 
     total: float
     loss: float
@@ -128,9 +144,11 @@ def gradients(
     smoothing: float = 0.0,
     draws: Callable[[int], None] | None = None,
 ) -> Sums:
-    """Leave the gradients of the batch's summed loss in ``.grad``, worked through in so many pieces.
+    """Leave the gradients of the batch's summed loss in ``.grad``, worked through in so many
+    pieces.
 
-    ``draws`` is called with each piece's number before it: it starts the random generators that the piece draws from.
+    ``draws`` is called with each piece's number before it: it starts the random generators that the
+    piece draws from.
     """
     device = next(model.parameters()).device
     parts = [piece.to(device) for piece in split(batch, pieces)]
@@ -145,7 +163,9 @@ def gradients(
     return sums(losses)
 
 
-def backward(model: Any, part: Batch, objective: Objective, smoothing: float, weight: float = 1.0) -> Loss:
+def backward(
+    model: Any, part: Batch, objective: Objective, smoothing: float, weight: float = 1.0
+) -> Loss:
     """Add a piece's gradients, times a ``weight``, to ``.grad``; its loss, without a graph."""
     return backward_from(objective.loss(model, part, smoothing), weight)
 
@@ -162,7 +182,8 @@ def sums(losses: Sequence[Loss]) -> Sums:
     device = losses[0].sum.device
     found: list[Any] = [sum(loss.total for loss in losses), sum(loss.sum for loss in losses)]
     found += [sum(loss.count for loss in losses), sum(loss.tokens for loss in losses)]
-    parts = [torch.as_tensor(one, device=device).detach().double() for one in found]  # fp32, and counts below 2^53
+    # fp32, and counts below 2^53
+    parts = [torch.as_tensor(one, device=device).detach().double() for one in found]
     total, loss, count, tokens = torch.stack(parts).tolist()
     return Sums(total, loss, int(count), int(tokens), mean_metrics(losses))
 
@@ -171,7 +192,10 @@ def mean_metrics(losses: Sequence[Loss]) -> dict[str, Any]:
     """Each fact's mean over the targets of several losses, as plain numbers."""
     count = int(sum(loss.count for loss in losses))
     names = dict.fromkeys(name for loss in losses for name in loss.metrics)
-    sums = {n: sum(loss.metrics[n].detach() * loss.count for loss in losses if n in loss.metrics) for n in names}
+    sums = {
+        n: sum(loss.metrics[n].detach() * loss.count for loss in losses if n in loss.metrics)
+        for n in names
+    }
     return {name: (total / count).tolist() for name, total in sums.items() if count}  # type: ignore[union-attr]
 
 
@@ -179,7 +203,11 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
     """The batch in pieces of rows, none of them empty."""
     if pieces == 1:
         return [batch]
-    return [batch.rows(low, high) for low, high in piece_borders(len(batch.tokens), pieces) if low < high]
+    return [
+        batch.rows(low, high)
+        for low, high in piece_borders(len(batch.tokens), pieces)
+        if low < high
+    ]
 
 
 def cross_entropy(
@@ -192,14 +220,20 @@ def cross_entropy(
     limit: int | None = None,
     fused: bool = False,
 ) -> Tensor:
-    """The summed cross-entropy of the logits hidden table^T + bias, capped, against targets; in fp32 at least.
+    """The summed cross-entropy of the logits hidden table^T + bias, capped, against targets; in
+    fp32 at least.
 
-    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``limit`` logits exist at once;
-    ``fused``: what is done to them is compiled to one kernel or two, not a dozen passes over memory.
+    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``limit`` logits
+    exist at once; ``fused``: what is done to them is compiled to one kernel or two, not a dozen
+    passes over memory.
     """
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
-        hidden, table, bias = hidden.to(dtype), table.to(dtype), None if bias is None else bias.to(dtype)
+        hidden, table, bias = (
+            hidden.to(dtype),
+            table.to(dtype),
+            None if bias is None else bias.to(dtype),
+        )
     rows = max(1, (limit or ONE_SHOT) // len(table))
     to_grad = _compiled_to_grad() if fused else _to_grad
     given = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad)
@@ -213,8 +247,8 @@ def _compiled_to_grad() -> Callable[..., Tensor]:
 
 
 def compiled_with_loss(model: Any, blocks: bool = False) -> Any:
-    """``nn.build.compiled``, or ``nn.blockwise`` where ``blocks`` are; on a GPU, where the vocabulary's logits are the
-    largest tensors, with the head's loss."""
+    """``nn.build.compiled``, or ``nn.blockwise`` where ``blocks`` are; on a GPU, where the
+    vocabulary's logits are the largest tensors, with the head's loss."""
     if model.head is not None and next(model.parameters()).device.type == "cuda":
         head = copy.copy(model.head)
         head.cross_entropy = head.cross_entropy or functools.partial(cross_entropy, fused=True)
@@ -223,7 +257,8 @@ def compiled_with_loss(model: Any, blocks: bool = False) -> Any:
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Head and loss in one: the logits turn into their own gradient in place, and never exist in fp32 as a whole."""
+    """Head and loss in one: the logits turn into their own gradient in place, and never exist in
+    fp32 as a whole."""
 
     @staticmethod
     def forward(
@@ -241,17 +276,26 @@ class _HeadLoss(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=_sum_dtype(hidden))
         to_hidden = torch.empty_like(hidden) if train else None
         to_table: Tensor | None = None
-        to_bias = torch.zeros_like(bias, dtype=_sum_dtype(hidden)) if train and bias is not None else None
+        to_bias = (
+            torch.zeros_like(bias, dtype=_sum_dtype(hidden)) if train and bias is not None else None
+        )
         for start in range(0, len(hidden), rows):
             part = hidden[start : start + rows]
-            grad = F.linear(part, table, bias)  # (rows, V): logits now, their gradient after the next line
+            # (rows, V): logits now, their gradient after the next line
+            grad = F.linear(part, table, bias)
             total += to_grad(grad, targets[start : start + rows], softcap, smoothing, train)
             if to_hidden is not None:
                 torch.mm(grad, table, out=to_hidden[start : start + rows])
             if ctx.needs_input_grad[1]:
                 found = torch.mm(grad.mT, part)
                 whole = len(hidden) <= rows
-                to_table = found if whole else found.to(total.dtype) if to_table is None else to_table.add_(found)
+                to_table = (
+                    found
+                    if whole
+                    else found.to(total.dtype)
+                    if to_table is None
+                    else to_table.add_(found)
+                )
             if to_bias is not None:
                 to_bias += grad.sum(0, dtype=to_bias.dtype)
         ctx.save_for_backward(to_hidden, to_table, to_bias)
@@ -261,30 +305,41 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
         found: tuple[Tensor | None, ...] = ctx.saved_tensors
-        if scale.device.type != "cpu" or float(scale) != 1.0:  # usually it is 1: spare a pass over the vocabulary
+        # usually it is 1: spare a pass over the vocabulary
+        if scale.device.type != "cpu" or float(scale) != 1.0:
             found = tuple(None if grad is None else grad * scale for grad in found)
-        to_hidden, to_table, to_bias = (None if grad is None else grad.to(ctx.dtype) for grad in found)
+        to_hidden, to_table, to_bias = (
+            None if grad is None else grad.to(ctx.dtype) for grad in found
+        )
         return to_hidden, to_table, to_bias, None, None, None, None, None
 
 
-def _to_grad(logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool) -> Tensor:
-    """The summed loss of logits (rows, V); they are overwritten with its gradient to them when ``train``."""
+def _to_grad(
+    logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool
+) -> Tensor:
+    """The summed loss of logits (rows, V); they are overwritten with its gradient to them when
+    ``train``."""
     total = logits.new_zeros((), dtype=_sum_dtype(logits))
     vocab = logits.shape[1]
     block_rows = max(1, LOGITS_IN_CACHE // vocab) if logits.device.type == "cpu" else len(logits)
-    for block, own in zip(torch.split(logits, block_rows), torch.split(targets, block_rows), strict=True):
+    for block, own in zip(
+        torch.split(logits, block_rows), torch.split(targets, block_rows), strict=True
+    ):
         scores = block.to(total.dtype)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         probabilities, target = scores.softmax(-1), own.clamp(min=0)[:, None]
-        # logsumexp from the largest probability, which is at least 1 / V, so that its logarithm is exact
+        # logsumexp from the largest probability, which is at least 1 / V, so that its logarithm is
+        # exact
         denominator = scores.amax(-1) - probabilities.amax(-1).log()
         loss = denominator - (1 - smoothing) * scores.gather(1, target)[:, 0]
         if smoothing:
             loss -= smoothing * scores.mean(-1)
         total += loss.masked_fill(own < 0, 0.0).sum()
         if train:
-            probabilities.scatter_add_(1, target, probabilities.new_full(target.shape, smoothing - 1))
+            probabilities.scatter_add_(
+                1, target, probabilities.new_full(target.shape, smoothing - 1)
+            )
             if smoothing:
                 probabilities -= smoothing / vocab
             if softcap is not None:

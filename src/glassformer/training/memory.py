@@ -1,4 +1,5 @@
-"""How this process takes memory from the system while it trains on a CPU, and how much it held at most."""
+"""How this process takes memory from the system while it trains on a CPU, and how much it held at
+most."""
 
 from __future__ import annotations
 
@@ -21,24 +22,31 @@ LARGE = 1 << 20  # bytes of a block that a training on several processes gives b
 def keep_freed_memory(several: bool = False) -> bool:
     """Let the allocator keep what is freed for the next step; whether it could be told to.
 
-    glibc otherwise gives every big block back to the system at once, and each step pays for it again, page by page.
-    What the process holds at its peak stays the same; it only holds it until it ends.
+    glibc otherwise gives every big block back to the system at once, and each step pays for it
+    again, page by page. What the process holds at its peak stays the same; it only holds it until
+    it ends.
 
-    Not so on ``several`` processes, where blocks of weights come and go all the time. A block is aligned by asking for
-    more than it keeps, so it never fits where one of its size was freed: with 25 M parameters on two processes half of
-    the heap were such holes (docs/scale.md). There what is ``LARGE`` goes back, or what is as large as the user says
-    by glibc's own MALLOC_MMAP_THRESHOLD_.
+    Not so on ``several`` processes, where blocks of weights come and go all the time. A block is
+    aligned by asking for more than it keeps, so it never fits where one of its size was freed: with
+    25 M parameters on two processes half of the heap were such holes (docs/scale.md). There what is
+    ``LARGE`` goes back, or what is as large as the user says by glibc's own MALLOC_MMAP_THRESHOLD_.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    told = [(M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_MAX, 1 << 16 if several else 0)]  # 1 << 16 is glibc's own
-    told += [(M_MMAP_THRESHOLD, LARGE)] if several and "MALLOC_MMAP_THRESHOLD_" not in os.environ else []
+    # 1 << 16 is glibc's own
+    told = [(M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_MAX, 1 << 16 if several else 0)]
+    told += (
+        [(M_MMAP_THRESHOLD, LARGE)]
+        if several and "MALLOC_MMAP_THRESHOLD_" not in os.environ
+        else []
+    )
     return sum(bool(mallopt(*setting)) for setting in told) == len(told)
 
 
 def reset_peak_memory() -> None:
-    """Give back what is free, and let ``peak_memory`` count from now on where the system can: on Linux."""
+    """Give back what is free, and let ``peak_memory`` count from now on where the system can: on
+    Linux."""
     gc.collect()
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
@@ -47,9 +55,12 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process held since ``reset_peak_memory``, or, where that cannot be told, ever."""
+    """The most bytes that this process held since ``reset_peak_memory``, or, where that cannot be
+    told, ever."""
     with contextlib.suppress(OSError):
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         if found:
             return int(found[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

@@ -22,42 +22,57 @@ from ..parallel.windows import Window, norm
 
 
 class Optimizer:
-    """One or two of torch's optimizers that step together; each group's rate is its own times the schedule's."""
+    """One or two of torch's optimizers that step together; each group's rate is its own times the
+    schedule's."""
 
     def __init__(self, model: nn.Module, settings: run.Optimizer, mesh: Mesh = ALONE) -> None:
-        """Of a model in shards (``parallel.shard``) each process moves its own numbers, in windows."""
+        """Of a model in shards (``parallel.shard``) each process moves its own numbers, in
+        windows."""
         self.model, self.mesh = model, mesh
         whole = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.windows = windows(model, mesh) if in_shards(model) else None
-        self.parameters = whole if self.windows is None else {n: one.tensor for n, one in self.windows.items()}
+        self.parameters = (
+            whole if self.windows is None else {n: one.tensor for n, one in self.windows.items()}
+        )
         left, flat = dict(self.parameters), vectors(model)
         self.parts: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
             matrices = [name for name in left if whole[name].ndim in (2, 3) and name not in flat]
-            if chosen := {name: left.pop(name) for name in matrices if matches(name, settings.paths)}:
-                groups = _groups("Muon", chosen, settings.groups, settings.lr, settings.weight_decay, set())
+            if chosen := {
+                name: left.pop(name) for name in matrices if matches(name, settings.paths)
+            }:
+                groups = _groups(
+                    "Muon", chosen, settings.groups, settings.lr, settings.weight_decay, set()
+                )
                 self.parts.append(Muon(groups, settings.momentum, mesh, self.windows))
             settings = settings.rest
         if left:
             undecayed = flat | {name for name in left if matches(name, settings.undecayed)}
-            groups = _groups("AdamW", left, settings.groups, settings.lr, settings.weight_decay, undecayed)
+            groups = _groups(
+                "AdamW", left, settings.groups, settings.lr, settings.weight_decay, undecayed
+            )
             devices = {p.device.type for p in left.values()}
             fused = devices <= {"cpu", "cuda"} and all(p.is_floating_point() for p in left.values())
-            self.parts.append(torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=fused))
+            self.parts.append(
+                torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=fused)
+            )
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """Every parameter group: its ``name``, ``paths``, ``base_lr``, ``lr`` now and ``weight_decay``."""
+        """Every parameter group: its ``name``, ``paths``, ``base_lr``, ``lr`` now and
+        ``weight_decay``."""
         for part in self.parts:
             yield from part.param_groups
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients that backward left, by their parameters' paths; of a model in shards our numbers of them."""
+        """The gradients that backward left, by their parameters' paths; of a model in shards our
+        numbers of them."""
         for window in (self.windows or {}).values():
             window.pull()
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def norm(self, grads: Mapping[str, Tensor]) -> float:
-        """The norm of all ``gradients()`` together; on a CPU the same bits on any number of processes."""
+        """The norm of all ``gradients()`` together; on a CPU the same bits on any number of
+        processes."""
         if self.windows is None and any(grad.is_cuda for grad in grads.values()):
             return float(torch.nn.utils.get_total_norm(list(grads.values())))
         return norm(grads, self.windows, self.mesh)
@@ -79,37 +94,57 @@ class Optimizer:
             window.weight.grad = None
 
     def state(self) -> dict[str, Any]:
-        """The moments and counts, each named ``parameter path:what``; of a model in shards as ``Share``s."""
+        """The moments and counts, each named ``parameter path:what``; of a model in shards as
+        ``Share``s."""
         found: dict[str, Any] = {}
         for part in self.parts:
             for name, parameter in self.parameters.items():
                 for what, value in part.state.get(parameter, {}).items():
                     shared = self.windows is not None and what != "step"
-                    found[f"{name}:{what}"] = self.windows[name].share(value) if shared else torch.as_tensor(value)  # type: ignore[index]
+                    found[f"{name}:{what}"] = (
+                        self.windows[name].share(value) if shared else torch.as_tensor(value)
+                    )  # type: ignore[index]
         return found
 
     def place(self, key: str) -> Place | None:
-        """Where this process's numbers lie of what ``state()`` has under this key; None where it is whole."""
+        """Where this process's numbers lie of what ``state()`` has under this key; None where it is
+        whole."""
         name, _, what = key.rpartition(":")
-        return None if what == "step" or name not in (self.windows or {}) else self.windows[name].place  # type: ignore[index]
+        return (
+            None if what == "step" or name not in (self.windows or {}) else self.windows[name].place
+        )  # type: ignore[index]
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
-        """Take up a ``state()`` again; UserError when it is another model's or another optimizer's."""
-        parts = {name: part for part in self.parts for group in part.param_groups for name in group["paths"]}
+        """Take up a ``state()`` again; UserError when it is another model's or another
+        optimizer's."""
+        parts = {
+            name: part
+            for part in self.parts
+            for group in part.param_groups
+            for name in group["paths"]
+        }
         for part in self.parts:
             part.state.clear()
         for key, tensor in tensors.items():
             name, _, what = key.rpartition(":")
             parameter = self.parameters.get(name)
             if parameter is None:
-                raise UserError(f'The checkpoint\'s optimizer knows "{name}", this model does not; check the config.')
+                raise UserError(
+                    f'The checkpoint\'s optimizer knows "{name}", this model does '
+                    "not; check the config."
+                )
             if what not in KEPT[type(parts[name])]:
-                raise UserError(f'The checkpoint keeps "{what}" of "{name}": it is another optimizer\'s; set that one.')
+                raise UserError(
+                    f'The checkpoint keeps "{what}" of "{name}": it is another '
+                    "optimizer's; set that one."
+                )
             window = None if self.windows is None or what == "step" else self.windows[name]
             shape = parameter.shape if window is None else window.place.shape
             if what != "step" and tensor.shape != shape:
                 shapes = f"{list(tensor.shape)}, this model {list(shape)}"
-                raise UserError(f'The checkpoint\'s optimizer has "{name}" as {shapes}; check the config.')
+                raise UserError(
+                    f'The checkpoint\'s optimizer has "{name}" as {shapes}; check the config.'
+                )
             held = tensor if window is None else window.widened(tensor.numbers.reshape(-1))
             parts[name].state[parameter][what] = held.to(parameter.device, copy=True)
         for window in (self.windows or {}).values():  # the weights were put in place before
@@ -117,7 +152,8 @@ class Optimizer:
 
 
 class Muon(torch.optim.Optimizer):
-    """torch's Muon, with matrices of one shape, wide or tall, worked on together: small ones are all overhead.
+    """torch's Muon, with matrices of one shape, wide or tall, worked on together: small ones are
+    all overhead.
 
     A parameter of three sides is a stack of matrices, an expert's each.
     """
@@ -144,7 +180,8 @@ class Muon(torch.optim.Optimizer):
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             buffers = [self.state[p]["momentum_buffer"] for p in moved]
             torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
-            # Nesterov: the gradient as the momentum of the next step will see it, as in torch.optim.Muon
+            # Nesterov: the gradient as the momentum of the next step will see it, as in
+            # torch.optim.Muon
             ahead = torch._foreach_lerp(grads, buffers, group["momentum"])
             torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
             if self.windows is not None:
@@ -154,23 +191,32 @@ class Muon(torch.optim.Optimizer):
             for indices in _alike([tuple(weight.shape) for weight in weights], _together(weights)):
                 wide = torch.stack([_wide(wanted[i]).bfloat16() for i in indices])
                 found = orthogonal(wide)
-                rate = group["lr"] * 0.2 * math.sqrt(found.shape[2])  # the longer side: of AdamW's size
+                # the longer side: of AdamW's size
+                rate = group["lr"] * 0.2 * math.sqrt(found.shape[2])
                 for i, update in zip(indices, found, strict=True):
                     _wide(weights[i]).add_(update, alpha=-rate)
 
     def _move_windows(self, group: dict[str, Any], ahead: Sequence[Tensor]) -> None:
-        """The same where each process has its numbers of the weights: their owners do the products."""
+        """The same where each process has its numbers of the weights: their owners do the
+        products."""
         assert self.windows is not None
-        moved = tuple(n for n, p in zip(group["paths"], group["params"], strict=True) if p.grad is not None)
+        moved = tuple(
+            n for n, p in zip(group["paths"], group["params"], strict=True) if p.grad is not None
+        )
         if moved not in self.owners:
-            alike = functools.partial(_alike, together=_together([self.windows[name].tensor for name in moved]))
+            alike = functools.partial(
+                _alike, together=_together([self.windows[name].tensor for name in moved])
+            )
             self.owners[moved] = Owners(self.mesh, [self.windows[name] for name in moved], alike)
         directions = self.owners[moved].orthogonal(ahead, _solved)
-        self.owners[moved].add(directions, lambda rows, columns: group["lr"] * 0.2 * math.sqrt(max(rows, columns)))
+        self.owners[moved].add(
+            directions, lambda rows, columns: group["lr"] * 0.2 * math.sqrt(max(rows, columns))
+        )
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """Each matrix of x (M, rows, columns >= rows) with singular values near 1, by Newton and Schulz's iteration."""
+    """Each matrix of x (M, rows, columns >= rows) with singular values near 1, by Newton and
+    Schulz's iteration."""
     a, b, c = 3.4445, -4.775, 2.0315  # Jordan et al. 2024
     x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
@@ -180,9 +226,11 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 TOGETHER = 1 << 20
-"""Numbers in a stack of matrices at most: they stay in the cache, and bigger ones gain nothing from company."""
+"""Numbers in a stack of matrices at most: they stay in the cache, and bigger ones gain nothing from
+company."""
 TOGETHER_ON_GPU = 1 << 24
-"""There a matrix alone is fifteen launches that a GPU is soon done with: 28 of 768 x 768 at once. Not measured yet."""
+"""There a matrix alone is fifteen launches that a GPU is soon done with: 28 of 768 x 768 at once.
+Not measured yet."""
 
 
 def _solved(matrices: list[Tensor]) -> list[Tensor]:
@@ -198,17 +246,26 @@ def _together(weights: Sequence[Tensor]) -> int:
 
 
 def _alike(matrices: Sequence[tuple[int, ...]], together: int = TOGETHER) -> list[list[int]]:
-    """Indices of matrices to stack: of one shape once tall ones are transposed, ``together`` numbers at most."""
+    """Indices of matrices to stack: of one shape once tall ones are transposed, ``together``
+    numbers at most."""
     shapes: dict[tuple[int, ...], list[int]] = {}
     for i, shape in enumerate(matrices):
         shapes.setdefault((min(shape), max(shape)), []).append(i)
     sizes = {shape: max(1, together // math.prod(shape)) for shape in shapes}
-    return [same[i : i + sizes[shape]] for shape, same in shapes.items() for i in range(0, len(same), sizes[shape])]
+    return [
+        same[i : i + sizes[shape]]
+        for shape, same in shapes.items()
+        for i in range(0, len(same), sizes[shape])
+    ]
 
 
 def _matrices(weights: Iterable[Tensor]) -> list[Tensor]:
     """The matrices (R, C): a stack of experts (E, R, C) as E of them."""
-    return [matrix for weight in weights for matrix in (weight.unbind() if weight.ndim == 3 else (weight,))]
+    return [
+        matrix
+        for weight in weights
+        for matrix in (weight.unbind() if weight.ndim == 3 else (weight,))
+    ]
 
 
 def _wide(matrix: Tensor) -> Tensor:
@@ -235,8 +292,21 @@ def _groups(
         rule = next((r for r in rules if fnmatchcase(name, r.pattern)), run.Group(""))
         title = kind if rule.lr_scale == 1 else f"{kind} {rule.pattern}"
         base = rate * rule.lr_scale
-        weight_decay = rule.weight_decay if rule.weight_decay is not None else 0.0 if name in undecayed else decay
-        new = {"params": [], "paths": [], "name": title, "base_lr": base, "lr": base, "weight_decay": weight_decay}
+        weight_decay = (
+            rule.weight_decay
+            if rule.weight_decay is not None
+            else 0.0
+            if name in undecayed
+            else decay
+        )
+        new = {
+            "params": [],
+            "paths": [],
+            "name": title,
+            "base_lr": base,
+            "lr": base,
+            "weight_decay": weight_decay,
+        }
         group = groups.setdefault((title, base, weight_decay), new)
         group["params"].append(parameter)
         group["paths"].append(name)

@@ -1,9 +1,9 @@
 """The order of a corpus's rows in an epoch: a permutation that is a function of the seed alone.
 
-Up to ``IN_MEMORY`` rows it is drawn as a list. Beyond, the place of each row is computed when it is asked for, by a
-Feistel network over the numbers 0 to size - 1 (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"): a
-number is a pair (a, b), and in each round a pseudorandom function of one of them is added to the other, which can be
-taken back. Nothing is held.
+Up to ``IN_MEMORY`` rows it is drawn as a list. Beyond, the place of each row is computed when it is
+asked for, by a Feistel network over the numbers 0 to size - 1 (Black and Rogaway 2002, "Ciphers
+with Arbitrary Finite Domains"): a number is a pair (a, b), and in each round a pseudorandom
+function of one of them is added to the other, which can be taken back. Nothing is held.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def order_of(size: int, seed: np.random.SeedSequence, way: int) -> Order:
 
 def _computed(size: int, keys: Array) -> Order:
     sides = np.array([math.isqrt(size - 1) + 1, 0], np.uint64)
-    sides[1] = -(-size // int(sides[0]))  # sides[0] * sides[1] is at least size, by less than sides[0]
+    # sides[0] * sides[1] is at least size, by less than sides[0]
+    sides[1] = -(-size // int(sides[0]))
 
     def permuted(numbers: Array) -> Array:
         pair = list(np.divmod(numbers, sides[1]))
@@ -53,7 +54,8 @@ def _computed(size: int, keys: Array) -> Order:
 
     def order(low: int, high: int) -> Array:
         found = permuted(np.arange(low, high, dtype=np.uint64))
-        while (outside := found >= size).any():  # on along its cycle until it is back among the rows
+        # on along its cycle until it is back among the rows
+        while (outside := found >= size).any():
             found[outside] = permuted(found[outside])
         return found.astype(np.int64)
 
@@ -61,7 +63,8 @@ def _computed(size: int, keys: Array) -> Order:
 
 
 def _mixed(numbers: Array) -> Array:
-    """Each of some 64-bit numbers as another that looks random (the finalizer of SplitMix64, Steele et al. 2014)."""
+    """Each of some 64-bit numbers as another that looks random (the finalizer of SplitMix64, Steele
+    et al. 2014)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Array = numbers ^ (numbers >> np.uint64(31))

@@ -19,14 +19,17 @@ from .batches import Array, Batch, check_same, check_sizes
 from .encoded import Encoded
 
 EMPTY = {"tokens": 0, "targets": -1, "pos": -1, "segments": 0, "source": 0, "source_pos": -1}
-POOL = 8192  # examples among which the last gaps of a row are closed: many to choose from, quick to look through
+# examples among which the last gaps of a row are closed: many to choose from, quick to look through
+POOL = 8192
 
 
 def pack(sizes: Array, room: int, order: Array) -> list[Array]:
-    """Rows of examples, each in one: sizes (N, sides), no side of a row above ``room``; N indices in ``order``.
+    """Rows of examples, each in one: sizes (N, sides), no side of a row above ``room``; N indices
+    in ``order``.
 
-    A row takes the examples that come first until a quarter is left, then those of the next ``POOL`` that are nearest
-    to its gap in size and shape (largest dot product; Panigrahy et al. 2011, vector bin packing).
+    A row takes the examples that come first until a quarter is left, then those of the next
+    ``POOL`` that are nearest to its gap in size and shape (largest dot product; Panigrahy et al.
+    2011, vector bin packing).
     """
     rows: list[Array] = []
     waiting = order[:0]
@@ -73,7 +76,8 @@ def _fill(sizes: Array, room: int, pool: Array, rest: int) -> tuple[list[Array],
 
 
 def in_order(sizes: Array, room: int) -> Iterator[Array]:
-    """Examples packed into rows in the order given; the first that does not fit begins the next row."""
+    """Examples packed into rows in the order given; the first that does not fit begins the next
+    row."""
     first, filled = 0, np.zeros(sizes.shape[1], np.int64)
     for place, size in enumerate(sizes):
         if ((filled + size) > room).any():
@@ -84,7 +88,8 @@ def in_order(sizes: Array, room: int) -> Iterator[Array]:
 
 
 def batch_of(encoded: Encoded, rows: Sequence[Array], context: int, full: str = "") -> Batch:
-    """A batch (B, T) of rows of examples; a side that no row fills is narrower, in steps of ``context`` / 16.
+    """A batch (B, T) of rows of examples; a side that no row fills is narrower, in steps of
+    ``context`` / 16.
 
     The side with the column ``full`` is ``context`` wide: fewer shapes to compile for.
     """
@@ -97,15 +102,23 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int, full: str = 
         before = np.cumsum(size) - size  # tokens of the batch before each example
         at = before - before[np.searchsorted(row, row)]  # the column in which it begins
         inside = np.arange(size.sum()) - np.repeat(before, size)
-        width = context if full in side.columns else min(context, -(-int((at + size).max()) // step) * step)
-        there, here = (np.repeat(begin, size) + inside for begin in (side.starts[items], row * width + at))
+        width = (
+            context
+            if full in side.columns
+            else min(context, -(-int((at + size).max()) // step) * step)
+        )
+        there, here = (
+            np.repeat(begin, size) + inside for begin in (side.starts[items], row * width + at)
+        )
         for name, column in side.columns.items():
             filled[name] = np.full(len(rows) * width, EMPTY[name], np.int64)
             filled[name][here] = column[there]
             filled[name] = filled[name].reshape(len(rows), width)
     for pos, document_ids in (("pos", "document_ids"), ("source_pos", "source_document_ids")):
         if pos in filled:
-            filled[document_ids] = np.where(filled[pos] < 0, -1, np.cumsum(filled[pos] == 0, axis=1) - 1)
+            filled[document_ids] = np.where(
+                filled[pos] < 0, -1, np.cumsum(filled[pos] == 0, axis=1) - 1
+            )
     filled.setdefault("targets", np.full_like(filled["tokens"], -1))
     if encoded.labels is not None:
         filled["labels"] = encoded.labels[items]
@@ -113,10 +126,11 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int, full: str = 
 
 
 class ExampleBatches(Iterator[Batch]):
-    """An endless iterator of training batches: B rows of up to ``context`` tokens, each example once an epoch.
+    """An endless iterator of training batches: B rows of up to ``context`` tokens, each example
+    once an epoch.
 
-    Which examples share a row and the order of the rows are a function of (seed, epoch) alone, so ``state()`` is a few
-    numbers. A batch may end one epoch and begin the next.
+    Which examples share a row and the order of the rows are a function of (seed, epoch) alone, so
+    ``state()`` is a few numbers. A batch may end one epoch and begin the next.
     """
 
     def __init__(self, encoded: Encoded, batch: int, context: int, seed: int = 0) -> None:
@@ -157,7 +171,8 @@ class ExampleBatches(Iterator[Batch]):
         return {**self._identity(), "cursor": [self._epoch, self._index]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``state()`` was taken; UserError when it is of other examples, context or seed."""
+        """Go on exactly where ``state()`` was taken; UserError when it is of other examples,
+        context or seed."""
         check_same(state, self._identity())
         self._go(*state["cursor"])
 

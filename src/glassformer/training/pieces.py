@@ -11,12 +11,16 @@ from .batches import Batch
 
 
 class Pieces:
-    """The ``batches`` of a step that lie here, each read as often as is asked, always with the same draws.
+    """The ``batches`` of a step that lie here, each read as often as is asked, always with the same
+    draws.
 
-    ``draws`` starts the random generators for the piece of that place; None: they run on from one to the next.
+    ``draws`` starts the random generators for the piece of that place; None: they run on from one
+    to the next.
     """
 
-    def __init__(self, batches: Sequence[Batch], draws: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, batches: Sequence[Batch], draws: Callable[[int], None] | None = None
+    ) -> None:
         self.batches, self.draws = list(batches), draws
         self._states: dict[int, Tensor] = {}
 
@@ -24,7 +28,8 @@ class Pieces:
         return len(self.batches)
 
     def read(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
-        """Each piece, and whether it counts; ``backward``: gradients are taken of it before the next is asked for.
+        """Each piece, and whether it counts; ``backward``: gradients are taken of it before the
+        next is asked for.
 
         One that does not count is read for the sake of others, who wait for this process's weights.
         """
@@ -37,7 +42,11 @@ class Pieces:
         if self.draws is not None:
             self.draws(place)
             return
-        dropout = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
+        dropout = (
+            torch.cuda.default_generators[device.index]
+            if device.type == "cuda"
+            else torch.default_generator
+        )
         if place in self._states:
             dropout.set_state(self._states[place])
         else:

@@ -29,13 +29,20 @@ from ..tokenizer.trainers import DEFAULT_SIZE, END
 
 
 def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
-    """Resolve a run file, without reading its data; ``start`` is the checkpoint that a resumed run goes on from.
+    """Resolve a run file, without reading its data; ``start`` is the checkpoint that a resumed run
+    goes on from.
 
     Raises UserError where the parts do not fit together.
     """
     how = settings.train
-    fits = not how.new_embeddings or (settings.checkpoint is not None and isinstance(how.tune, Full))
-    need(fits, "train.new_embeddings needs a checkpoint to begin from, --from FOLDER, and train.tune Full.")
+    fits = not how.new_embeddings or (
+        settings.checkpoint is not None and isinstance(how.tune, Full)
+    )
+    need(
+        fits,
+        "train.new_embeddings needs a checkpoint to begin from, --from FOLDER, and "
+        "train.tune Full.",
+    )
     plan = RunPlan(settings, *base_model(settings, start))
     plan.check(plan.shape)  # before data is read and a tokenizer is trained
     return plan
@@ -43,11 +50,12 @@ def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What ``settings`` come to. ``base``: the config of the recipe or checkpoint, or the run file's whole one.
+    """What ``settings`` come to. ``base``: the config of the recipe or checkpoint, or the run
+    file's whole one.
 
-    ``tokenizer`` is None where one has yet to be trained or opened: ``with_tokenizer`` does it. ``source_tokenizer`` is
-    the encoder's own, None where both sides have one. What needs the data is a property, read when it is first asked
-    for.
+    ``tokenizer`` is None where one has yet to be trained or opened: ``with_tokenizer`` does it.
+    ``source_tokenizer`` is the encoder's own, None where both sides have one. What needs the data
+    is a property, read when it is first asked for.
     """
 
     settings: Run
@@ -64,7 +72,11 @@ class RunPlan:
     def examples(self) -> tuple[Table, Table] | None:
         """The examples to train and to validate on; None where the run learns from running text."""
         data = self.settings.data
-        return training_and_validation(data, self.settings.train.objective) if isinstance(data, Examples) else None
+        return (
+            training_and_validation(data, self.settings.train.objective)
+            if isinstance(data, Examples)
+            else None
+        )
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -73,7 +85,8 @@ class RunPlan:
 
     @property
     def vocab(self) -> int:
-        """The tokenizer's size; of one that has yet to be trained the size at most, as the settings tell it."""
+        """The tokenizer's size; of one that has yet to be trained the size at most, as the settings
+        tell it."""
         return self._vocab()
 
     @property
@@ -135,21 +148,36 @@ class RunPlan:
         return cost(self.model, -(-how.batch // how.accumulate), self.context)
 
     def memory(self, dtype: str, frozen: int | None = None) -> int:
-        """Bytes to train in ``dtype``; a weight that does not train has no gradient and no moments."""
+        """Bytes to train in ``dtype``; a weight that does not train has no gradient and no
+        moments."""
         if frozen is None:
             frozen = 0 if isinstance(self.settings.train.tune, Full) else self.cost.total
         return self.cost.train("bf16" if dtype == "bfloat16" else "fp32") - (TRAIN - FP32) * frozen
 
     def check(self, model: config.Model) -> None:
-        """UserError for an objective that does not fit the model, the kind of data or the tokenizers."""
+        """UserError for an objective that does not fit the model, the kind of data or the
+        tokenizers."""
         how, examples = self.settings.train, isinstance(self.settings.data, Examples)
         if self.two_tokenizers:
-            asked, objective, shape = two_tokenizers(self.settings), type(how.objective).__name__, type(model).__name__
+            asked, objective, shape = (
+                two_tokenizers(self.settings),
+                type(how.objective).__name__,
+                type(model).__name__,
+            )
             leave = "leave out data.source_tokenizer" if asked else "begin from another model"
             whose = "data.source_tokenizer" if asked else "The model's source tokenizer"
-            none = f"{whose} is for a source beside a target, and the objective {objective} has none; {leave}"
-            need({"source", "target"} <= {*how.objective.parts}, f'{none}, or set train.objective = "Seq2Seq".')
-            one = f"{whose} is for an encoder that reads the source, and a {shape} reads both sides as one text"
+            none = (
+                f"{whose} is for a source beside a target, and the objective {objective} has "
+                f"none; {leave}"
+            )
+            need(
+                {"source", "target"} <= {*how.objective.parts},
+                f'{none}, or set train.objective = "Seq2Seq".',
+            )
+            one = (
+                f"{whose} is for an encoder that reads the source, and a {shape} reads both "
+                "sides as one text"
+            )
             fits = isinstance(model, config.EncoderDecoder)
             need(fits, f"{one}; {leave}, or choose the recipe of an encoder-decoder.")
         how.objective.check(model, self.tokenizer, examples=examples, tune=how.tune)
@@ -158,25 +186,36 @@ class RunPlan:
         """The plan with its tokenizer or both of them, opened, or trained on the data."""
         tokenizer = self.find_tokenizer()
         own = self.find_tokenizer(source=True) if self.two_tokenizers else None
-        if self.tokenizer is None and self.settings.checkpoint is not None and not self.settings.train.new_embeddings:
+        if (
+            self.tokenizer is None
+            and self.settings.checkpoint is not None
+            and not self.settings.train.new_embeddings
+        ):
             _must_be_its_own(self.settings, tokenizer, own)
         plan = replace(self, tokenizer=tokenizer, source_tokenizer=own)
-        vars(plan).update({name: made for name, made in vars(self).items() if name == "examples"})  # not read twice
+        # not read twice
+        vars(plan).update({name: made for name, made in vars(self).items() if name == "examples"})
         plan.check(plan.shape)
         return plan
 
     def find_tokenizer(self, source: bool = False) -> Tokenizer:
-        """The tokenizer of the checkpoint, the one that data.tokenizer names, or one trained on the data; for the
-        ``source`` its own one.
+        """The tokenizer of the checkpoint, the one that data.tokenizer names, or one trained on the
+        data; for the ``source`` its own one.
         """
         known = self.source_tokenizer if source else self.tokenizer
         if known is not None:
             return known
         data = self.settings.data
         kind, vocab = self._wanted(source)
-        kinds = ("char", "byte", "bpe", "words") if isinstance(data, Examples) else ("char", "byte", "bpe")
+        kinds = (
+            ("char", "byte", "bpe", "words")
+            if isinstance(data, Examples)
+            else ("char", "byte", "bpe")
+        )
         if kind in kinds:
-            side = "" if not self.two_tokenizers else " of the source" if source else " of the target"
+            side = (
+                "" if not self.two_tokenizers else " of the source" if source else " of the target"
+            )
             texts = _announced(f"{kind} tokenizer{side}", self.texts(source))
             return train_tokenizer(kind, texts, vocab, self.specials)
         path = Path(kind).expanduser()
@@ -186,8 +225,13 @@ class RunPlan:
             return open_tokenizer(own if source and own.is_file() else folder)
         if kind in pretrained.KNOWN:
             return pretrained.find(kind)
-        near, field = nearest(kind, [*kinds, *pretrained.KNOWN]), "source_tokenizer" if source else "tokenizer"
-        raise UserError(f'data.{field}: "{kind}" is not a file, folder, kind or name of a tokenizer.{near}')
+        near, field = (
+            nearest(kind, [*kinds, *pretrained.KNOWN]),
+            "source_tokenizer" if source else "tokenizer",
+        )
+        raise UserError(
+            f'data.{field}: "{kind}" is not a file, folder, kind or name of a tokenizer.{near}'
+        )
 
     @property
     def specials(self) -> tuple[str, ...]:
@@ -214,20 +258,31 @@ def _must_be_its_own(settings: Run, tokenizer: Tokenizer, source: Tokenizer | No
     assert settings.checkpoint is not None
     found = Checkpoint.open(settings.checkpoint)
     own = found.tokenizer()
-    sides = (("tokenizer", tokenizer, own), ("source_tokenizer", source, found.source_tokenizer() or own))
+    sides = (
+        ("tokenizer", tokenizer, own),
+        ("source_tokenizer", source, found.source_tokenizer() or own),
+    )
     for field, named, known in sides:
         if named is not None and known is not None and not _same_tokens(named, known):
-            sentence = f"data.{field} has other tokens than the tokenizer of {settings.checkpoint}, whose embeddings"
+            sentence = (
+                f"data.{field} has other tokens than the tokenizer of "
+                f"{settings.checkpoint}, whose embeddings"
+            )
             take = (
-                f"give --data.{field} {settings.checkpoint}, or --new-embeddings true to draw embeddings and head anew"
+                f"give --data.{field} {settings.checkpoint}, or --new-embeddings true to draw "
+                "embeddings and head anew"
             )
             raise UserError(f"{sentence} mean nothing for them; {take}.")
 
 
 def _same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
     """Whether each number that both have is the same token."""
-    names, others = ({id: token for token, id in some.vocabulary().items()} for some in (one, other))
-    return one.fingerprint == other.fingerprint or all(names[id] == others[id] for id in names.keys() & others.keys())
+    names, others = (
+        {id: token for token, id in some.vocabulary().items()} for some in (one, other)
+    )
+    return one.fingerprint == other.fingerprint or all(
+        names[id] == others[id] for id in names.keys() & others.keys()
+    )
 
 
 def _announced(what: str, texts: Iterable[str]) -> Iterable[str]:
@@ -238,13 +293,18 @@ def _announced(what: str, texts: Iterable[str]) -> Iterable[str]:
         yield one
 
 
-def base_model(settings: Run, start: Path | None = None) -> tuple[config.Model, Tokenizer | None, Tokenizer | None]:
-    """The config that the run's model starts from, the tokenizer and the source's own one where a checkpoint has them:
-    the one that is gone on from, or else begun with.
+def base_model(
+    settings: Run, start: Path | None = None
+) -> tuple[config.Model, Tokenizer | None, Tokenizer | None]:
+    """The config that the run's model starts from, the tokenizer and the source's own one where a
+    checkpoint has them: the one that is gone on from, or else begun with.
     """
     table, tokenizer, source = settings.model, None, None
     if start is not None:
-        tokenizer, source = checkpoint.open_tokenizer(start), Checkpoint.open(start).source_tokenizer()
+        tokenizer, source = (
+            checkpoint.open_tokenizer(start),
+            Checkpoint.open(start).source_tokenizer(),
+        )
     name = settings.checkpoint
     if "recipe" not in table and name is None:
         whole = {key: value for key, value in table.items() if "." not in key}
@@ -257,7 +317,11 @@ def base_model(settings: Run, start: Path | None = None) -> tuple[config.Model, 
         tokenizer = found.tokenizer()
         sentence = f"{name} has no tokenizer; name the one that it was trained with: data.tokenizer"
         need(tokenizer is not None, f"{sentence} = a file, a folder or a name such as gpt2.")
-    if start is None and getattr(found.config, "source_embed", None) is not None and not two_tokenizers(settings):
+    if (
+        start is None
+        and getattr(found.config, "source_embed", None) is not None
+        and not two_tokenizers(settings)
+    ):
         source = found.source_tokenizer()
     return found.config, tokenizer, source
 
@@ -265,7 +329,8 @@ def base_model(settings: Run, start: Path | None = None) -> tuple[config.Model, 
 def with_overrides(
     settings: Run, base: config.Model, vocab: int | None = None, source_vocab: int | None = None
 ) -> config.Model:
-    """The config with the run's changes, the tokenizers' vocabularies if known and the run's context in it."""
+    """The config with the run's changes, the tokenizers' vocabularies if known and the run's
+    context in it."""
     table, how = settings.model, settings.train
     whole = "recipe" not in table and "from" not in table
     changes = {k: v for k, v in model_changes(table).items() if not whole or "." in k}
@@ -275,23 +340,45 @@ def with_overrides(
         changes = changes if named or vocab is None else {"embed.vocab": vocab, **changes}
         if how.context is not None and "recipe" in table:
             changes = {"context": how.context, **changes}
-    if two_tokenizers(settings) and isinstance(base, config.EncoderDecoder) and base.source_embed is None:
-        sentence = f"{settings.checkpoint} has one vocabulary for both sides; leave out data.source_tokenizer, or begin"
+    if (
+        two_tokenizers(settings)
+        and isinstance(base, config.EncoderDecoder)
+        and base.source_embed is None
+    ):
+        sentence = (
+            f"{settings.checkpoint} has one vocabulary for both sides; leave out "
+            "data.source_tokenizer, or begin"
+        )
         need("from" not in table, f"{sentence} from a recipe.")
-        base = serial.change(base, {k: v for k, v in changes.items() if k.partition(".")[0] != "source_embed"})
+        base = serial.change(
+            base, {k: v for k, v in changes.items() if k.partition(".")[0] != "source_embed"}
+        )
         base = replace(base, source_embed=base.embed)
         changes = {k: v for k, v in changes.items() if k.partition(".")[0] == "source_embed"}
     if sized and source_vocab is not None and getattr(base, "source_embed", None) is not None:
-        named = "source_embed.vocab" in changes or "vocab" in dict(changes.get("source_embed") or {})
+        named = "source_embed.vocab" in changes or "vocab" in dict(
+            changes.get("source_embed") or {}
+        )
         changes = changes if named else {"source_embed.vocab": source_vocab, **changes}
     model: config.Model = serial.change(base, changes)
-    for side, embed, size in (("", model.embed, vocab), ("source_", config.source_embed(model), source_vocab)):
+    for side, embed, size in (
+        ("", model.embed, vocab),
+        ("source_", config.source_embed(model), source_vocab),
+    ):
         if size is not None and embed.vocab < size:
             field = f"{side if two_tokenizers(settings) else ''}tokenizer"
-            sentence = f"The {field.replace('_', ' ')} has {size} tokens, the model's {side}embed.vocab only "
-            raise UserError(f"{sentence}{embed.vocab}; raise it or give data.{field} the model's own.")
+            sentence = (
+                f"The {field.replace('_', ' ')} has {size} tokens, the model's "
+                f"{side}embed.vocab only "
+            )
+            raise UserError(
+                f"{sentence}{embed.vocab}; raise it or give data.{field} the model's own."
+            )
     if (how.context or 1) > model.context:
-        sentence = f"train.context {how.context} is more than the model's context {model.context}; lower it, or raise "
+        sentence = (
+            f"train.context {how.context} is more than the model's context "
+            f"{model.context}; lower it, or raise "
+        )
         sentence += f"the model's: --model.context {how.context}."
         raise UserError(sentence + longer_hint(model))
     return model

@@ -1,4 +1,5 @@
-"""Batches read ahead in a thread: the disk is waited for while the model computes, and no bit is another."""
+"""Batches read ahead in a thread: the disk is waited for while the model computes, and no bit is
+another."""
 
 from __future__ import annotations
 
@@ -15,13 +16,17 @@ from .batches import Batch, next_pieces
 
 
 class Prefetched(Iterator[Any]):
-    """What ``draw`` gives of ``batches``, ``depth`` of them ahead; or ``pieces`` of them, then always the same ones.
+    """What ``draw`` gives of ``batches``, ``depth`` of them ahead; or ``pieces`` of them, then
+    always the same ones.
 
-    ``state()`` and ``epoch`` are those of the batch that was handed out last, so that a run goes on from there. What
-    ``draw`` raises is raised in its turn. With ``pin`` the batches lie in memory that a GPU copies from by itself.
+    ``state()`` and ``epoch`` are those of the batch that was handed out last, so that a run goes on
+    from there. What ``draw`` raises is raised in its turn. With ``pin`` the batches lie in memory
+    that a GPU copies from by itself.
     """
 
-    def __init__(self, batches: Any, depth: int = 2, draw: Callable[[Any], Any] = next, pin: bool = False) -> None:
+    def __init__(
+        self, batches: Any, depth: int = 2, draw: Callable[[Any], Any] = next, pin: bool = False
+    ) -> None:
         self.batches, self.depth, self.draw, self.pin = batches, depth, draw, pin
         self._thread = ThreadPoolExecutor(1, "batches")  # one: batches are drawn in order
         self._ahead: collections.deque[Future[Any]] = collections.deque()
@@ -63,7 +68,10 @@ class Prefetched(Iterator[Any]):
 
 
 def read_ahead(batches: Any, device: torch.device) -> Any:
-    """``batches`` prefetched where that pays: for a GPU, and from a corpus that this machine's memory cannot hold."""
+    """``batches`` prefetched where that pays: for a GPU, and from a corpus that this machine's
+    memory cannot hold."""
     free = available_memory(torch.device("cpu"))
     cold = free is not None and getattr(batches, "bytes", 0) > free
-    return Prefetched(batches, pin=device.type == "cuda") if device.type != "cpu" or cold else batches
+    return (
+        Prefetched(batches, pin=device.type == "cuda") if device.type != "cpu" or cold else batches
+    )

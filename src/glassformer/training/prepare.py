@@ -29,48 +29,71 @@ from .plan import RunPlan
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long
 PIECE_ROWS = 16
 PROGRESS = 10.0  # seconds after which tokenising says how far it is, and again
-TOKEN_WEIGHTS = ("embed.token.", "embed.lag.", "source_embed.", "head.proj.")  # a row for each token
+# a row for each token
+TOKEN_WEIGHTS = ("embed.token.", "embed.lag.", "source_embed.", "head.proj.")
 PROMPT_LENGTH = 60  # characters of the source whose answer is shown while training, about
 
 
-def build(plan: RunPlan, device: torch.device, fresh: bool, mesh: Mesh = ALONE) -> tuple[Any, list[str]]:
-    """The model to train, with its checkpoint's weights where the run begins from one; and, for a ``fresh`` run, what
-    was newly drawn and what trains, in sentences. Where several processes will share it out, one that begins from no
-    checkpoint is on the "meta" device: no process ever holds the whole of it.
+def build(
+    plan: RunPlan, device: torch.device, fresh: bool, mesh: Mesh = ALONE
+) -> tuple[Any, list[str]]:
+    """The model to train, with its checkpoint's weights where the run begins from one; and, for a
+    ``fresh`` run, what was newly drawn and what trains, in sentences. Where several processes will
+    share it out, one that begins from no checkpoint is on the "meta" device: no process ever holds
+    the whole of it.
     """
     settings = plan.settings
     seed, tune = settings.train.seed, settings.train.tune
     whole = isinstance(tune, Full)
-    sentence = f'{type(tune).__name__} changes a model that was trained; name it, [model] from = "FOLDER".'
+    sentence = (
+        f'{type(tune).__name__} changes a model that was trained; name it, [model] from = "FOLDER".'
+    )
     name = settings.checkpoint
     need(whole or name is not None, sentence)
     if name is None or (whole and not fresh):
         return build_model(plan.model, device=device if mesh.alone else "meta", seed=seed), []
     anew = TOKEN_WEIGHTS if settings.train.new_embeddings else ()
-    found = Checkpoint.open(name).model_as(plan.model, seed=seed, dtype=torch.float32, device=device, anew=anew)
+    found = Checkpoint.open(name).model_as(
+        plan.model, seed=seed, dtype=torch.float32, device=device, anew=anew
+    )
     drawn = sorted({path.rpartition(".")[0] for path in found.new})
-    why = f"New embeddings: {', '.join(drawn)} are" if anew else f"{name} has no weights for {', '.join(drawn)}:"
+    why = (
+        f"New embeddings: {', '.join(drawn)} are"
+        if anew
+        else (f"{name} has no weights for {', '.join(drawn)}:")
+    )
     notes = [f"{why} drawn anew."] if drawn else []
     lora.tune(found.model, tune, found.new, seed)
     if not whole:
         moving = sum(weight.numel() for _, weight in lora.trained(found.model))
-        notes.append(f"{type(tune).__name__} trains {moving:,} weights; the others stay as they are.")
+        notes.append(
+            f"{type(tune).__name__} trains {moving:,} weights; the others stay as they are."
+        )
     return found.model, notes if fresh else []
 
 
 def base_of(settings: Run) -> str | None:
-    """The base model's name or path in a run that trains a part of it; None where the whole model trains."""
+    """The base model's name or path in a run that trains a part of it; None where the whole model
+    trains."""
     if isinstance(settings.train.tune, Full):
         return None
     name = settings.checkpoint
     assert name is not None
     found = resolve.resolve(name)
-    return str(found.resolve()) if isinstance(found, Path) and Path(name).expanduser().is_dir() else name
+    return (
+        str(found.resolve())
+        if isinstance(found, Path) and Path(name).expanduser().is_dir()
+        else name
+    )
 
 
 def digest(model: Any) -> str:
     """A digest of the weights that do not train, made at the speed of the memory."""
-    frozen = [(name, weight.detach()) for name, weight in model.named_parameters() if not weight.requires_grad]
+    frozen = [
+        (name, weight.detach())
+        for name, weight in model.named_parameters()
+        if not weight.requires_grad
+    ]
     sums = [(name, int(weight.view(torch.int32).sum(dtype=torch.int64))) for name, weight in frozen]
     return hashlib.sha256(repr(sums).encode()).hexdigest()
 
@@ -79,8 +102,8 @@ def digest(model: Any) -> str:
 class RunData:
     """What a run learns from: endless ``batches``, and those it is validated on.
 
-    ``name`` says what it is and how much, ``rows`` how many rows it fills; ``prompt`` is a source to show an answer to,
-    ``held_out`` the running text that validation reads (all of it or some).
+    ``name`` says what it is and how much, ``rows`` how many rows it fills; ``prompt`` is a source
+    to show an answer to, ``held_out`` the running text that validation reads (all of it or some).
     """
 
     batches: Any
@@ -101,11 +124,14 @@ def run_data(plan: RunPlan, mesh: Mesh = ALONE) -> RunData:
     found = _running_text(plan, mesh) if plan.examples is None else _examples(plan)
     asked = how.objective, plan.tokenizer, how.seed
     batches = Prepared(found.batches, *asked) if how.objective.prepares else found.batches
-    return replace(found, batches=batches, validation=lambda: prepared_alike(found.validation(), *asked))
+    return replace(
+        found, batches=batches, validation=lambda: prepared_alike(found.validation(), *asked)
+    )
 
 
 def _tokenised(name: str, plan: RunPlan, mesh: Mesh) -> Shards:
-    """The corpus of this name as shards: the first process of a machine looks through it, its others take its word."""
+    """The corpus of this name as shards: the first process of a machine looks through it, its
+    others take its word."""
     data = plan.settings.data
     assert isinstance(data, Data) and plan.tokenizer is not None
     source = find_corpus(name, data.field, data.separator)
@@ -136,7 +162,11 @@ def _running_text(plan: RunPlan, mesh: Mesh) -> RunData:
         if isinstance(data.valid, float):
             # in pieces long enough for some rows each
             count = max(1, min(MAX_PIECES, len(shards) // (PIECE_ROWS * context)))
-            pieces = [shards.split(data.valid)] if data.split == "end" else shards.spread(data.valid, count)
+            pieces = (
+                [shards.split(data.valid)]
+                if data.split == "end"
+                else shards.spread(data.valid, count)
+            )
             held_out += [rest for _, rest in pieces]
             size = sum(len(part) for part, _ in pieces)
             training += [(part, weight * (len(part) / size)) for part, _ in pieces]
@@ -147,7 +177,10 @@ def _running_text(plan: RunPlan, mesh: Mesh) -> RunData:
     batches = Batches(training, how.batch, context, how.seed)
     short = next((part for part in held_out if len(part) < 2), None)
     if short is not None and how.evaluate_every:
-        raise UserError(f"{short.name} sets aside {len(short)} token to validate on; raise data.valid or give a file.")
+        raise UserError(
+            f"{short.name} sets aside {len(short)} token to validate on; raise "
+            "data.valid or give a file."
+        )
     names = ", ".join(dict.fromkeys(part.name for part, _ in training))
     tokens = sum(len(part) for part, _ in training)
     return RunData(
@@ -161,19 +194,35 @@ def _running_text(plan: RunPlan, mesh: Mesh) -> RunData:
 
 
 def _validation(held_out: list[Shards], how: Train, context: int) -> Callable[[], Iterable[Batch]]:
-    """What is evaluated each time: all of the held-out text where it is short, else the same random rows of it."""
-    if sum(map(len, held_out)) <= how.evaluate_batches * how.batch * context or min(map(len, held_out)) <= context:
+    """What is evaluated each time: all of the held-out text where it is short, else the same random
+    rows of it."""
+    if (
+        sum(map(len, held_out)) <= how.evaluate_batches * how.batch * context
+        or min(map(len, held_out)) <= context
+    ):
         everything = [(shards, how.batch, context) for shards in held_out]
-        return lambda: itertools.chain.from_iterable(itertools.starmap(every_token_once, everything))
+        return lambda: itertools.chain.from_iterable(
+            itertools.starmap(every_token_once, everything)
+        )
     parts = [(shards, float(len(shards))) for shards in held_out]
-    return lambda: itertools.islice(Batches(parts, how.batch, context, how.seed), how.evaluate_batches)
+    return lambda: itertools.islice(
+        Batches(parts, how.batch, context, how.seed), how.evaluate_batches
+    )
 
 
 def _examples(plan: RunPlan) -> RunData:
     data, how, context = plan.settings.data, plan.settings.train, plan.context
     assert plan.examples is not None and plan.tokenizer is not None and not isinstance(data, Data)
     train, valid = (
-        encode(table, plan.tokenizer, how.objective, plan.model, context, data.truncate, plan.source_tokenizer)
+        encode(
+            table,
+            plan.tokenizer,
+            how.objective,
+            plan.model,
+            context,
+            data.truncate,
+            plan.source_tokenizer,
+        )
         for table in plan.examples
     )
     batches = ExampleBatches(train, how.batch, context, how.seed)
@@ -184,5 +233,7 @@ def _examples(plan: RunPlan) -> RunData:
         f"{train.name} ({len(train):,} examples in {rows:,.0f} rows, {batches.fill:.0%} full)",
         rows,
         tuple(line for table in plan.examples for line in table.notes),
-        min((one.first for one in plan.examples[1]), key=lambda text: abs(len(text) - PROMPT_LENGTH)),
+        min(
+            (one.first for one in plan.examples[1]), key=lambda text: abs(len(text) - PROMPT_LENGTH)
+        ),
     )

@@ -1,4 +1,5 @@
-"""The same run again? What run.json must share with a run that is resumed, and how a run that ended gets more steps."""
+"""The same run again? What run.json must share with a run that is resumed, and how a run that ended
+gets more steps."""
 
 from __future__ import annotations
 
@@ -18,20 +19,29 @@ from .schedule import describe
 def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
     """What run.json says of the run that is being resumed; empty for a new one.
 
-    Raises UserError where there is a run and none was to be resumed, or none, or one with other settings.
+    Raises UserError where there is a run and none was to be resumed, or none, or one with other
+    settings.
     """
     if not (out / "run.json").exists() and not run_checkpoints.steps(out):
-        need(not resume, f"{out} holds no run to go on with; leave out --resume to begin one there.")
+        need(
+            not resume, f"{out} holds no run to go on with; leave out --resume to begin one there."
+        )
         return {}
-    need(resume, f"{out} holds a run already; add --resume to go on with it, or choose another folder.")
+    need(
+        resume,
+        f"{out} holds a run already; add --resume to go on with it, or choose another folder.",
+    )
     before: dict[str, Any] = old_names.run_record(run_checkpoints.read_json(out / "run.json"))
-    recipe, given = (dict(table or {}).get("recipe") for table in (before.get("asked"), settings.model))
+    recipe, given = (
+        dict(table or {}).get("recipe") for table in (before.get("asked"), settings.model)
+    )
     if recipe and given:  # said before what follows from it
         must_be_same(recipe, given, out, "recipe")
     _extend(before, settings.train, out)
     for name, mine in (("data", settings.data), ("train", settings.train)):
         saved = dict(before.get(name) or {})
-        with contextlib.suppress(UserError):  # a setting that is younger than the run has its default
+        # a setting that is younger than the run has its default
+        with contextlib.suppress(UserError):
             saved = serial.to_dict(serial.from_dict(type(mine), saved))
         free = dict.fromkeys(MAY_CHANGE_ON_RESUME)
         must_be_same({**saved, **free}, {**serial.to_dict(mine), **free}, out, name)
@@ -41,33 +51,48 @@ def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
 def must_be_same(saved: Any, given: Any, out: Path, name: str) -> None:
     """UserError that names the first setting in which a run differs from the one in ``out``."""
     differs = run_checkpoints.difference(saved, json.loads(json.dumps(given)), name)
-    sentence = f"{out} cannot be resumed with another config: {differs}; set it back or choose another --out."
+    sentence = (
+        f"{out} cannot be resumed with another config: {differs}; set it back or choose "
+        "another --out."
+    )
     need(differs is None, sentence)
 
 
 def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
-    """Let a run that ended, after its steps or early, go on with more: ``before`` then has them, and a sentence."""
+    """Let a run that ended, after its steps or early, go on with more: ``before`` then has them,
+    and a sentence."""
     train, newest = dict(before.get("train") or {}), run_checkpoints.newest(out)
     steps = train.get("steps")
     if not isinstance(steps, int) or how.steps == steps:
         return
     differs = f"train.steps is {steps} there and {how.steps} here, and steps can only be raised"
-    sentence = f"{out} cannot be resumed with another config: {differs}; set it back or choose another --out."
+    sentence = (
+        f"{out} cannot be resumed with another config: {differs}; set it back or choose "
+        "another --out."
+    )
     need(how.steps > steps, sentence)
     step = run_checkpoints.number(newest) if newest else 0
     ended, early = before.get("ended", []), False
     if newest and step < steps:
         best = run_checkpoints.read_json(newest / "state.json").get("best_step")
-        early = is_stale(step, best, ended, train.get("early_stop", 0), train.get("evaluate_every", 0))
-    finish = f"{out} stands at step {step} of {steps}; give --steps {steps} to finish that first, then --steps"
+        early = is_stale(
+            step, best, ended, train.get("early_stop", 0), train.get("evaluate_every", 0)
+        )
+    finish = (
+        f"{out} stands at step {step} of {steps}; give --steps {steps} to finish that "
+        "first, then --steps"
+    )
     need(early or step == steps, f"{finish} {how.steps}.")
     before |= {"train": {**train, "steps": how.steps}, "ended": [*ended, step]}
     goes_on = describe(how.schedule, how.steps - step)
-    before["extended"] = f"The run had ended at step {step:,} and goes on to {how.steps:,}: {goes_on}."
+    before["extended"] = (
+        f"The run had ended at step {step:,} and goes on to {how.steps:,}: {goes_on}."
+    )
 
 
 def is_stale(step: int, best: int | None, ended: Any, early_stop: int, evaluate_every: int) -> bool:
-    """Whether a run ends early: ``early_stop`` evaluations in a row brought no lower validation loss than the ``best``.
+    """Whether a run ends early: ``early_stop`` evaluations in a row brought no lower validation
+    loss than the ``best``.
 
     They are counted anew where a run that had ``ended`` was given more steps.
     """
@@ -79,7 +104,8 @@ def is_stale(step: int, best: int | None, ended: Any, early_stop: int, evaluate_
 def restore_newest(out: Path, start: Path, state: State, keep: int) -> None:
     """Take up the newest checkpoint; where it is damaged, say how to go on from the one before.
 
-    A process that was killed while it removed old checkpoints left more than ``keep``: that is done now.
+    A process that was killed while it removed old checkpoints left more than ``keep``: that is done
+    now.
     """
     try:
         run_checkpoints.restore(start, state)
@@ -90,4 +116,6 @@ def restore_newest(out: Path, start: Path, state: State, keep: int) -> None:
         older = [path for path in run_checkpoints.steps(out) if path != start]
         if not older:
             raise
-        raise UserError(f"{error} To go on from {older[-1].name} instead, remove {start}.") from None
+        raise UserError(
+            f"{error} To go on from {older[-1].name} instead, remove {start}."
+        ) from None

@@ -1,4 +1,5 @@
-"""Which tokens go to which expert: counted while the held-out batches are read, a line a mixture in routing.jsonl."""
+"""Which tokens go to which expert: counted while the held-out batches are read, a line a mixture in
+routing.jsonl."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SHOWN = 8  # tokens of an expert in the log
 
 @dataclass
 class Routes:
-    """How often each token chose each of some experts: ``pair`` (P,) is token * experts + expert, ``times`` (P,)."""
+    """How often each token chose each of some experts: ``pair`` (P,) is token * experts + expert,
+    ``times`` (P,)."""
 
     experts: int
     top_k: int
@@ -28,12 +30,18 @@ class Routes:
     times: Tensor
 
     def top_tokens(self, shown: int = SHOWN) -> list[dict[str, Any]]:
-        """For each expert its "share" of all choices, and its most over-represented "tokens", at most ``shown``.
+        """For each expert its "share" of all choices, and its most over-represented "tokens", at
+        most ``shown``.
 
-        A token is (id, times it was sent to this expert, share of its occurrences that were). They are sorted by
-        observed minus expected times, expected being the token's choices times the expert's share of all.
+        A token is (id, times it was sent to this expert, share of its occurrences that were). They
+        are sorted by observed minus expected times, expected being the token's choices times the
+        expert's share of all.
         """
-        token, expert, times = self.pair // self.experts, self.pair % self.experts, self.times.double()
+        token, expert, times = (
+            self.pair // self.experts,
+            self.pair % self.experts,
+            self.times.double(),
+        )
         load = times.new_zeros(self.experts).index_add(0, expert, times) / times.sum()
         chose = times.new_zeros(int(token.max()) + 1).index_add(0, token, times)[token]
         beyond = times - chose * load[expert]
@@ -42,7 +50,9 @@ class Routes:
             rows = ((expert == one) & (beyond > 0)).nonzero().flatten()
             rows = rows[beyond[rows].argsort(descending=True, stable=True)][:shown]
             share = (times / chose)[rows] * self.top_k
-            tokens = list(zip(token[rows].tolist(), self.times[rows].tolist(), share.tolist(), strict=True))
+            tokens = list(
+                zip(token[rows].tolist(), self.times[rows].tolist(), share.tolist(), strict=True)
+            )
             found.append({"share": float(load[one]), "tokens": tokens})
         return found
 
@@ -55,8 +65,8 @@ class Counted(dict[str, Routes]):
 
 @contextlib.contextmanager
 def counted(model: Model, mesh: Mesh = ALONE) -> Iterator[Counted]:
-    """While entered, every call of ``model`` is watched; then what was given holds each mixture's routes by its path,
-    those that other processes counted among them.
+    """While entered, every call of ``model`` is watched; then what was given holds each mixture's
+    routes by its path, those that other processes counted among them.
 
     Padding does not count. Nothing is watched in a model without mixtures.
     """
@@ -68,18 +78,28 @@ def counted(model: Model, mesh: Mesh = ALONE) -> Iterator[Counted]:
     seen: dict[str, list[Tensor]] = {path: [] for path in mixtures}
     tape = Tape(*(f"{path}.chosen" for path in mixtures))
 
-    def before(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def before(
+        _: Any, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return given, {**named, "tape": tape}
 
     def after(_: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         for path, cfg in mixtures.items():
             source = "source" in named and path.startswith("encoder.")
-            tokens, pos = (named["source"], named.get("source_pos")) if source else (given[0], named.get("pos"))
+            tokens, pos = (
+                (named["source"], named.get("source_pos"))
+                if source
+                else (given[0], named.get("pos"))
+            )
             chosen = tape.records.pop(f"{path}.chosen", None)
             if routes.paused or chosen is None:  # another stage of a pipeline has it
                 continue
             pairs = tokens.flatten()[:, None] * cfg.experts + chosen.flatten(0, 1)
-            seen[path].append((pairs if pos is None else pairs[(pos >= 0).expand(tokens.shape).flatten()]).flatten())
+            seen[path].append(
+                (
+                    pairs if pos is None else pairs[(pos >= 0).expand(tokens.shape).flatten()]
+                ).flatten()
+            )
 
     first = model.register_forward_pre_hook(before, with_kwargs=True)
     with first, model.register_forward_hook(after, with_kwargs=True):
@@ -89,17 +109,21 @@ def counted(model: Model, mesh: Mesh = ALONE) -> Iterator[Counted]:
             mine = torch.cat(seen[path]).cpu() if seen[path] else torch.zeros(0, dtype=torch.long)
             pair, times = mine.unique(return_counts=True)  # type: ignore[no-untyped-call]
             parts = [
-                torch.frombuffer(bytearray(b), dtype=torch.long).view(2, -1) for b in _everybodys(pair, times, mesh)
+                torch.frombuffer(bytearray(b), dtype=torch.long).view(2, -1)
+                for b in _everybodys(pair, times, mesh)
             ]
             if parts:
                 pair, place = torch.cat([part[0] for part in parts]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
-                times = torch.zeros_like(pair).index_add_(0, place, torch.cat([part[1] for part in parts]))
+                times = torch.zeros_like(pair).index_add_(
+                    0, place, torch.cat([part[1] for part in parts])
+                )
             if len(pair):
                 routes[path] = Routes(cfg.experts, cfg.top_k, pair, times)
 
 
 def _everybodys(pair: Tensor, times: Tensor, mesh: Mesh) -> list[bytes]:
-    """Pairs and times (2, P) as bytes, of each process that has rows or blocks of its own and found any."""
+    """Pairs and times (2, P) as bytes, of each process that has rows or blocks of its own and found
+    any."""
     if mesh.alone:
         return []
     parts = mesh.gather_bytes(torch.stack((pair, times)).numpy().tobytes())

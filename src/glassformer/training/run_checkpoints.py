@@ -40,8 +40,8 @@ LEFT = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.+\.)?
 def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: Any = None) -> Path:
     """Write ``folder/step-NNNNNN`` and point ``folder/last`` at it, ``folder/best`` at the best.
 
-    A checkpoint of this step that is there already stays. Raises UserError when a weight is not finite or the disk
-    is full; what was saved before still stands.
+    A checkpoint of this step that is there already stays. Raises UserError when a weight is not
+    finite or the disk is full; what was saved before still stands.
     """
     path, mesh = folder / _name(state.step), state.mesh
     if not mesh.first(path.exists()):
@@ -50,7 +50,8 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                 held = tensor if not hasattr(tensor, "to_local") else tensor.to_local()
                 if not bool(torch.isfinite(held).all()):
                     raise UserError(
-                        f'The weights of "{name}" are not finite; nothing was saved, use the last checkpoint.'
+                        f'The weights of "{name}" are not finite; nothing was saved, use the '
+                        "last checkpoint."
                     )
         with shares.write_folder(path, mesh) as beside:
             named: dict[str, Any] = {
@@ -64,32 +65,44 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                 shares.write(beside, filled(contents), mesh)
             kept: dict[str, Any] = state.optimizer.state()
             numbers = {name: getattr(state, name) for name in ("step", "tokens", "best_step")}
-            numbers |= {"bad": state.skipped_in_a_row, "content": state.frozen_digest}  # as older checkpoints have them
+            # as older checkpoints have them
+            numbers |= {"bad": state.skipped_in_a_row, "content": state.frozen_digest}
             numbers["best"] = state.best if math.isfinite(state.best) else None
             numbers["batches"] = state.batches.state()
             if not state.draws_by_piece:
                 kept["random:torch"] = torch.get_rng_state()
                 if torch.cuda.is_available():
-                    kept |= {f"random:cuda:{i}": one for i, one in enumerate(torch.cuda.get_rng_state_all())}
+                    kept |= {
+                        f"random:cuda:{i}": one
+                        for i, one in enumerate(torch.cuda.get_rng_state_all())
+                    }
                 numbers["random"] = {"python": random.getstate(), "numpy": np.random.get_state()}
             if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
                 cuts = cuts_of(state.model)
                 for name, weight in lora.trained(state.model):
-                    kept[f"weight:{name}"] = share_of(weight, mesh, cuts.get(name)) or weight.detach()
+                    kept[f"weight:{name}"] = (
+                        share_of(weight, mesh, cuts.get(name)) or weight.detach()
+                    )
             (content,) = tensorfiles.contents(tensorfiles.plain(kept), limit=1 << 62).values()
-            written = {"state.safetensors": content, "state.json": json.dumps(numbers, default=_json_value) + "\n"}
+            written = {
+                "state.safetensors": content,
+                "state.json": json.dumps(numbers, default=_json_value) + "\n",
+            }
             shares.write(beside, written, mesh)
             with mesh.agreeing():
                 if mesh.is_first and tokenizer is not None:
                     tokenizer.save(beside)
             found = shares.sums(beside, mesh)
-            shares.write(beside, {SUMS: "".join(f"{one}  {name}\n" for name, one in found.items())}, mesh)
+            shares.write(
+                beside, {SUMS: "".join(f"{one}  {name}\n" for name, one in found.items())}, mesh
+            )
     point(folder, state)
     return path
 
 
 def point(folder: Path, state: State) -> None:
-    """Write the files ``last`` and ``best`` from ``state``: a killed process may have left them stale.
+    """Write the files ``last`` and ``best`` from ``state``: a killed process may have left them
+    stale.
 
     Where the best checkpoint was removed, the next validation is the best.
     """
@@ -106,17 +119,29 @@ def point(folder: Path, state: State) -> None:
 
 
 def restore(path: Path, state: State) -> dict[str, Any]:
-    """Put a checkpoint's weights, optimizer, cursor and random states in place; the numbers in its state.json.
+    """Put a checkpoint's weights, optimizer, cursor and random states in place; the numbers in its
+    state.json.
 
-    Raises UserError when it is broken or another model's; ``state`` may then be half filled: build it anew.
+    Raises UserError when it is broken or another model's; ``state`` may then be half filled: build
+    it anew.
     """
     mesh = state.mesh
     with mesh.agreeing():
         saved_state = verified(path) if mesh.is_first else read_json(path / "state.json")
-    differs = difference(serial.to_dict(Checkpoint.open(path).config), serial.to_dict(state.model.config))
-    need(not differs, f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
+    differs = difference(
+        serial.to_dict(Checkpoint.open(path).config), serial.to_dict(state.model.config)
+    )
+    need(
+        not differs,
+        f"{path} is a checkpoint of another model: {differs}; give the same config "
+        "or another folder.",
+    )
     same = saved_state.get("content") == state.frozen_digest
-    need(same, f"{state.base_model} has other weights than when {path} was made; put back those it began with.")
+    need(
+        same,
+        f"{state.base_model} has other weights than when {path} was made; put back those "
+        "it began with.",
+    )
     kept = tensorfiles.open_file(path / "state.safetensors")
     names = [name for name in kept.entries if not name.startswith(("random:", "weight:"))]
     randoms = {name: kept.read(name) for name in kept.entries if name.startswith("random:")}
@@ -131,7 +156,10 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     here = {name: list((places[name] or weight).shape) for name, weight in mine.items()}
     there = {name: list(file.entries[own].shape) for name, (file, own) in weights.items()}
     differs = difference(there, here)
-    need(not differs, f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.")
+    need(
+        not differs,
+        f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.",
+    )
     with torch.no_grad():
         for name, weight in mine.items():
             found: Any = shares.read(*weights[name], places[name])
@@ -139,7 +167,9 @@ def restore(path: Path, state: State) -> dict[str, Any]:
                 weight.to_local().copy_(found.numbers)
             else:
                 weight.copy_(found)
-    state.optimizer.restore({name: shares.read(kept, name, state.optimizer.place(name)) for name in names})
+    state.optimizer.restore(
+        {name: shares.read(kept, name, state.optimizer.place(name)) for name in names}
+    )
     state.draws_by_piece = "random:torch" not in randoms
     try:
         state.step, state.tokens, state.skipped_in_a_row = (
@@ -158,7 +188,9 @@ def restore(path: Path, state: State) -> dict[str, Any]:
             for name, stood in randoms.items():
                 torch.cuda.set_rng_state(stood, int(name.rpartition(":")[2]))
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path / 'state.json'} lacks {error}; it is damaged, use another checkpoint.") from None
+        raise UserError(
+            f"{path / 'state.json'} lacks {error}; it is damaged, use another checkpoint."
+        ) from None
     return saved_state
 
 
@@ -170,7 +202,9 @@ def newest(folder: Path) -> Path | None:
 def steps(folder: Path) -> list[Path]:
     """The checkpoints of a run folder, oldest first."""
     found = folder.iterdir() if folder.is_dir() else ()
-    return sorted((path for path in found if STEP.fullmatch(path.name) and path.is_dir()), key=number)
+    return sorted(
+        (path for path in found if STEP.fullmatch(path.name) and path.is_dir()), key=number
+    )
 
 
 def number(path: Path) -> int:
@@ -180,22 +214,29 @@ def number(path: Path) -> int:
 
 def rotate(folder: Path, keep: int) -> None:
     """Remove all checkpoints but the newest ``keep``, and those that ``last`` and ``best`` name."""
-    named = {(folder / name).read_text().strip() for name in ("last", "best") if (folder / name).exists()}
+    named = {
+        (folder / name).read_text().strip() for name in ("last", "best") if (folder / name).exists()
+    }
     for path in steps(folder)[:-keep]:
         if path.name not in named:
-            gone = path.rename(path.with_name(f".{path.name}.old"))  # half a checkpoint never bears a good name
+            # half a checkpoint never bears a good name
+            gone = path.rename(path.with_name(f".{path.name}.old"))
             shutil.rmtree(gone, ignore_errors=True)
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed process left half-written, and nothing of the user's; call it with the folder locked."""
+    """Remove what a killed process left half-written, and nothing of the user's; call it with the
+    folder locked."""
     for path in folder.glob(".*"):
         if LEFT.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
+                missing_ok=True
+            )
 
 
 def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
-    """A model of the mean weights of a run's ``last`` checkpoints, in fp32; the tokenizer and labels of the newest.
+    """A model of the mean weights of a run's ``last`` checkpoints, in fp32; the tokenizer and
+    labels of the newest.
 
     Raises UserError where fewer are kept or one is damaged. (Vaswani et al. 2017, section 6.1)
     """
@@ -224,7 +265,11 @@ def difference(there: Any, here: Any, where: str = "") -> str | None:
 
 
 def _short(value: Any) -> str:
-    return value["type"] if isinstance(value, dict) and "type" in value else json.dumps(value, default=_json_value)[:60]
+    return (
+        value["type"]
+        if isinstance(value, dict) and "type" in value
+        else json.dumps(value, default=_json_value)[:60]
+    )
 
 
 def _json_value(value: Any) -> Any:
@@ -239,7 +284,8 @@ def _name(step: int) -> str:
 
 
 def verified(path: Path) -> dict[str, Any]:
-    """The numbers in a checkpoint's state.json; UserError unless each of its files is what was written."""
+    """The numbers in a checkpoint's state.json; UserError unless each of its files is what was
+    written."""
     numbers = read_json(path / "state.json")
     if not (path / SUMS).is_file():  # older versions wrote none, and no best_step
         need("best_step" not in numbers, f"{path / SUMS} is missing; {ANOTHER}.")

@@ -34,16 +34,21 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
     raise TypeError(schedule)
 
 
-def factor_in_extended_run(schedule: Schedule, step: int, steps: int, ended: Sequence[int] = ()) -> float:
-    """``factor`` in a run that was extended: it had ended at each step of ``ended`` before it got more steps.
+def factor_in_extended_run(
+    schedule: Schedule, step: int, steps: int, ended: Sequence[int] = ()
+) -> float:
+    """``factor`` in a run that was extended: it had ended at each step of ``ended`` before it got
+    more steps.
 
-    Constant and InverseSqrt go on as if nothing had been; Cosine and WarmupStableDecay, whose rate has fallen, begin
-    anew for the steps that were added.
+    Constant and InverseSqrt go on as if nothing had been; Cosine and WarmupStableDecay, whose rate
+    has fallen, begin anew for the steps that were added.
     """
     if isinstance(schedule, Constant | InverseSqrt):
         return factor(schedule, step, ended[0] if ended else steps)
     begin = max((end for end in ended if end < step), default=0)
-    return factor(schedule, step - begin, min(end for end in (*ended, steps) if end >= step) - begin)
+    return factor(
+        schedule, step - begin, min(end for end in (*ended, steps) if end >= step) - begin
+    )
 
 
 def describe(schedule: Schedule, added: int) -> str:

@@ -1,4 +1,5 @@
-"""A step's or a validation's batches shared out to processes: each works on its pieces, all know every piece's loss.
+"""A step's or a validation's batches shared out to processes: each works on its pieces, all know
+every piece's loss.
 
 piece      0   1   2   3 | 4   5   6   7        accumulate = 8
 process    0   1   2   3 | 0   1   2   3        one round | the next
@@ -41,7 +42,8 @@ def shared_gradients(
     draws: Callable[[int], None] | None,
     mesh: Mesh,
 ) -> Sums:
-    """As ``loss.gradients`` of the next batch; this process's pieces are ``mesh.row`` and every ``mesh.rows`` on."""
+    """As ``loss.gradients`` of the next batch; this process's pieces are ``mesh.row`` and every
+    ``mesh.rows`` on."""
     mine = range(mesh.row, settings.accumulate, mesh.rows)
     device = mesh.device
     source: Any = batches
@@ -51,10 +53,13 @@ def shared_gradients(
         own = next_pieces(batches, settings.accumulate, mine)
     parts = [piece.to(device) for piece in own]
     present = [mesh.rows] * len(parts)
-    if not isinstance(source, Batches):  # what an objective prepares may have fewer rows than were read
+    # what an objective prepares may have fewer rows than were read
+    if not isinstance(source, Batches):
         full = mesh.gather(torch.tensor([int(len(part.tokens) > 0) for part in parts]))
         present = torch.stack([full[rank] for rank in mesh.neighbours(*ROWS)]).sum(0).tolist()
-        few = f"A batch came to fewer than {mesh.rows} rows, one for each process; raise train.batch."
+        few = (
+            f"A batch came to fewer than {mesh.rows} rows, one for each process; raise train.batch."
+        )
         need(present[0] == mesh.rows, few)
 
     def begin(place: int) -> None:
@@ -71,7 +76,9 @@ def shared_gradients(
             losses = one_forward_one_backward(model, pieces, compute)
         else:
             for part, counts in pieces.read(backward=True):
-                loss = backward(model, cut(part), objective, settings.label_smoothing, weight=float(counts))
+                loss = backward(
+                    model, cut(part), objective, settings.label_smoothing, weight=float(counts)
+                )
                 losses += [loss] * counts
     add_columns(model, mesh)
     if mesh.extent("pipeline") > 1:
@@ -79,9 +86,11 @@ def shared_gradients(
     return sums(in_order(losses, mesh))
 
 
-def one_forward_one_backward(model: Any, pieces: SharedPieces, loss: Callable[[Batch], Loss]) -> list[Loss]:
-    """The losses of this stage's pieces: it goes back through one as soon as the stages after it have, so that it holds
-    no more pieces than there are stages from here on (1F1B)."""
+def one_forward_one_backward(
+    model: Any, pieces: SharedPieces, loss: Callable[[Batch], Loss]
+) -> list[Loss]:
+    """The losses of this stage's pieces: it goes back through one as soon as the stages after it
+    have, so that it holds no more pieces than there are stages from here on (1F1B)."""
     losses: list[Loss] = []
     waiting: deque[tuple[int, Loss, bool]] = deque()
 
@@ -90,7 +99,8 @@ def one_forward_one_backward(model: Any, pieces: SharedPieces, loss: Callable[[B
     def back() -> None:
         place, found, counts = waiting.popleft()
         losses.extend([backward_from(found, float(counts))] * counts)
-        if place + 1 < len(pieces):  # now, while all weights are in shards: the next forward pass leaves some whole
+        # now, while all weights are in shards: the next forward pass leaves some whole
+        if place + 1 < len(pieces):
             begin_round(model, False, pieces.present[place + 1])
 
     for place, (part, counts) in enumerate(pieces.read()):
@@ -130,10 +140,14 @@ class SharedPieces(Pieces):
         """Of each round what the processes found, in the order of their rows."""
         from safetensors.torch import load, save
 
-        content = save({f"{place:06}": found.cpu().contiguous() for place, found in enumerate(vectors)})
+        content = save(
+            {f"{place:06}": found.cpu().contiguous() for place, found in enumerate(vectors)}
+        )
         every = [load(part) for part in self.mesh.gather_bytes(content)]
         shares = [every[rank] for rank in self.mesh.neighbours(*ROWS)]
-        return [share[place].to(self.mesh.device) for place in sorted(shares[0]) for share in shares]
+        return [
+            share[place].to(self.mesh.device) for place in sorted(shares[0]) for share in shares
+        ]
 
     def own(self, every: Sequence[Tensor]) -> list[Tensor]:
         return list(every[self.mesh.row :: self.mesh.rows])
@@ -145,7 +159,8 @@ class SharedPieces(Pieces):
 
 @contextlib.contextmanager
 def columns(model: Any, mesh: Mesh) -> Iterator[Callable[[Batch], Batch]]:
-    """While entered, ``model`` computes with those that hold the other columns of a row (ring attention).
+    """While entered, ``model`` computes with those that hold the other columns of a row (ring
+    attention).
 
     What is given leaves of a batch the columns of this process.
     """
@@ -153,11 +168,16 @@ def columns(model: Any, mesh: Mesh) -> Iterator[Callable[[Batch], Batch]]:
     if group is None:
         if mesh.extent("pipeline") > 1:
             model.stage.begin(model)
-        with mesh.watched() if mesh.extent("pipeline", "tensor", "expert") > 1 else contextlib.nullcontext():
+        with (
+            mesh.watched()
+            if mesh.extent("pipeline", "tensor", "expert") > 1
+            else contextlib.nullcontext()
+        ):
             yield lambda batch: batch
         return
     ring = Ring(group)
-    detach = ring.attach(model, training=False)  # what a training cannot do, ``processes.check`` has refused
+    # what a training cannot do, ``processes.check`` has refused
+    detach = ring.attach(model, training=False)
     try:
         with mesh.watched():
             yield ring.shard
@@ -166,7 +186,8 @@ def columns(model: Any, mesh: Mesh) -> Iterator[Callable[[Batch], Batch]]:
 
 
 def add_columns(model: Any, mesh: Mesh) -> None:
-    """Add up what the gradients of a step are made of: each process that holds columns found a part."""
+    """Add up what the gradients of a step are made of: each process that holds columns found a
+    part."""
     group = mesh.group("context")
     if group is None:
         return
@@ -183,11 +204,14 @@ def add_columns(model: Any, mesh: Mesh) -> None:
 
 
 def in_order(losses: Sequence[Loss], mesh: Mesh) -> list[Loss]:
-    """Everybody's losses, the first of each process, then the second of each, as tensors on this device."""
+    """Everybody's losses, the first of each process, then the second of each, as tensors on this
+    device."""
     every = [_unpacked(part, mesh.device) for part in mesh.gather_bytes(_packed(losses))]
     shares = []
     for rank in mesh.neighbours(*ROWS):
-        axis, join = ("pipeline", _of_stages) if mesh.extent("pipeline") > 1 else ("context", _joined)
+        axis, join = (
+            ("pipeline", _of_stages) if mesh.extent("pipeline") > 1 else ("context", _joined)
+        )
         pieces = zip(*(every[other] for other in mesh.neighbours(axis, of=rank)), strict=True)
         shares.append([join(piece) for piece in pieces])
     return [share[turn] for turn in range(len(shares[0])) for share in shares if turn < len(share)]
@@ -199,7 +223,8 @@ def _joined(parts: Sequence[Loss]) -> Loss:
         return parts[0]
     sums, count = [loss.sum for loss in parts], int(sum(loss.count for loss in parts))
     metrics: dict[str, Any] = {
-        name: sum(one.metrics[name] * one.count for one in parts) / max(1, count) for name in parts[0].metrics
+        name: sum(one.metrics[name] * one.count for one in parts) / max(1, count)
+        for name in parts[0].metrics
     }
     said = {
         name: torch.cat([getattr(one, name) for one in parts])
@@ -207,11 +232,14 @@ def _joined(parts: Sequence[Loss]) -> Loss:
         if getattr(parts[0], name) is not None
     }
     tokens = sum(loss.tokens for loss in parts)
-    return replace(parts[0], sum=torch.stack(sums).sum(), count=count, tokens=tokens, metrics=metrics, **said)
+    return replace(
+        parts[0], sum=torch.stack(sums).sum(), count=count, tokens=tokens, metrics=metrics, **said
+    )
 
 
 def _of_stages(parts: Sequence[Loss]) -> Loss:
-    """The loss of a piece: the last stage has it, with what the mixtures of all stages add to it and say."""
+    """The loss of a piece: the last stage has it, with what the mixtures of all stages add to it
+    and say."""
     flow, aux = Flow(parts[0].sum), [loss.aux for loss in parts if loss.aux is not None]
     for loss in parts:
         for name, layers in loss.metrics.items():
@@ -226,10 +254,19 @@ def _packed(losses: Sequence[Loss]) -> bytes:
 
     tensors: dict[str, Tensor] = {}
     for number, loss in enumerate(losses):
-        named = {"sum": loss.sum, "aux": loss.aux, "predictions": loss.predictions, "labels": loss.labels}
+        named = {
+            "sum": loss.sum,
+            "aux": loss.aux,
+            "predictions": loss.predictions,
+            "labels": loss.labels,
+        }
         named |= {f"metrics.{name}": metric for name, metric in loss.metrics.items()}
         named["counts"] = torch.tensor([int(loss.count), int(loss.tokens)])
-        tensors |= {f"{number}.{name}": x.detach().cpu().clone() for name, x in named.items() if x is not None}
+        tensors |= {
+            f"{number}.{name}": x.detach().cpu().clone()
+            for name, x in named.items()
+            if x is not None
+        }
     return save(tensors)
 
 

@@ -1,4 +1,5 @@
-"""What stops or holds a run from outside: signals, and the files ``stop`` and ``pause`` in its folder."""
+"""What stops or holds a run from outside: signals, and the files ``stop`` and ``pause`` in its
+folder."""
 
 from __future__ import annotations
 
@@ -19,15 +20,18 @@ PULSE = 5.0  # seconds between signs of life of a run that waits
 
 
 class Signals:
-    """While entered, the first Ctrl-C, SIGTERM or SIGHUP is only noted in ``number``; a second Ctrl-C interrupts.
+    """While entered, the first Ctrl-C, SIGTERM or SIGHUP is only noted in ``number``; a second
+    Ctrl-C interrupts.
 
-    A SIGHUP that is ignored, as under nohup, stays so. A file ``stop`` that comes to be in ``folder`` meanwhile counts
-    as a SIGTERM, and while a file ``pause`` is there the run can ``wait``: who shares the folder can end or hold the
-    run, on another machine too. Both are taken away at the beginning and at the end: they are of one run alone.
+    A SIGHUP that is ignored, as under nohup, stays so. A file ``stop`` that comes to be in
+    ``folder`` meanwhile counts as a SIGTERM, and while a file ``pause`` is there the run can
+    ``wait``: who shares the folder can end or hold the run, on another machine too. Both are taken
+    away at the beginning and at the end: they are of one run alone.
     """
 
     def __init__(self, folder: Path | None = None, patient: bool = False) -> None:
-        """``patient``: only noted however often; torchrun passes on what the terminal has sent already."""
+        """``patient``: only noted however often; torchrun passes on what the terminal has sent
+        already."""
         self.stop: Path | None = None if folder is None else folder / STOP
         self.pause: Path | None = None if folder is None else folder / PAUSE
         self.patient, self.paused = patient, False
@@ -73,7 +77,8 @@ class Signals:
         return time.monotonic() - begun if mesh.is_first else 0.0
 
     def wait(self, most: float = math.inf) -> float:
-        """Wait as long as the run is paused and nothing ends it, or ``most`` seconds; the seconds that it took."""
+        """Wait as long as the run is paused and nothing ends it, or ``most`` seconds; the seconds
+        that it took."""
         if self.pause is None or self.number is not None or not self.pause.exists():
             if self.paused and self.number is None:
                 note("Going on.")
@@ -81,12 +86,15 @@ class Signals:
             return 0.0
         begun, told = time.monotonic(), -math.inf
         if not self.paused:
-            note(f"Paused by {self.pause}: it goes on when that file is gone. Ctrl-C saves and ends.")
+            note(
+                f"Paused by {self.pause}: it goes on when that file is gone. Ctrl-C saves and ends."
+            )
         self.paused = True
         while self.heard() is None and self.pause.exists() and time.monotonic() < begun + most:
             if time.monotonic() - told > PULSE:
                 told = time.monotonic()
-                with contextlib.suppress(OSError), self.pause.open("r+") as opened:  # made by others, never by the run
+                # made by others, never by the run
+                with contextlib.suppress(OSError), self.pause.open("r+") as opened:
                     opened.write(PAUSED)
                     opened.truncate()
             time.sleep(0.1)

@@ -1,4 +1,5 @@
-"""A trace is proven: every distinct word of real texts comes to the ids of the library, for each kind of tokenizer."""
+"""A trace is proven: every distinct word of real texts comes to the ids of the library, for each
+kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -23,8 +24,24 @@ TRAINED = ["a glass house, a glass roof, houses of glass and stone"] * 5
 def words_of(folder: Path, every: int) -> list[str]:
     """Distinct words, with the space before them; beside them some that no vocabulary knows."""
     found = {word for name in TEXTS for word in (folder / name).read_text(encoding="utf-8").split()}
-    odd = [" 🎵", "鸟人", "x\u0301é", "\t\t", " \n ", "a" * 120, "<s>", "[UNK]", "▁", "12345", "don't", "𓂀𓂀"]
-    return [*odd, *(f" {word}" if at % 2 else word for at, word in enumerate(sorted(found)[::every]))]
+    odd = [
+        " 🎵",
+        "鸟人",
+        "x\u0301é",
+        "\t\t",
+        " \n ",
+        "a" * 120,
+        "<s>",
+        "[UNK]",
+        "▁",
+        "12345",
+        "don't",
+        "𓂀𓂀",
+    ]
+    return [
+        *odd,
+        *(f" {word}" if at % 2 else word for at, word in enumerate(sorted(found)[::every])),
+    ]
 
 
 def proven(tokenizer: Tokenizer, words: list[str]) -> None:
@@ -33,15 +50,21 @@ def proven(tokenizer: Tokenizer, words: list[str]) -> None:
         assert [id for part in tracer.words(word) for id in tracer(part).ids] == ids, repr(word)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert-cased", "bert-uncased", "t5", "llama2", "phi3", "starcoder"])
-def test_traces_come_to_the_librarys_ids(shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["gpt2", "bert-cased", "bert-uncased", "t5", "llama2", "phi3", "starcoder"]
+)
+def test_traces_come_to_the_librarys_ids(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
     proven(pretrained.find(name), words_of(shared_data, 6))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(pretrained.KNOWN))
-def test_traces_of_every_distinct_word(shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_traces_of_every_distinct_word(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
     proven(pretrained.find(name), words_of(shared_data, 1))
 
@@ -77,11 +100,15 @@ def test_a_wordpiece_takes_the_longest_match(shared_data: Path) -> None:
 def test_a_unigram_has_a_best_path_and_rivals(shared_data: Path) -> None:
     (one,) = trace(open_tokenizer(shared_data / "tok-t5"), "tokenization", rivals=4)
     ways = [step for step in one.steps if isinstance(step, Way)]
-    assert ways[0].pieces == ("▁token", "ization") and len(ways) == 5 == len({way.pieces for way in ways})
+    assert ways[0].pieces == ("▁token", "ization") and len(ways) == 5 == len(
+        {way.pieces for way in ways}
+    )
     assert [way.score for way in ways] == sorted((way.score for way in ways), reverse=True)
     assert all("".join(way.pieces) == one.word for way in ways)
     scores = dict(open_tokenizer(shared_data / "tok-t5")._spec["model"]["vocab"])
-    assert all(way.score == pytest.approx(sum(scores[piece] for piece in way.pieces)) for way in ways)
+    assert all(
+        way.score == pytest.approx(sum(scores[piece] for piece in way.pieces)) for way in ways
+    )
 
 
 def test_a_token_that_was_added_has_no_path() -> None:
@@ -89,7 +116,9 @@ def test_a_token_that_was_added_has_no_path() -> None:
 
     raw = json.loads(train_tokenizer("bpe", TRAINED, 300).to_json())
     last = len(raw["model"]["vocab"]) + 1
-    raw["added_tokens"].append({**raw["added_tokens"][0], "id": last, "content": "glassy", "special": False})
+    raw["added_tokens"].append(
+        {**raw["added_tokens"][0], "id": last, "content": "glassy", "special": False}
+    )
     tokenizer = Tokenizer.from_json(json.dumps(raw))
     assert last in tokenizer.encode("a glassy roof") and trace(tokenizer, "a roof")
     with pytest.raises(UserError, match="leave it out"):

@@ -1,7 +1,8 @@
-"""The law of the plan: replayed operation by operation, it gives the model's own values, for every family.
+"""The law of the plan: replayed operation by operation, it gives the model's own values, for every
+family.
 
-So it holds each kind of operation (attention, places, recurrent, sums, closed) and what describes them: descriptions,
-sublayers, recurrent.
+So it holds each kind of operation (attention, places, recurrent, sums, closed) and what describes
+them: descriptions, sublayers, recurrent.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def eager(config: c.Model, dtype: torch.dtype) -> Model:
 
 
 def check(trace: Trace, bound: float) -> None:
-    """Every recorded value against its operation, and cells of every operation against their arithmetic."""
+    """Every recorded value against its operation, and cells of every operation against their
+    arithmetic."""
     recorded = 0
     for op in trace.plan:
         if op.kind == "leaf":
@@ -65,7 +67,9 @@ def check(trace: Trace, bound: float) -> None:
         for name in (op.id, *trace.names.get(op.id, ())):
             if name in trace.records:
                 recorded += 1
-                torch.testing.assert_close(again, trace.records[name], rtol=bound, atol=bound, msg=op.id)
+                torch.testing.assert_close(
+                    again, trace.records[name], rtol=bound, atol=bound, msg=op.id
+                )
     assert recorded >= 5
     draw = random.Random(0)
     for op in trace.plan:
@@ -79,7 +83,10 @@ def says(op: Op) -> bool:
     """Whether the line that an operation names is there."""
     assert op.code is not None
     function, piece = op.code
-    return piece in inspect.getsource(inspect.unwrap(function)) and op.source.rpartition(":")[2].isdigit()
+    return (
+        piece in inspect.getsource(inspect.unwrap(function))
+        and op.source.rpartition(":")[2].isdigit()
+    )
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
@@ -87,8 +94,10 @@ def test_replayed_it_is_the_model(name: str) -> None:
     model = eager(tiny.ALL[name], torch.float64)
     trace = traced(model)
     check(trace, 1e-12)
-    assert [path for path in paths(model) if path not in trace.plan] == []  # what the tape knows, the plan knows
-    idle = {path for path in trace.parameters if path.endswith("ffn.noise.weight")}  # of training alone
+    # what the tape knows, the plan knows
+    assert [path for path in paths(model) if path not in trace.plan] == []
+    # of training alone
+    idle = {path for path in trace.parameters if path.endswith("ffn.noise.weight")}
     assert set(trace.parameters) - set(trace.plan.weights.values()) == idle
 
 
@@ -104,7 +113,8 @@ def test_a_recorded_pass_is_the_unwatched_one() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_quantised_weights_say_that_x_is_rounded(name: str) -> None:
-    """A pass is replayed with the same codes; a number again from its terms is off by what rounding x does."""
+    """A pass is replayed with the same codes; a number again from its terms is off by what rounding
+    x does."""
     model = eager(tiny.ALL[name], torch.float32)
     quantize_weights(model, Layout(4))
     trace = traced(model)
@@ -143,8 +153,11 @@ def test_the_kinds_are_a_closed_set() -> None:
     ids=["feedforward", "norm", "model", "body", "position"],
 )
 def test_every_type_of_ours_has_a_description(slot: object) -> None:
-    ours = set(get_args(slot)) | {kind for kind in members(slot).values() if kind.__module__.startswith("glassformer.")}
-    by_stack = set(get_args(c.Position))  # described by what they do to embeddings, queries and scores
+    ours = set(get_args(slot)) | {
+        kind for kind in members(slot).values() if kind.__module__.startswith("glassformer.")
+    }
+    # described by what they do to embeddings, queries and scores
+    by_stack = set(get_args(c.Position))
     missing = [kind.__name__ for kind in ours - by_stack if kind not in plan.described()]
     assert missing == []
 

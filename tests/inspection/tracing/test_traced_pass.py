@@ -1,4 +1,5 @@
-"""Addresses, values by head and row, bounds of memory, and the way back from a probability to the embedding."""
+"""Addresses, values by head and row, bounds of memory, and the way back from a probability to the
+embedding."""
 
 from __future__ import annotations
 
@@ -48,8 +49,12 @@ def test_a_head_or_a_row_is_that_of_the_whole() -> None:
             if op.quadratic:
                 whole = one[op.id]
                 h, t = op.shape[1] - 1, 7
-                torch.testing.assert_close(other[f"{op.id}[{h},{t},:]"], whole[0, h, t], rtol=1e-6, atol=1e-6)
-                torch.testing.assert_close(other[f"{op.id}[0,:,:]"], whole[0, 0], rtol=1e-6, atol=1e-6)
+                torch.testing.assert_close(
+                    other[f"{op.id}[{h},{t},:]"], whole[0, h, t], rtol=1e-6, atol=1e-6
+                )
+                torch.testing.assert_close(
+                    other[f"{op.id}[0,:,:]"], whole[0, 0], rtol=1e-6, atol=1e-6
+                )
 
 
 def test_the_sum_of_a_score_by_hand() -> None:
@@ -77,7 +82,9 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
     one = of(name)
     final = next(iter(reversed(one.plan.ops)))
     steps: list[Explanation] = list(
-        one.why(f"{final}[{','.join('1' if size > 1 else '0' for size in one.plan[final].shape)}]", 400)
+        one.why(
+            f"{final}[{','.join('1' if size > 1 else '0' for size in one.plan[final].shape)}]", 400
+        )
     )
     assert steps[-1].kind in ("leaf", "weight")
     assert len(steps) < 400
@@ -104,7 +111,9 @@ def test_what_is_over_the_bound_is_recorded_anew() -> None:
         assert little.kept_bytes < whole.kept_bytes
         for op in whole.plan:
             if not op.quadratic:
-                torch.testing.assert_close(little[op.id], whole[op.id], rtol=1e-5, atol=1e-5, msg=op.id)
+                torch.testing.assert_close(
+                    little[op.id], whole[op.id], rtol=1e-5, atol=1e-5, msg=op.id
+                )
 
 
 def note(ran: list[str], path: str, *_: object) -> None:
@@ -113,27 +122,44 @@ def note(ran: list[str], path: str, *_: object) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "mixtral", "gemma2", "gptj"])
 def test_a_dropped_block_is_run_again_alone(name: str) -> None:
-    """From the stream before it, and it gives the same bits, with edits in blocks before it and in it too."""
+    """From the stream before it, and it gives the same bits, with edits in blocks before it and in
+    it too."""
     body = "encoder" if name == "bert" else "decoder"
-    for told in ({}, {f"{body}.blocks.0.ffn.write": lambda path, x: 1.5 * x, "*.1.attn.z": lambda path, x: x + 0.1}):
+    for told in (
+        {},
+        {
+            f"{body}.blocks.0.ffn.write": lambda path, x: 1.5 * x,
+            "*.1.attn.z": lambda path, x: x + 0.1,
+        },
+    ):
         model = tiny.model(tiny.ALL[name])
         given = (tiny.tokens(1, 11), tiny.tokens(1, 7, seed=1) if name == "t5" else None)
         whole, little = (Trace(model, None, *given, edits=told, keep=keep) for keep in (1 << 30, 0))
         little._tape_names()  # asks the model by a pass of its own, once
-        blocks = [(path, part) for path, part in model.named_modules() if re.fullmatch(r".*blocks\.\d+", path)]
+        blocks = [
+            (path, part)
+            for path, part in model.named_modules()
+            if re.fullmatch(r".*blocks\.\d+", path)
+        ]
         ran: list[str] = []
         for path, block in blocks:
             block.register_forward_pre_hook(partial(note, ran, path))
         opened = 0
         for path, _ in blocks:
-            dropped = sorted(one for one in little.dropped if one.startswith(f"{path}.") and one in whole.records)
+            dropped = sorted(
+                one for one in little.dropped if one.startswith(f"{path}.") and one in whole.records
+            )
             for one in dropped:
                 assert torch.equal(little[one], whole.records[one]), one
             assert ran == [path] and dropped, (path, ran)
             ran.clear()
             opened += 1
         assert opened == len(blocks) >= 2
-        outside = [one for one in little.dropped if ".blocks." not in one and one in whole.records and one != "logits"]
+        outside = [
+            one
+            for one in little.dropped
+            if ".blocks." not in one and one in whole.records and one != "logits"
+        ]
         assert all(torch.equal(little[one], whole.records[one]) for one in outside) and not ran
 
 
@@ -151,16 +177,28 @@ def test_edits_are_told() -> None:
     cell = cut.explain("decoder.blocks.0.attn.z[1,5,3]")
     assert cell.edited
     assert cell.value == 0.0
-    assert cell.recomputed == pytest.approx(float(whole["decoder.blocks.0.attn.z[1,5,3]"]), rel=1e-5)
+    assert cell.recomputed == pytest.approx(
+        float(whole["decoder.blocks.0.attn.z[1,5,3]"]), rel=1e-5
+    )
     assert cut.check() == 0.0
-    renamed = Trace(tiny.model(tiny.ALL["bert"]), None, tokens, edits={"*.1.attn.in": lambda path, x: 2 * x})
+    renamed = Trace(
+        tiny.model(tiny.ALL["bert"]), None, tokens, edits={"*.1.attn.in": lambda path, x: 2 * x}
+    )
     assert renamed.plan["encoder.blocks.1.attn.in"].kind == "edit"
 
 
 def test_edits_by_name_and_a_masked_key() -> None:
     model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
-    cut = trace(model, None, tokens, edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)])
-    seen = look(model, None, tokens, "logits", edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)])
+    cut = trace(
+        model, None, tokens, edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)]
+    )
+    seen = look(
+        model,
+        None,
+        tokens,
+        "logits",
+        edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)],
+    )
     assert torch.equal(cut["logits"], seen["logits"])
     assert float(cut["decoder.blocks.1.attn.pattern[2,7,3]"]) == 0.0
     assert cut.explain("decoder.blocks.0.attn.z[1,5,3]").value == 0.0
@@ -214,7 +252,9 @@ def test_a_masked_share_says_that_the_mask_hides_the_key() -> None:
 
 
 def test_a_trace_says_what_it_is() -> None:
-    assert repr(of("llama")).startswith(f"<Trace of 11 tokens, {len(of('llama').plan.ops)} operations")
+    assert repr(of("llama")).startswith(
+        f"<Trace of 11 tokens, {len(of('llama').plan.ops)} operations"
+    )
 
 
 def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
@@ -234,6 +274,8 @@ def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
 def test_indices_count_from_the_end_and_take_parts() -> None:
     one = of("gpt2")
     assert torch.equal(one["logits[-1]"], one["logits"][0, -1])
-    assert torch.equal(one["decoder.blocks.0.attn.q[1, :, 2]"], one["decoder.blocks.0.attn.q"][0, 1, :, 2])
+    assert torch.equal(
+        one["decoder.blocks.0.attn.q[1, :, 2]"], one["decoder.blocks.0.attn.q"][0, 1, :, 2]
+    )
     assert one.explain("logits[-1,-1]").address == f"logits[10,{tiny.VOCAB - 1}]"
     assert float(one["embed.token.weight[3,4]"]) == one.explain("embed.token.weight[3,4]").value

@@ -9,8 +9,11 @@ from torch.nn import functional as F
 from glassformer.nn.kernels import PAGE, Pages, paged_attention, reference
 
 
-def filled(lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[Pages, torch.Tensor, list]:
-    """Pages in a shuffled order with sequences of these lengths; their table, and the keys and values themselves."""
+def filled(
+    lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype
+) -> tuple[Pages, torch.Tensor, list]:
+    """Pages in a shuffled order with sequences of these lengths; their table, and the keys and
+    values themselves."""
     need = [-(-length // PAGE) for length in lengths]
     order = torch.randperm(sum(need) + 3)
     pages, table = (
@@ -32,7 +35,9 @@ def filled(lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype) -> t
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads,kv_heads", [(4, 4), (8, 2), (6, 1)])
-def test_ragged_rows_are_torchs_attention(build: str, dtype: torch.dtype, heads: int, kv_heads: int) -> None:
+def test_ragged_rows_are_torchs_attention(
+    build: str, dtype: torch.dtype, heads: int, kv_heads: int
+) -> None:
     lengths, dim = [1, 32, 33, 700], 24
     pages, table, told = filled(lengths, kv_heads, dim, dtype)
     rows = torch.tensor([0, 1, 2, 3, 3, 3], dtype=torch.int32)
@@ -43,7 +48,9 @@ def test_ragged_rows_are_torchs_attention(build: str, dtype: torch.dtype, heads:
         for t, (row, length) in enumerate(zip(rows.tolist(), seen.tolist(), strict=True)):
             first = 0 if window is None else max(0, length - window)
             k, v = (one[first:length].float().transpose(0, 1)[None] for one in told[row])
-            one = F.scaled_dot_product_attention(q[t].float()[None, :, None], k, v, scale=0.3, enable_gqa=True)
+            one = F.scaled_dot_product_attention(
+                q[t].float()[None, :, None], k, v, scale=0.3, enable_gqa=True
+            )
             bound = 2e-6 if dtype == torch.float32 else 1e-2
             assert torch.allclose(y[t].float(), one[0, :, 0], rtol=bound, atol=bound), (t, window)
 
@@ -55,7 +62,9 @@ def test_the_first_key_of_a_chunk_is_not_lost(build: str, length: int) -> None:
     q = 2 * k[-1].repeat_interleave(2, 0)[None]
     row, seen = torch.tensor([0], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
     k, v = (one.double().transpose(0, 1)[None] for one in (k, v))
-    truth = F.scaled_dot_product_attention(q.double()[:, :, None], k, v, scale=0.3, enable_gqa=True)[:, :, 0]
+    truth = F.scaled_dot_product_attention(
+        q.double()[:, :, None], k, v, scale=0.3, enable_gqa=True
+    )[:, :, 0]
     y = paged_attention(q, pages, table, row, seen, 0.3)
     assert torch.allclose(y.double(), truth, rtol=2e-6, atol=2e-6)
 
@@ -76,14 +85,17 @@ def test_softcap_and_bias(build: str) -> None:
 def test_pages_are_copied_whole_and_hold_even_heads() -> None:
     pages, _, _ = filled([40], 2, 8, torch.bfloat16)
     pages.copy(torch.tensor([0, 1]), torch.tensor([3, 4]))
-    for part in (pages.keys.view(torch.int16), pages.values.view(torch.int16)):  # what nobody wrote may be no number
+    # what nobody wrote may be no number
+    for part in (pages.keys.view(torch.int16), pages.values.view(torch.int16)):
         assert torch.equal(part[0], part[3]) and torch.equal(part[1], part[4])
     with pytest.raises(ValueError, match="even"):
         Pages.empty(1, 2, 7, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_is_the_reference_bit_for_bit_whoever_else_is_there(build: str, dtype: torch.dtype) -> None:
+def test_a_token_is_the_reference_bit_for_bit_whoever_else_is_there(
+    build: str, dtype: torch.dtype
+) -> None:
     if build == "torch":
         pytest.skip("torch promises no order of its sums")
     lengths, heads, kv_heads, dim = [1, 45, 600, 1100], 6, 2, 24
@@ -94,8 +106,12 @@ def test_a_token_is_the_reference_bit_for_bit_whoever_else_is_there(build: str, 
     for window, softcap, plus in ((None, None, None), (50, 5.0, bias), (700, None, bias)):
         how = (0.3, window, softcap, plus)
         whole = paged_attention(q, pages, table, rows, seen, *how)
-        for t in (0, 9, 16, 29, 38) if window is None else (17, 38) if window == 700 else (16, 36, 38):
-            alone = paged_attention(q[t : t + 1], pages, table, rows[t : t + 1], seen[t : t + 1], *how)
+        for t in (
+            (0, 9, 16, 29, 38) if window is None else (17, 38) if window == 700 else (16, 36, 38)
+        ):
+            alone = paged_attention(
+                q[t : t + 1], pages, table, rows[t : t + 1], seen[t : t + 1], *how
+            )
             k, v = (one[: seen[t]].repeat_interleave(heads // kv_heads, 1) for one in told[rows[t]])
             assert torch.equal(alone, whole[t : t + 1])
             expected = reference.attention_row(q[t], k, v, *how).to(dtype)

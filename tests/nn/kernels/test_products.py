@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.nn.kernels import matmul, pack_bf16, pack_fp32, pack_int4, pack_int8, products, reference, use
+from glassformer.nn.kernels import (
+    matmul,
+    pack_bf16,
+    pack_fp32,
+    pack_int4,
+    pack_int8,
+    products,
+    reference,
+    use,
+)
 
 PACKS = {"int8": (pack_int8, 127), "int4": (pack_int4, 7)}
 
@@ -69,9 +78,15 @@ def test_float_products_are_the_reference_bit_for_bit(build: str) -> None:
     for m, n, c in ((1, 16, 32), (1, 50, 101), (25, 33, 64), (2, 100, 600), (3, 1, 1)):
         weight, x, bias = torch.randn(n, c), torch.randn(m, c), torch.randn(n)
         for plus in (None, bias):
-            assert torch.equal(matmul(x, pack_fp32(weight), plus), reference.float_product(x, weight, plus))
+            assert torch.equal(
+                matmul(x, pack_fp32(weight), plus), reference.float_product(x, weight, plus)
+            )
             rounded = reference.float_product(x.bfloat16(), weight.bfloat16(), plus)
-            assert torch.equal(matmul(x.bfloat16(), pack_bf16(weight), plus), rounded.bfloat16()), (m, n, c)
+            assert torch.equal(matmul(x.bfloat16(), pack_bf16(weight), plus), rounded.bfloat16()), (
+                m,
+                n,
+                c,
+            )
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "bf16", "fp32"])
@@ -94,7 +109,9 @@ def test_a_rows_bits_are_its_own(build: str, kind: str) -> None:
             torch.set_num_threads(number)
             for count in (1, 5, 300) if few else (*range(1, 30), 100, 255, 256, 257, 300, 511, 512):
                 for first in {0, 512 - count}:
-                    assert torch.equal(matmul(x[first : first + count], packed, bias), whole[first : first + count])
+                    assert torch.equal(
+                        matmul(x[first : first + count], packed, bias), whole[first : first + count]
+                    )
     finally:
         torch.set_num_threads(threads)
 

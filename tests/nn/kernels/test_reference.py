@@ -11,22 +11,35 @@ from glassformer.nn.kernels import reference
 
 
 def nearest(exact: Fraction) -> float:
-    """The fp32 nearest to a fraction, of two equally near ones the even: between its neighbours on either side."""
+    """The fp32 nearest to a fraction, of two equally near ones the even: between its neighbours on
+    either side."""
     guess = np.float32(float(exact))
-    around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
-    return float(min(around, key=lambda one: (abs(Fraction(float(one)) - exact), int(one.view(np.int32)) % 2)))
+    around = [
+        np.nextafter(guess, np.float32(-np.inf)),
+        guess,
+        np.nextafter(guess, np.float32(np.inf)),
+    ]
+    return float(
+        min(
+            around, key=lambda one: (abs(Fraction(float(one)) - exact), int(one.view(np.int32)) % 2)
+        )
+    )
 
 
 def test_fma_rounds_once() -> None:
     a, b, c = torch.randn(3, 3000)
     c = c * 2.0 ** torch.randint(-40, 40, (3000,))
     one = torch.tensor(1.0)
-    tie = 1 + 2.0**-12  # its square is 1 + 2^-11 + 2^-24: half a last place, which the least of c decides
+    # its square is 1 + 2^-11 + 2^-24: half a last place, which the least of c decides
+    tie = 1 + 2.0**-12
     hard = [(tie, tie, s * 2.0**e) for s in (1, -1) for e in (-80, -60, -30)]
     a, b, c = (
-        torch.cat([old, one * torch.tensor(new)]) for old, new in zip((a, b, c), zip(*hard, strict=True), strict=True)
+        torch.cat([old, one * torch.tensor(new)])
+        for old, new in zip((a, b, c), zip(*hard, strict=True), strict=True)
     )
-    for x, y, z, got in zip(a.tolist(), b.tolist(), c.tolist(), reference.fma(a, b, c).tolist(), strict=True):
+    for x, y, z, got in zip(
+        a.tolist(), b.tolist(), c.tolist(), reference.fma(a, b, c).tolist(), strict=True
+    ):
         assert got == nearest(Fraction(x) * Fraction(y) + Fraction(z)), (x, y, z)
 
 

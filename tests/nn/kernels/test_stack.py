@@ -1,4 +1,5 @@
-"""Norms and activations beside torch's, and beside their readable counterpart; whole blocks: tests/nn/test_fused.py."""
+"""Norms and activations beside torch's, and beside their readable counterpart; whole blocks:
+tests/nn/test_fused.py."""
 
 from __future__ import annotations
 
@@ -19,12 +20,23 @@ def test_norms_are_torchs_and_the_reference_bit_for_bit(build: str, centred: boo
         pytest.skip("torch has norms of its own; a library without them: python hatch_build.py")
     for rows, width in ((1, 16), (3, 40), (2, 2048), (1, 1), (5, 31)):
         for dtype in DTYPES:
-            x, gain, shift = ((torch.randn(*size) * 3 + 1).to(dtype) for size in ((rows, width), (width,), (width,)))
+            x, gain, shift = (
+                (torch.randn(*size) * 3 + 1).to(dtype)
+                for size in ((rows, width), (width,), (width,))
+            )
             for plus in (None, shift):
                 y = stack.norm(x, stack.Norm.of(gain, plus, 1e-5, centred))
-                assert torch.equal(y, reference.normed(x, gain, plus, 1e-5, centred).to(dtype)), (rows, width, dtype)
+                assert torch.equal(y, reference.normed(x, gain, plus, 1e-5, centred).to(dtype)), (
+                    rows,
+                    width,
+                    dtype,
+                )
                 wide = [None if one is None else one.double() for one in (gain, plus)]
-                truth = F.layer_norm(x.double(), (width,), *wide, 1e-5) if centred else _rms(x.double(), *wide)
+                truth = (
+                    F.layer_norm(x.double(), (width,), *wide, 1e-5)
+                    if centred
+                    else _rms(x.double(), *wide)
+                )
                 bound = 1e-4 if dtype == torch.float32 else 2e-2
                 assert torch.allclose(y.double(), truth, rtol=bound, atol=bound)
 
@@ -37,7 +49,9 @@ def _rms(x: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor | None) -> tor
 @pytest.mark.parametrize("name", stack.ACTIVATIONS)
 def test_activations_are_torchs_and_the_reference_bit_for_bit(build: str, name: str) -> None:
     if not has("activation"):
-        pytest.skip("torch has activations of its own; a library without them: python hatch_build.py")
+        pytest.skip(
+            "torch has activations of its own; a library without them: python hatch_build.py"
+        )
     hard = torch.tensor([0.0, 1e-30, -1e-30, 20.0, -20.0, 90.0, -90.0, 1e5, -1e5, torch.nan])
     for x in (torch.randn(1003) * 4, hard, torch.randn(3, 64).bfloat16()):
         y = stack.activation(name, x)

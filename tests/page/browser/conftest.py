@@ -29,7 +29,12 @@ class Site:
 
 def odd() -> c.Decoder:
     """Sizes that are no power of two: 48 wide, 3 heads."""
-    body = c.Stack(2, (tiny.block(c.Attention(3), c.MLP(72)),), c.Learned(tiny.CONTEXT), last_norm=c.LayerNorm())
+    body = c.Stack(
+        2,
+        (tiny.block(c.Attention(3), c.MLP(72)),),
+        c.Learned(tiny.CONTEXT),
+        last_norm=c.LayerNorm(),
+    )
     return c.Decoder(48, tiny.CONTEXT, c.Embed(tiny.VOCAB), body, c.Head(), tiny.WIDE)
 
 
@@ -65,7 +70,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def serving() -> Any:
-    """serving(FOLDER, ..., run=FOLDER) as a context: a page over those models and that training, and its link."""
+    """serving(FOLDER, ..., run=FOLDER) as a context: a page over those models and that training,
+    and its link."""
     return served_at
 
 
@@ -80,7 +86,9 @@ def served_at(*folders: Path, run: Path | None = None) -> Iterator[str]:
 
     listening = socket.create_server(("127.0.0.1", 0))
     own = application(served.page(*folders, run=run), frozenset(LOOPBACK))
-    server = uvicorn.Server(uvicorn.Config(own, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(own, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:
@@ -93,7 +101,8 @@ def served_at(*folders: Path, run: Path | None = None) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def window(chromium: Any) -> Iterator[Any]:
-    """One window for all tabs: what the first has fetched the next has at hand, as with a reader."""
+    """One window for all tabs: what the first has fetched the next has at hand, as with a
+    reader."""
     context = chromium.new_context(viewport={"width": 1366, "height": 900}, color_scheme="light")
     yield context
     context.close()
@@ -124,11 +133,16 @@ def looking(window: Any) -> Iterator[Any]:
             foreign.append(request.url)
 
     page.on("request", asked)
-    page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda said: errors.append(said.text) if said.type in ("error", "warning") else None,
+    )
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.set_default_timeout(60_000)  # of a machine with much else to do
     yield page
-    page.evaluate("() => { try { localStorage.clear() } catch { /* of a page that may have none */ } }")
+    page.evaluate(
+        "() => { try { localStorage.clear() } catch { /* of a page that may have none */ } }"
+    )
     page.close()
     window.clear_permissions()
     assert not foreign and not errors, (foreign, errors)

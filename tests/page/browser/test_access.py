@@ -1,4 +1,5 @@
-"""Every screen for everybody: axe in four looks, each control by keyboard, narrow windows and twice the size."""
+"""Every screen for everybody: axe in four looks, each control by keyboard, narrow windows and twice
+the size."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ AXE = Path(__file__).parents[3] / "web/node_modules/axe-core/axe.min.js"
 SERIOUS = """async rules => (await axe.run(document, { resultTypes: ['violations'], ...rules })).violations
   .filter(one => ['serious', 'critical'].includes(one.impact))
   .map(one => [one.id, one.nodes.slice(0, 3).map(node => node.html.slice(0, 200))])"""
-COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}  # the rules to which a theme makes a difference
+# the rules to which a theme makes a difference
+COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 CELL = "inside?m=llama&t=the+cat+sat&l=0&op=decoder.blocks.0.attn.pattern&c=decoder.blocks.0.attn.pattern[0,2,1]"
 VIEWS = {
     "playground": ("playground?m=llama&t=the+cat+sat", "aside .bars .num"),
@@ -59,7 +61,8 @@ def opened(tab: Any, site: Any, name: str) -> None:
     tab.wait_for_load_state("networkidle")
 
 
-every_screen = pytest.mark.parametrize("screen", VIEWS, indirect=True)  # opened once for the three tests below
+# opened once for the three tests below
+every_screen = pytest.mark.parametrize("screen", VIEWS, indirect=True)
 
 
 @every_screen
@@ -107,10 +110,13 @@ def test_every_control_is_reached_by_tab_and_seen_there(screen: Any, site: Any) 
 
 @pytest.mark.parametrize("name", ["attention", "inside", "playground", "experts"])
 def test_forced_colours_and_less_motion_leave_it_readable(name: str, site: Any, tab: Any) -> None:
-    """The chosen tab and what is pressed differ from the others by more than a background, which is taken away."""
+    """The chosen tab and what is pressed differ from the others by more than a background, which is
+    taken away."""
     tab.emulate_media(forced_colors="active", reduced_motion="reduce")
     opened(tab, site, name)
     looks = tab.evaluate(LOOKS)
     assert len({tuple(one) for one in looks}) > 1
-    moving = "() => document.getAnimations().filter(one => one.effect.getTiming().duration > 0).length"
+    moving = (
+        "() => document.getAnimations().filter(one => one.effect.getTiming().duration > 0).length"
+    )
     assert tab.evaluate(moving) == 0

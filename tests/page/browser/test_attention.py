@@ -23,7 +23,11 @@ def probes(tab: Any, grid: str, count: int, seed: str) -> list[tuple[str, float]
     tab.evaluate("y => window.scrollTo(0, y)", 0)
     high = min(box["height"], 880 - box["y"])
     return probed(
-        tab, [(box["x"] + luck.random() * box["width"], box["y"] + luck.random() * high) for _ in range(count)]
+        tab,
+        [
+            (box["x"] + luck.random() * box["width"], box["y"] + luck.random() * high)
+            for _ in range(count)
+        ],
     )
 
 
@@ -61,14 +65,21 @@ def test_words_and_lines_have_the_weights_too(view: str, site: Any, tab: Any) ->
         assert close(value, apart[address])
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "odd"))])
-def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(name: str, site: Any, tab: Any) -> None:
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "odd"))]
+)
+def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(
+    name: str, site: Any, tab: Any
+) -> None:
     """The same model, loaded apart, with the head's columns of the output projection at 0."""
     apart: Apart = typed(tab, site, name, "attention")
     tab.get_by_role("button", name="switch this head off").click()
     tab.wait_for_selector(".answers .num")
     ids = [
-        int(one) for one in tab.evaluate("() => [...document.querySelectorAll('.strip .token')].map(e => e.dataset.id)")
+        int(one)
+        for one in tab.evaluate(
+            "() => [...document.querySelectorAll('.strip .token')].map(e => e.dataset.id)"
+        )
     ]
     shown = numbers(tab.locator(".answers .num[data-addr]"))
     attention = apart.model.get_submodule("decoder.blocks.0.attn")
@@ -82,7 +93,9 @@ def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(name
     assert weight.shape[1] > width and len(shown) >= 10
     named = {int(address.rpartition("[")[2][:-1]) for address, _ in shown}
     assert int((after - before).argmax()) in named, "who gained the most"
-    rest = [float(one.get_attribute("data-rest")) for one in tab.locator(".answers [data-rest]").all()]
+    rest = [
+        float(one.get_attribute("data-rest")) for one in tab.locator(".answers [data-rest]").all()
+    ]
     for row, left in zip((before, after), rest, strict=True):
         assert close(left, 1 - float(sum(row[token] for token in named)))
     assert tab.locator(".answers .change").last.inner_text().endswith("points")
@@ -98,7 +111,8 @@ def test_heads_are_sorted_and_shown_by_what_they_do_on_random_tokens(site: Any, 
     tab.select_option("select.sorts", "m.duplicate")
     grid = tab.locator('[aria-label="all heads"] [role=grid]')
     tab.wait_for_function(
-        "() => document.querySelector('[aria-label=\"all heads\"] [role=grid]').ariaLabel.includes('first time')"
+        '() => document.querySelector(\'[aria-label="all heads"] '
+        "[role=grid]').ariaLabel.includes('first time')"
     )
     best = found.sorted("duplicate").heads[0]
     grid.focus()

@@ -16,7 +16,8 @@ EXAMPLE = "example.trace"
 
 
 needs_node = pytest.mark.skipif(
-    shutil.which("npm") is None or not (WEB / "node_modules/esbuild").is_dir(), reason="needs npm, and npm ci in web/"
+    shutil.which("npm") is None or not (WEB / "node_modules/esbuild").is_dir(),
+    reason="needs npm, and npm ci in web/",
 )
 
 
@@ -29,7 +30,9 @@ def test_the_sources_types_and_pure_parts(script: str) -> None:
 
 @needs_node
 def test_the_bundle_is_the_sources(tmp_path: Path) -> None:
-    subprocess.run(["node", "esbuild.mjs", "--out", str(tmp_path)], cwd=WEB, check=True, capture_output=True)
+    subprocess.run(
+        ["node", "esbuild.mjs", "--out", str(tmp_path)], cwd=WEB, check=True, capture_output=True
+    )
     built = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.name != EXAMPLE}
     assert built == kept, "run npm run build in web/"
@@ -40,11 +43,19 @@ def gzipped(*names: str) -> int:
 
 
 def test_budget_and_nothing_foreign() -> None:
-    first = re.findall(r'modulepreload" href="([^"]+)"', (STATIC / "index.html").read_text(encoding="utf-8"))
-    scripts = [path.name for path in STATIC.glob("*.js") if path.name not in ("inline.js", "sandbox.js")]
+    first = re.findall(
+        r'modulepreload" href="([^"]+)"', (STATIC / "index.html").read_text(encoding="utf-8")
+    )
+    scripts = [
+        path.name for path in STATIC.glob("*.js") if path.name not in ("inline.js", "sandbox.js")
+    ]
     assert "app.js" in first and set(first) < set(scripts)
     assert gzipped(*first) <= 70_000 and gzipped(*scripts) <= 120_000
-    assert gzipped("app.css") <= 12_000 and gzipped("inline.js") <= 120_000 and gzipped("sandbox.js") <= 24_000
+    assert (
+        gzipped("app.css") <= 12_000
+        and gzipped("inline.js") <= 120_000
+        and gzipped("sandbox.js") <= 24_000
+    )
     assert (STATIC / EXAMPLE).stat().st_size <= 200_000
     for path in STATIC.iterdir():
         if path.name == EXAMPLE:  # numbers, which tests/page/test_example.py compares

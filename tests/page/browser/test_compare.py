@@ -39,10 +39,13 @@ def test_two_models_on_one_text(site: Any, tab: Any) -> None:
 
 
 def test_two_tokenizers_meet_where_both_cut(site: Any, tab: Any) -> None:
-    """A stretch's surprise is the sum over its tokens, from models loaded apart; the stretches are the whole text."""
+    """A stretch's surprise is the sum over its tokens, from models loaded apart; the stretches are
+    the whole text."""
     tab.goto(f"{site.url}#compare?{urlencode({'m': 'gpt', 'cb': 'odd', 't': SENTENCE})}")
     tab.wait_for_selector(".positions .num")
-    runs = [one.get_attribute("data-addr")[5:-1] for one in tab.locator('[data-addr^="bits("]').all()]
+    runs = [
+        one.get_attribute("data-addr")[5:-1] for one in tab.locator('[data-addr^="bits("]').all()
+    ]
     for name, run in zip(("gpt", "odd"), runs, strict=True):
         model, tokenizer = store.load(site.folders[name])
         ids = token_ids(model, tokenizer, SENTENCE)
@@ -54,7 +57,9 @@ def test_two_tokenizers_meet_where_both_cut(site: Any, tab: Any) -> None:
             mine = -sum(float(row[at - 1, ids[0, at]]) for at in places)
             assert close(value, mine), places
             seen += places
-        assert seen == list(range(seen[0], ids.shape[1])) and seen[0] <= 3, "all but what has nothing before it"
+        assert seen == list(range(seen[0], ids.shape[1])) and seen[0] <= 3, (
+            "all but what has nothing before it"
+        )
 
 
 def test_one_word_in_two_texts(site: Any, tab: Any) -> None:

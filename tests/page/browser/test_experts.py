@@ -20,11 +20,15 @@ def test_routing_is_the_models(site: Any, tab: Any) -> None:
         for address, value in cells:
             assert close(value, apart[address])
         probabilities = apart.values[f"{path}.router"].float().softmax(-1)
-        for address, value in numbers(tab.locator('[aria-label="router"] [data-addr*="router_probs"]')):
+        for address, value in numbers(
+            tab.locator('[aria-label="router"] [data-addr*="router_probs"]')
+        ):
             token, expert = (int(part) for part in address.split("[")[1].rstrip("]").split(","))
             assert close(value, float(probabilities[token, expert]))
         loads = numbers(tab.locator(f'.lensgrid [data-addr^="experts.load[{path},"]'))
-        assert [value for _, value in loads] == chosen.flatten().bincount(minlength=len(loads)).tolist()
+        assert [value for _, value in loads] == chosen.flatten().bincount(
+            minlength=len(loads)
+        ).tolist()
 
 
 def test_a_model_without_a_router_says_so(site: Any, tab: Any) -> None:

@@ -1,4 +1,5 @@
-"""A page that is used for long, and two of them: what it holds does not grow with the runs that it has shown."""
+"""A page that is used for long, and two of them: what it holds does not grow with the runs that it
+has shown."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ from typing import Any
 import pytest
 
 RUNS, MOST = 50, 20 << 20  # bytes of the heap
-DIGEST = "() => performance.getEntriesByType('resource').filter(one => one.name.endsWith('api/runs')).length"
+DIGEST = (
+    "() => performance.getEntriesByType('resource').filter(one => "
+    "one.name.endsWith('api/runs')).length"
+)
 
 
 def heap(tab: Any, session: Any) -> int:
@@ -26,7 +30,9 @@ def run(tab: Any, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_fifty_runs_leave_no_more_than_they_may_and_a_second_tab_its_own(site: Any, tab: Any) -> None:
+def test_fifty_runs_leave_no_more_than_they_may_and_a_second_tab_its_own(
+    site: Any, tab: Any
+) -> None:
     other = tab.context.new_page()
     session = tab.context.new_cdp_session(tab)
     for one in (tab, other):

@@ -13,7 +13,9 @@ from apart import close, numbers, typed
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "mixture", "odd"])
-def test_each_depth_says_what_norm_and_head_make_of_its_states(name: str, site: Any, tab: Any) -> None:
+def test_each_depth_says_what_norm_and_head_make_of_its_states(
+    name: str, site: Any, tab: Any
+) -> None:
     """The states after each block through the last norm and the table, by hand."""
     apart = typed(tab, site, name, "lens")
     tab.wait_for_selector(".lensgrid [data-addr]")
@@ -41,7 +43,9 @@ def test_the_parts_of_a_logit_add_up_to_the_models(name: str, site: Any, tab: An
     parts = [value for _, value in numbers(tab.locator(".parts .num"))]
     logit = tab.locator('[aria-label="who wrote it"] [data-addr^="logits["]')
     assert close(float(logit.get_attribute("data-v")), apart[logit.get_attribute("data-addr")])
-    assert math.isclose(math.fsum(parts), apart[logit.get_attribute("data-addr")], rel_tol=1e-4, abs_tol=1e-4)
+    assert math.isclose(
+        math.fsum(parts), apart[logit.get_attribute("data-addr")], rel_tol=1e-4, abs_tol=1e-4
+    )
 
 
 def test_a_followed_word_has_the_models_own_probability_at_the_end(site: Any, tab: Any) -> None:
@@ -50,4 +54,6 @@ def test_a_followed_word_has_the_models_own_probability_at_the_end(site: Any, ta
     tab.wait_for_selector(".chart circle", state="attached")
     last = tab.locator(".chart circle").last
     at, token = re.search(r",(\d+),(\d+)\]$", last.get_attribute("data-addr")).groups()  # type: ignore[union-attr]
-    assert close(float(last.get_attribute("data-v")), float(apart.values["probs"][int(at), int(token)]))
+    assert close(
+        float(last.get_attribute("data-v")), float(apart.values["probs"][int(at), int(token)])
+    )

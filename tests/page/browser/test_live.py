@@ -36,7 +36,8 @@ class Notebook:
 
     def __init__(self, tab: Any, widget: Any) -> None:
         self.tab, self.told, self.asked = tab, queue.Queue(), []
-        widget.send = lambda message, buffers: self.told.put((message, buffers))  # in place of the kernel's socket
+        # in place of the kernel's socket
+        widget.send = lambda message, buffers: self.told.put((message, buffers))
         tab.expose_function("toKernel", lambda message: self.hear(widget, message))
         script = base64.b64encode(str(widget._esm).encode()).decode()
         url = f"data:text/javascript;base64,{script}"
@@ -68,13 +69,21 @@ def test_the_kernel_answers_the_page(site: Any, tab: Any) -> None:
     trace = glassformer.trace(model, tokenizer, "the cat sat")
     notebook = Notebook(tab, trace.live("inside"))
     frame, cards = notebook.frame, notebook.frame.locator("main .op")
-    notebook.until(lambda: cards.count() > 0 and "connected" in frame.locator("footer").inner_text())
+    notebook.until(
+        lambda: cards.count() > 0 and "connected" in frame.locator("footer").inner_text()
+    )
     cell = "probs[2,10]"
-    frame.evaluate("cell => { location.hash = '#inside?' + location.hash.split('?')[1] + '&op=probs&c=' + cell }", cell)
+    frame.evaluate(
+        "cell => { location.hash = '#inside?' + location.hash.split('?')[1] + "
+        "'&op=probs&c=' + cell }",
+        cell,
+    )
     value = frame.locator("section.cell .value .num")
     notebook.until(lambda: value.count() > 0)
     assert value.get_attribute("data-addr") == cell
-    assert float(value.get_attribute("data-v") or "nan") == pytest.approx(float(trace[cell]), rel=1e-6)
+    assert float(value.get_attribute("data-v") or "nan") == pytest.approx(
+        float(trace[cell]), rel=1e-6
+    )
     assert notebook.asked.count("api/runs") == 1  # and that one was the trace itself
     words = frame.locator(".text .token")
     before = words.count()

@@ -1,8 +1,8 @@
 """The page as it was last looked at: some screens, wide and narrow, light and dark, dot by dot.
 
-The pictures in ``looks/`` hold for the Chromium and the fonts that ``looks/made.json`` names; with others the test is
-skipped by name. After a change that is meant, GLASSFORMER_LOOKS=new pytest tests/page/browser/test_looks.py writes them
-anew: look at them.
+The pictures in ``looks/`` hold for the Chromium and the fonts that ``looks/made.json`` names; with
+others the test is skipped by name. After a change that is meant, GLASSFORMER_LOOKS=new pytest
+tests/page/browser/test_looks.py writes them anew: look at them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ TAKEN = [
     ("attention", 900, "dark"),
     ("lens", 1366, "light"),
 ]
-MOST, NEAR = 0.002, 24  # share of dots that may differ, and from what difference of a channel (of 255) on they do
-HIDE = "() => { document.querySelector('footer').style.visibility = 'hidden' }"  # times and the port
+# share of dots that may differ, and from what difference of a channel (of 255) on they do
+MOST, NEAR = 0.002, 24
+# times and the port
+HIDE = "() => { document.querySelector('footer').style.visibility = 'hidden' }"
 Picture = np.ndarray[Any, Any]
 
 
@@ -66,7 +68,9 @@ def made_by(chromium: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("name", "width", "scheme"), TAKEN)
-def test_it_looks_as_it_did(name: str, width: int, scheme: str, chromium: Any, site: Any, tab: Any) -> None:
+def test_it_looks_as_it_did(
+    name: str, width: int, scheme: str, chromium: Any, site: Any, tab: Any
+) -> None:
     new, kept = os.environ.get("GLASSFORMER_LOOKS") == "new", LOOKS / "made.json"
     if not new and made_by(chromium) != (was := json.loads(kept.read_text())):
         pytest.skip(f"these pictures were made with Chromium {was['chromium']} and {was['fonts']}")
@@ -95,7 +99,8 @@ def test_it_looks_as_it_did(name: str, width: int, scheme: str, chromium: Any, s
 
 
 def test_a_small_change_is_seen() -> None:
-    """Everything one dot lower is a difference in each of the pictures, and so is a word that is not there."""
+    """Everything one dot lower is a difference in each of the pictures, and so is a word that is
+    not there."""
     for name, width, scheme in TAKEN:
         whole = picture((LOOKS / f"{name}-{width}-{scheme}.png").read_bytes())
         assert differing(whole, np.roll(whole, 1, axis=0)) > MOST

@@ -1,4 +1,5 @@
-"""Every number on Inside and Playground is the model's: a plain forward pass of a model loaded apart says so."""
+"""Every number on Inside and Playground is the model's: a plain forward pass of a model loaded
+apart says so."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ SHOWN = """id => {
 
 @pytest.mark.parametrize("name", quick("bert", "mixture"))
 def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None:
-    """200 points of canvases picked at random, of every value that a tape records, read by what is drawn there."""
+    """200 points of canvases picked at random, of every value that a tape records, read by what is
+    drawn there."""
     apart, luck = typed(tab, site, name, "inside"), random.Random(name)
     tab.wait_for_selector(".cards .op")
     plan = tab.evaluate(PLAN)
@@ -54,7 +56,10 @@ def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None
         tab.wait_for_function(SHOWN, arg=id)
         box = tab.locator("main [role=grid]").first.bounding_box()
         high = min(box["height"], 850 - box["y"])
-        points = [(box["x"] + luck.random() * box["width"], box["y"] + luck.random() * high) for _ in range(16)]
+        points = [
+            (box["x"] + luck.random() * box["width"], box["y"] + luck.random() * high)
+            for _ in range(16)
+        ]
         for address, shown in probed(tab, points):
             assert close(shown, apart[address]), (address, shown, apart[address])
             checked += 1
@@ -63,13 +68,17 @@ def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None
 
 
 @pytest.mark.parametrize("name", quick("gpt", "t5"))
-def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(name: str, site: Any, tab: Any) -> None:
-    """From the answer's probability back, operand by operand, to a weight or a token, without a dead end."""
+def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(
+    name: str, site: Any, tab: Any
+) -> None:
+    """From the answer's probability back, operand by operand, to a weight or a token, without a
+    dead end."""
     apart = typed(tab, site, name, "inside")
     last = len(apart.values["logits"]) - 1
     best = int(apart.values["logits"][last].argmax())
     tab.evaluate(
-        "cell => { location.hash = location.hash + '&op=probs&c=' + encodeURIComponent(cell) }", f"probs[{last},{best}]"
+        "cell => { location.hash = location.hash + '&op=probs&c=' + encodeURIComponent(cell) }",
+        f"probs[{last},{best}]",
     )
     seen: list[str] = []
     for _ in range(400):
@@ -133,7 +142,9 @@ def test_every_term_of_a_probability_is_shown_with_its_word(site: Any, tab: Any)
     rows, count = opened(tab, "probs[2,10]"), apart.values["probs"].shape[-1]
     assert len(rows) == 65 < count
     tab.get_by_role("button", name=f"show more of {count - 64}").click()
-    tab.wait_for_function("() => document.querySelectorAll('section.cell .terms tbody tr').length > 65")
+    tab.wait_for_function(
+        "() => document.querySelectorAll('section.cell .terms tbody tr').length > 65"
+    )
     while tab.get_by_role("button", name="show more of").count():
         tab.get_by_role("button", name="show more of").click()
         tab.wait_for_timeout(300)

@@ -38,12 +38,17 @@ def test_type_open_a_cell_and_read_its_arithmetic_by_keyboard_alone(site: Any, t
     assert tab.locator("[role=gridcell]").first.inner_text()
     tab.keyboard.press("Enter")
     tab.wait_for_selector("section.cell .value .num")
-    assert tab.locator("section.cell .value .num").get_attribute("data-addr") == "decoder.blocks.0.attn.pattern[0,2,0]"
+    assert (
+        tab.locator("section.cell .value .num").get_attribute("data-addr")
+        == "decoder.blocks.0.attn.pattern[0,2,0]"
+    )
     tabbed(tab, "section.cell button.num.link")
     tab.keyboard.press("Enter")
     tab.wait_for_selector("section.cell .value .num[data-addr^='decoder.blocks.0.attn.scores']")
     tab.keyboard.press("Backspace")
-    tab.wait_for_selector("section.cell .value .num[data-addr='decoder.blocks.0.attn.pattern[0,2,0]']")
+    tab.wait_for_selector(
+        "section.cell .value .num[data-addr='decoder.blocks.0.attn.pattern[0,2,0]']"
+    )
 
 
 def test_a_link_shows_the_same_screen(site: Any, tab: Any) -> None:
@@ -76,15 +81,22 @@ def test_a_link_shows_the_same_screen(site: Any, tab: Any) -> None:
 def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(
     link: str, said: str, view: str, site: Any, tab: Any
 ) -> None:
-    """Written into the address bar of an open page: model, text and numbers stay, and a sentence says so."""
+    """Written into the address bar of an open page: model, text and numbers stay, and a sentence
+    says so."""
     tab.goto(f"{site.url}#lens?m=llama&t=the+cat+sat")
     tab.wait_for_selector("main .num")
     words = tab.locator(".text .strip").inner_text()
     tab.evaluate("link => { location.hash = link }", link)
-    tab.wait_for_function("view => location.hash.startsWith('#' + view) && location.hash.includes('m=llama')", arg=view)
+    tab.wait_for_function(
+        "view => location.hash.startsWith('#' + view) && location.hash.includes('m=llama')",
+        arg=view,
+    )
     tab.wait_for_selector("main .num, main .op")
     assert tab.locator('select[aria-label="model"]').input_value() == "llama"
-    assert tab.locator("#prompt").input_value() == "the cat sat" and tab.locator(".text .strip").inner_text() == words
+    assert (
+        tab.locator("#prompt").input_value() == "the cat sat"
+        and tab.locator(".text .strip").inner_text() == words
+    )
     assert tab.locator("main > .note").all_inner_texts() == ([said] if said else [])
     assert tab.locator(".failure").count() == 0
 
@@ -92,17 +104,26 @@ def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(
 @pytest.mark.parametrize("link", ["#v=x", "#inside?m=gone", "#gone", "#inside?m=gone&t=a+dog"])
 def test_such_a_link_opens_the_first_model(link: str, site: Any, tab: Any) -> None:
     tab.goto(f"{site.url}{link}")
-    tab.wait_for_function("() => !document.querySelector('[data-prebaked]') && document.querySelector('footer .badge')")
+    tab.wait_for_function(
+        "() => !document.querySelector('[data-prebaked]') && "
+        "document.querySelector('footer .badge')"
+    )
     assert tab.locator('select[aria-label="model"]').input_value() == "gpt"
-    assert ("There is no" in "".join(tab.locator("main > .note").all_inner_texts())) == ("gone" in link)
-    assert tab.locator("#prompt").input_value() == ("a dog" if "dog" in link else tab.locator("#prompt").input_value())
+    assert ("There is no" in "".join(tab.locator("main > .note").all_inner_texts())) == (
+        "gone" in link
+    )
+    assert tab.locator("#prompt").input_value() == (
+        "a dog" if "dog" in link else tab.locator("#prompt").input_value()
+    )
     tab.wait_for_selector("main .num, main .op")
     assert tab.locator(".failure").count() == 0
 
 
 def test_a_link_to_a_cell_shows_the_matrix_of_its_head(site: Any, tab: Any) -> None:
     cell = "decoder.blocks.0.attn.pattern[3,2,1]"
-    tab.goto(f"{site.url}#inside?{urlencode({'m': 'gpt', 't': 'the cat sat', 'l': 0, 'op': cell[:-7], 'c': cell})}")
+    tab.goto(
+        f"{site.url}#inside?{urlencode({'m': 'gpt', 't': 'the cat sat', 'l': 0, 'op': cell[:-7], 'c': cell})}"
+    )
     tab.wait_for_selector("section.cell .value .num")
     tab.wait_for_function(
         """head => {
@@ -114,7 +135,9 @@ def test_a_link_to_a_cell_shows_the_matrix_of_its_head(site: Any, tab: Any) -> N
     assert "h=3" in tab.url
 
 
-@pytest.mark.parametrize("text", ["🎵鸟", "<img src=x onerror=alert(1)>", "שלום", "a", "the " * 400, "tab\there\nand"])
+@pytest.mark.parametrize(
+    "text", ["🎵鸟", "<img src=x onerror=alert(1)>", "שלום", "a", "the " * 400, "tab\there\nand"]
+)
 def test_any_text_is_read_or_refused_in_a_sentence(text: str, site: Any, tab: Any) -> None:
     tab.goto(f"{site.url}#inside?{urlencode({'m': 'llama', 't': text})}")
     tab.wait_for_selector("footer .badge, .failure")
@@ -124,7 +147,9 @@ def test_any_text_is_read_or_refused_in_a_sentence(text: str, site: Any, tab: An
 
 
 def test_hover_costs_no_request_and_no_repaint_of_the_matrix(site: Any, tab: Any) -> None:
-    tab.goto(f"{site.url}#inside?m=llama&t=the+cat+sat+on+the+mat&l=0&op=decoder.blocks.0.attn.pattern")
+    tab.goto(
+        f"{site.url}#inside?m=llama&t=the+cat+sat+on+the+mat&l=0&op=decoder.blocks.0.attn.pattern"
+    )
     tab.wait_for_selector("main [role=grid]")
     tab.wait_for_timeout(800)
     box = tab.locator("main [role=grid]").first.bounding_box()

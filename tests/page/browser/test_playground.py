@@ -1,4 +1,5 @@
-"""Beams as branches, a sandbox without a model, what an edit did to the answer, and a server that is unplugged."""
+"""Beams as branches, a sandbox without a model, what an edit did to the answer, and a server that
+is unplugged."""
 
 from __future__ import annotations
 
@@ -16,19 +17,34 @@ from glassformer.inspection.edits import mlp_off
 
 
 def test_beams_become_branches(site: Any, tab: Any) -> None:
-    tab.goto(f"{site.url}#playground?{urlencode({'m': 't5', 't': SENTENCE, 's': SOURCE, 'n_new': 5})}")
+    tab.goto(
+        f"{site.url}#playground?{urlencode({'m': 't5', 't': SENTENCE, 's': SOURCE, 'n_new': 5})}"
+    )
     tab.get_by_role("button", name="Beams").click()
     tab.wait_for_selector(".tree")
     model, one = store.load(site.folders["t5"])
-    start = [int(one.get_attribute("data-id")) for one in tab.locator('.strip[aria-label="tokens"] .token').all()]
+    start = [
+        int(one.get_attribute("data-id"))
+        for one in tab.locator('.strip[aria-label="tokens"] .token').all()
+    ]
     (found,) = generation.beam(model, one, SOURCE, beams=4, best=4, max_new=5, start=start)
-    means = [float(one.get_attribute("data-v")) for one in tab.locator('[aria-label="branches"] .num').all()]
-    assert all(close(shown, sum(mine.logprobs) / len(mine.logprobs)) for shown, mine in zip(means, found, strict=True))
-    written = [int(one.get_attribute("data-id")) for one in tab.locator('.strip[aria-label^="what was"] .token').all()]
+    means = [
+        float(one.get_attribute("data-v"))
+        for one in tab.locator('[aria-label="branches"] .num').all()
+    ]
+    assert all(
+        close(shown, sum(mine.logprobs) / len(mine.logprobs))
+        for shown, mine in zip(means, found, strict=True)
+    )
+    written = [
+        int(one.get_attribute("data-id"))
+        for one in tab.locator('.strip[aria-label^="what was"] .token').all()
+    ]
     assert written == found[0].tokens
     with tab.expect_response("**/api/runs"):
         tab.locator(".written").nth(1).click()
-    tab.wait_for_function("n => document.querySelectorAll('.strip[aria-label=\"tokens\"] .token').length === n",
+    tab.wait_for_function("n => document.querySelectorAll('.strip[aria-label=\"tokens\"] "
+                          ".token').length === n",
                           arg=len(start) + len(found[1].tokens))  # fmt: skip
 
 
@@ -40,7 +56,9 @@ def test_a_search_is_stopped(site: Any, tab: Any) -> None:
     tab.get_by_role("button", name="Beams").click()
     with tab.expect_event("requestfailed", lambda one: one.url.endswith("api/beam")):
         tab.get_by_role("button", name="Stop").click()
-    tab.wait_for_function("() => [...document.querySelectorAll('button')].some(one => one.textContent === 'Beams')")
+    tab.wait_for_function(
+        "() => [...document.querySelectorAll('button')].some(one => one.textContent === 'Beams')"
+    )
     assert tab.locator('[aria-label="output"] .failure').count() == 0
 
 
@@ -51,12 +69,16 @@ def test_the_sandbox_needs_no_model(site: Any, tab: Any) -> None:
     assert shown == ["0.665", "0.245", "0.090"]
     tab.get_by_label("scores").fill("1 -2 0.5 7")
     true = torch.tensor([1, -2, 0.5, 7], dtype=torch.float64).softmax(0)
-    found = [float(one.get_attribute("data-v")) for one in tab.locator(".sandbox tbody b .num").all()]
+    found = [
+        float(one.get_attribute("data-v")) for one in tab.locator(".sandbox tbody b .num").all()
+    ]
     assert all(close(one, float(two)) for one, two in zip(found, true, strict=True))
     tab.get_by_role("button", name="Attention of a few words").click()
     tab.get_by_label("causal mask").check()
     X = torch.tensor([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]], dtype=torch.float64)
-    true = torch.nn.functional.scaled_dot_product_attention(X[None], X[None], X[None], is_causal=True)[0]
+    true = torch.nn.functional.scaled_dot_product_attention(
+        X[None], X[None], X[None], is_causal=True
+    )[0]
     cells = tab.locator('[aria-label="what comes out"] .num').all()
     found = [float(one.get_attribute("data-v")) for one in cells]
     assert all(close(one, float(two)) for one, two in zip(found, true.flatten(), strict=True))
@@ -70,7 +92,9 @@ def test_the_map_says_what_an_edit_did(site: Any, tab: Any) -> None:
     apart = Apart(site, "llama", tab)
     model, one = store.load(site.folders["llama"])
     token = int(apart.values["logits"][-1].argmax())
-    before, after = (attribute(model, one, SENTENCE, token=token, edits=some) for some in ((), [edit]))
+    before, after = (
+        attribute(model, one, SENTENCE, token=token, edits=some) for some in ((), [edit])
+    )
     assert close(before.logit, float(apart.values["logits"][-1, token]))
     delta = float(tab.locator('[data-addr^="delta("]').get_attribute("data-v"))
     assert close(delta, after.logit - before.logit) and abs(delta) > 1e-6

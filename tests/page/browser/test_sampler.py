@@ -1,4 +1,5 @@
-"""The page's sampler is Python's: survivors, probabilities and draws; and the luck of a seed is the command line's."""
+"""The page's sampler is Python's: survivors, probabilities and draws; and the luck of a seed is the
+command line's."""
 
 from __future__ import annotations
 
@@ -42,13 +43,26 @@ def test_300_settings(site: Any, tab: Any) -> None:
         final = (sample.cut(warm / how.temperature, how) if not how.greedy else warm).softmax(-1)[0]
         if how.greedy:
             final = torch.zeros(size).scatter(0, torch.tensor(chosen), 1.0)
-        asked.append([base64.b64encode(logits[0].numpy().tobytes()).decode(), told, vars(how), float(u)])
+        asked.append(
+            [base64.b64encode(logits[0].numpy().tobytes()).decode(), told, vars(how), float(u)]
+        )
         expected.append((how, final, chosen))
-    found = [one for low in range(0, 300, 50) for one in tab.evaluate(SAMPLE, asked[low : low + 50])]
-    for number, ((survivors, token), (how, final, chosen)) in enumerate(zip(found, expected, strict=True)):
+    found = [
+        one for low in range(0, 300, 50) for one in tab.evaluate(SAMPLE, asked[low : low + 50])
+    ]
+    for number, ((survivors, token), (how, final, chosen)) in enumerate(
+        zip(found, expected, strict=True)
+    ):
         ours = torch.zeros_like(final)
-        ours[[id for id, _ in survivors]] = torch.tensor([p for _, p in survivors], dtype=torch.float32)
-        assert torch.equal(ours > 0, final > 0), (number, how, len(survivors), int((final > 0).sum()))
+        ours[[id for id, _ in survivors]] = torch.tensor(
+            [p for _, p in survivors], dtype=torch.float32
+        )
+        assert torch.equal(ours > 0, final > 0), (
+            number,
+            how,
+            len(survivors),
+            int((final > 0).sum()),
+        )
         torch.testing.assert_close(ours, final, rtol=1e-5, atol=1e-6)
         assert token == chosen, (number, how)
 
@@ -59,7 +73,12 @@ def test_the_luck_of_a_seed(site: Any, tab: Any) -> None:
     for seed, prompt in ((0, [5]), (1337, [1, 2, 3]), (2**53 - 1, list(range(40)))):
         row = Row(0, prompt, prompt, None)
         ours = _uniform([row], seed, 700)[0].tolist()
-        assert tab.evaluate("([seed, ids]) => Array.from(__glassformer.luck(seed, ids, 700))", [seed, prompt]) == ours
+        assert (
+            tab.evaluate(
+                "([seed, ids]) => Array.from(__glassformer.luck(seed, ids, 700))", [seed, prompt]
+            )
+            == ours
+        )
 
 
 def test_steps_on_the_page_write_what_the_server_writes(site: Any, tab: Any) -> None:
@@ -68,7 +87,8 @@ def test_steps_on_the_page_write_what_the_server_writes(site: Any, tab: Any) -> 
     for number in range(6):
         tab.locator("button", has_text="Step").click()
         tab.wait_for_function(
-            "n => document.querySelectorAll('section[aria-label=output] .token').length === n", arg=number + 1
+            "n => document.querySelectorAll('section[aria-label=output] .token').length === n",
+            arg=number + 1,
         )
         tab.wait_for_selector("aside:not([aria-busy=true]) .bars")
         tab.wait_for_timeout(150)
@@ -82,5 +102,7 @@ def test_steps_on_the_page_write_what_the_server_writes(site: Any, tab: Any) -> 
     tab.goto(f"{site.url}#playground?m=llama&t=the+cat&T=0.9&tk=40&seed=11&n_new=6")
     tab.wait_for_selector("aside .bars .num")
     tab.locator("button", has_text="Generate").click()
-    tab.wait_for_function("() => document.querySelectorAll('section[aria-label=output] .token').length === 6")
+    tab.wait_for_function(
+        "() => document.querySelectorAll('section[aria-label=output] .token').length === 6"
+    )
     assert written() == steps

@@ -1,4 +1,5 @@
-"""Budgets that hold on a busy machine too: requests, paints, bytes, nodes, and tasks that block the page."""
+"""Budgets that hold on a busy machine too: requests, paints, bytes, nodes, and tasks that block the
+page."""
 
 from __future__ import annotations
 
@@ -59,29 +60,41 @@ def long(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Any:
 
 
 def opened(tab: Any, url: str, tokens: int, view: str = "attention") -> None:
-    """The screen with a text of that many tokens; ``tab`` counts what it asks for in ``tab.bytes``."""
+    """The screen with a text of that many tokens; ``tab`` counts what it asks for in
+    ``tab.bytes``."""
     tab.add_init_script(WATCH)
     tab.goto("about:blank")
-    tab.goto(f"{url}#{view}?{urlencode({'m': 'long', 'i': '.'.join(str(5 + at * 7 % 250) for at in range(tokens))})}")
+    tab.goto(
+        f"{url}#{view}?{urlencode({'m': 'long', 'i': '.'.join(str(5 + at * 7 % 250) for at in range(tokens))})}"
+    )
     tab.wait_for_function(READY, timeout=60_000)
 
 
 @contextmanager
 def tasks(tab: Any) -> Iterator[list[float]]:
-    """Milliseconds of the processor that each task of the page's own thread takes meanwhile, once it is over."""
+    """Milliseconds of the processor that each task of the page's own thread takes meanwhile, once
+    it is over."""
     spent: list[float] = []
-    tab.context.browser.start_tracing(page=tab, categories=["disabled-by-default-devtools.timeline"])
+    tab.context.browser.start_tracing(
+        page=tab, categories=["disabled-by-default-devtools.timeline"]
+    )
     try:
         yield spent
     finally:
         events = json.loads(tab.context.browser.stop_tracing())["traceEvents"]
-    own = {(one["pid"], one["tid"]) for one in events if one.get("args", {}).get("name") == "CrRendererMain"}
+    own = {
+        (one["pid"], one["tid"])
+        for one in events
+        if one.get("args", {}).get("name") == "CrRendererMain"
+    }
     ran = (one for one in events if one["name"] == "RunTask" and (one["pid"], one["tid"]) in own)
     spent += [one["tdur"] / 1000 for one in ran if "tdur" in one]
 
 
 @pytest.mark.parametrize("tokens", [400, pytest.param(512, marks=pytest.mark.slow)])
-def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(tokens: int, long: str, tab: Any) -> None:
+def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(
+    tokens: int, long: str, tab: Any
+) -> None:
     opened(tab, long, tokens)
     tab.locator(ONE).scroll_into_view_if_needed()
     tab.wait_for_load_state("networkidle")
@@ -107,7 +120,9 @@ def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(tokens: int, lo
     tab.wait_for_timeout(100)
     moved = tab.evaluate(COUNTERS)
     assert moved["repaints"] > after["repaints"] + 15, "it was zoomed and dragged"
-    assert moved["paints"] <= after["paints"] + 1, "at the first step there may be fewer dots than cells"
+    assert moved["paints"] <= after["paints"] + 1, (
+        "at the first step there may be fewer dots than cells"
+    )
     assert not asked
 
 
@@ -123,13 +138,16 @@ def test_a_long_text_is_bounded_in_bytes_nodes_and_tasks(tokens: int, long: str,
     assert tab.evaluate("() => performance.memory.usedJSHeapSize") < 300 << 20
     assert 0 < max(spent) < 500, sorted(spent)[-5:]  # 50 to 120 measured, on a busy machine too
     for view in ("inside", "lens", "playground"):
-        tab.evaluate("view => { location.hash = location.hash.replace(/^#[a-z]+/, '#' + view) }", view)
+        tab.evaluate(
+            "view => { location.hash = location.hash.replace(/^#[a-z]+/, '#' + view) }", view
+        )
         tab.wait_for_selector("main .num[data-v]", timeout=60_000)
         assert tab.evaluate("() => document.querySelectorAll('*').length") <= 3000, view
 
 
 def test_one_hot_cell_is_seen_in_its_thumbnail(long: str, tab: Any) -> None:
-    """Of 512 x 512 weights the greatest of a head stands in the picture, however few dots it has."""
+    """Of 512 x 512 weights the greatest of a head stands in the picture, however few dots it
+    has."""
     import served
 
     opened(tab, long, 512)
@@ -138,7 +156,9 @@ def test_one_hot_cell_is_seen_in_its_thumbnail(long: str, tab: Any) -> None:
     run = tab.evaluate(RUN)
     luck = random.Random(1)
     for head in luck.sample(range(4), 2):
-        answer = tab.request.get(f"{long}api/runs/{run}/t?address=decoder.blocks.1.attn.pattern%5B{head}%5D&as=f32")
+        answer = tab.request.get(
+            f"{long}api/runs/{run}/t?address=decoder.blocks.1.attn.pattern%5B{head}%5D&as=f32"
+        )
         greatest = float(served.tensors(answer.body())["values"].max())
         shown = tab.evaluate(GREATEST, head)
         assert abs(shown**0.5 - greatest**0.5) < 1 / 255, head
@@ -156,17 +176,23 @@ def test_ten_megabytes_pasted_are_cut_and_said(long: str, tab: Any) -> None:
     assert "10,350,000 characters" in said and "2048 tokens" in said
     assert len(tab.input_value("#prompt")) == 40 * CONTEXT
     tab.press("#prompt", "Enter")
-    tab.wait_for_function("() => /left out/.test(document.querySelector('.text').innerText)", timeout=60_000)
+    tab.wait_for_function(
+        "() => /left out/.test(document.querySelector('.text').innerText)", timeout=60_000
+    )
     assert tab.locator(".text .token").count() <= 600
     assert max([0, *tab.evaluate("() => __tasks")]) < 1000
 
 
-@pytest.mark.slow  # a race with whatever else the machine does: the screen's script comes while the model reads
+# a race with whatever else the machine does: the screen's script comes while the model reads
+@pytest.mark.slow
 def test_what_is_looked_at_comes_first(long: str, tab: Any) -> None:
-    """Once the text is read the matrix is asked for next: no script is missing, no other number goes before."""
+    """Once the text is read the matrix is asked for next: no script is missing, no other number
+    goes before."""
     opened(tab, long, 400)
     tab.wait_for_load_state("networkidle")
-    asked = tab.evaluate("() => performance.getEntriesByType('resource').map(one => [one.startTime, one.name])")
+    asked = tab.evaluate(
+        "() => performance.getEntriesByType('resource').map(one => [one.startTime, one.name])"
+    )
     names = [name for _, name in sorted(asked)]
     at = next(at for at, name in enumerate(names) if name.endswith("api/runs"))
     assert "pattern" in names[at + 1], names[at : at + 3]

@@ -1,4 +1,5 @@
-"""What stands on the screen before a model is loaded: the build's example, marked, then the server's own run."""
+"""What stands on the screen before a model is loaded: the build's example, marked, then the
+server's own run."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ def test_numbers_are_shown_while_no_model_is_loaded(view: str, site: Any, waitin
 def test_a_link_is_not_kept_waiting_by_the_example(site: Any, waiting: Any) -> None:
     waiting.goto(f"{site.url}#inside?m=llama&t=a+cat")
     waiting.wait_for_selector("main .note")
-    assert waiting.locator("[data-prebaked]").count() == 0 and waiting.locator("main .num").count() == 0
+    assert (
+        waiting.locator("[data-prebaked]").count() == 0
+        and waiting.locator("main .num").count() == 0
+    )
     waiting.release()
     waiting.wait_for_selector("footer .badge")
 

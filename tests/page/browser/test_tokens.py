@@ -19,7 +19,8 @@ def test_ids_are_the_tokenizers(site: Any, tab: Any) -> None:
         ids = [str(id) for id in tokenizer.encode(TEXT)]
         panel = f'section[aria-label="tokenizer {name}"]'
         tab.wait_for_function(
-            "([panel, ids]) => [...document.querySelectorAll(panel + ' .piece')].map(e => e.dataset.v).join() === ids",
+            "([panel, ids]) => [...document.querySelectorAll(panel + ' .piece')].map(e => "
+            "e.dataset.v).join() === ids",
             arg=[panel, ",".join(ids)],
         )
     assert tab.locator("main img").count() == 0
@@ -35,8 +36,12 @@ def test_a_token_shows_its_merges(site: Any, tab: Any) -> None:
     shown = [row.inner_text() for row in panel.locator(".steps tr").all()]
     tokenizer: Any = store.load(site.folders["gpt"])[1]
     (_, mine, _) = segmentation.trace(tokenizer, "the cat sat")
-    assert len(shown) == len(mine.steps) + 2 and shown[-1].split("\t")[1].split() == [str(id) for id in mine.ids]
+    assert len(shown) == len(mine.steps) + 2 and shown[-1].split("\t")[1].split() == [
+        str(id) for id in mine.ids
+    ]
     for row, step in zip(shown[1:-1], mine.steps, strict=True):
         assert row.startswith(f"merge {step.rank}:")
     one.press("ArrowRight")
-    assert tab.evaluate("() => document.activeElement.dataset.v") == str(tokenizer.encode("the cat sat")[2])
+    assert tab.evaluate("() => document.activeElement.dataset.v") == str(
+        tokenizer.encode("the cat sat")[2]
+    )

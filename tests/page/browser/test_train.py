@@ -1,4 +1,5 @@
-"""The Train screen: a log's numbers as they are, and a line that is appended is seen without a reload."""
+"""The Train screen: a log's numbers as they are, and a line that is appended is seen without a
+reload."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from glassformer.inspection.looking import token_ids
 
 def line(step: int) -> str:
     return (
-        json.dumps({"step": step, "loss": 4 / step**0.5 + (9 if step == 777 else 0), "lr": 0.01, "grad_norm": 1.0})
+        json.dumps(
+            {
+                "step": step,
+                "loss": 4 / step**0.5 + (9 if step == 777 else 0),
+                "lr": 0.01,
+                "grad_norm": 1.0,
+            }
+        )
         + "\n"
     )
 
@@ -28,10 +36,16 @@ def training(tmp_path: Path, serving: Any) -> Iterator[tuple[str, Path]]:
     """A page over a training's folder of 3,000 steps, one of them a spike: its URL and its log."""
     log = tmp_path / "log.jsonl"
     log.write_text("".join(map(line, range(1, 3001))))
-    told = {"train": {"steps": 9000, "objective": {"type": "Causal"}}, "model": {"embed": {"vocab": 300}}}
+    told = {
+        "train": {"steps": 9000, "objective": {"type": "Causal"}},
+        "model": {"embed": {"vocab": 300}},
+    }
     (tmp_path / "run.json").write_text(json.dumps(told))
     experts = [{"share": share, "tokens": [["e", 3, 1.0]]} for share in (0.125, 0.875)]
-    routes = [{"step": step, "mixture": "decoder.blocks.0.ffn", "experts": experts} for step in (1000, 3000)]
+    routes = [
+        {"step": step, "mixture": "decoder.blocks.0.ffn", "experts": experts}
+        for step in (1000, 3000)
+    ]
     (tmp_path / "routing.jsonl").write_text("".join(json.dumps(one) + "\n" for one in routes))
     for step in (1000, 3000):
         served.saved("gpt2", tmp_path / f"step-{step:06d}", seed=step)
@@ -40,7 +54,9 @@ def training(tmp_path: Path, serving: Any) -> Iterator[tuple[str, Path]]:
         yield url, log
 
 
-def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], tab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_is_seen_as_it_grows(
+    training: tuple[str, Path], tab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from glassformer.page.events import OFTEN, Trainings
 
     url, log = training
@@ -52,14 +68,19 @@ def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], tab: Any, mo
         return told
 
     monkeypatch.setattr(Trainings, "news", noted)
-    page.on("request", lambda request: asked.append(request.url) if "/series" in request.url else None)
+    page.on(
+        "request", lambda request: asked.append(request.url) if "/series" in request.url else None
+    )
     page.goto(f"{url}#train")
     page.wait_for_selector('.curves [role="slider"]')
-    page.wait_for_function("() => document.querySelector('.train [data-addr$=\".step\"]')?.dataset.v === '3000'")
+    page.wait_for_function(
+        "() => document.querySelector('.train [data-addr$=\".step\"]')?.dataset.v === '3000'"
+    )
     box = page.locator('.curves [role="slider"]').first.bounding_box()
     for share in (0.2, 0.5, 0.9):
         found = page.evaluate(
-            "([x, y]) => window.__glassformer.probe(x, y)", [box["x"] + 52 + share * (box["width"] - 64), box["y"] + 60]
+            "([x, y]) => window.__glassformer.probe(x, y)",
+            [box["x"] + 52 + share * (box["width"] - 64), box["y"] + 60],
         )
         step = int(found["addr"].rpartition("[")[2].rstrip("]"))
         steps = [one for one in range(step - 1, step + 1) if one >= 1]  # a point is two steps here
@@ -67,15 +88,24 @@ def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], tab: Any, mo
         assert found["value"] == pytest.approx(sum(values) / len(values), rel=1e-9), found
     with log.open("a") as opened:
         opened.write(line(3001))
-    page.wait_for_function("() => document.querySelector('.train [data-addr$=\".step\"]')?.dataset.v === '3001'")
-    # The first look at the longer log tells of the line, and the page shows it without asking for the curves again.
+    page.wait_for_function(
+        "() => document.querySelector('.train [data-addr$=\".step\"]')?.dataset.v === '3001'"
+    )
+    # The first look at the longer log tells of the line, and the page shows it without asking for
+    # the curves again.
     first = next(told for size, told in looks if size == log.stat().st_size)
     assert [one["last"] for one in first.values()] == [[3001]] and len(asked) == 1 and OFTEN <= 0.5
     last = page.locator('.train [data-addr$=".loss[3001]"]')
-    assert float(last.get_attribute("data-v")) == pytest.approx(json.loads(line(3001))["loss"], rel=1e-12)
+    assert float(last.get_attribute("data-v")) == pytest.approx(
+        json.loads(line(3001))["loss"], rel=1e-12
+    )
     samples = log.with_name("samples.jsonl")
-    samples.write_text(json.dumps({"step": 3001, "text": "<img onerror=alert(1)> and the cat"}) + "\n")
-    page.wait_for_selector('section[aria-label="samples"] >> text=<img onerror=alert(1)> and the cat')
+    samples.write_text(
+        json.dumps({"step": 3001, "text": "<img onerror=alert(1)> and the cat"}) + "\n"
+    )
+    page.wait_for_selector(
+        'section[aria-label="samples"] >> text=<img onerror=alert(1)> and the cat'
+    )
     share = page.locator('[data-addr$="decoder.blocks.0.ffn[1,3000]"]')
     assert float(share.get_attribute("data-v")) == 0.875
     shown = page.locator('[data-addr*=".probe[1000].softmax"]').first
@@ -98,4 +128,6 @@ def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], tab: Any, mo
     page.wait_for_selector("text=saves and stops after this step")
     assert log.with_name("stop").is_file()
     page.mouse.click(box["x"] + 52 + 0.1 * (box["width"] - 64), box["y"] + 60)
-    page.wait_for_function("() => location.hash.startsWith('#inside') && location.hash.includes('%401000')")
+    page.wait_for_function(
+        "() => location.hash.startsWith('#inside') && location.hash.includes('%401000')"
+    )

@@ -18,13 +18,20 @@ from packed import FRAME, LETTERS, check_packed_equals_apart, packed, random
 
 
 def of_letters(tokenizer: Tokenizer, rows: int, length: int) -> torch.Tensor:
-    tokens = torch.randint(0, len(LETTERS), (rows, length), generator=torch.Generator().manual_seed(0))
-    tokens[:, 0], tokens[:, length // 2], tokens[:, -1] = tokenizer.cls, tokenizer.sep, tokenizer.sep
+    tokens = torch.randint(
+        0, len(LETTERS), (rows, length), generator=torch.Generator().manual_seed(0)
+    )
+    tokens[:, 0], tokens[:, length // 2], tokens[:, -1] = (
+        tokenizer.cls,
+        tokenizer.sep,
+        tokenizer.sep,
+    )
     return tokens
 
 
 def test_masking_has_the_shares_of_bert(letters: Tokenizer) -> None:
-    """15 % chosen, of these 80 % hidden, 10 % another token, 10 % as they were (Devlin et al. 2019, 3.1)."""
+    """15 % chosen, of these 80 % hidden, 10 % another token, 10 % as they were (Devlin et al. 2019,
+    3.1)."""
     given = packed(of_letters(letters, 200, 500), [500])
     made = Masked().prepare(given, random(), letters)
     chosen = made.targets >= 0
@@ -38,7 +45,9 @@ def test_masking_has_the_shares_of_bert(letters: Tokenizer) -> None:
     assert abs(share - 0.15) < 0.005 and abs(hidden - 0.8) < 0.01
     assert abs(same - (0.1 + 0.1 / len(LETTERS))) < 0.01  # one in so many is replaced by itself
     others = made.tokens[chosen & (made.tokens != letters.mask)]
-    assert others.unique().tolist() == sorted(letters.id(letter) for letter in LETTERS), "all of them, nothing special"
+    assert others.unique().tolist() == sorted(letters.id(letter) for letter in LETTERS), (
+        "all of them, nothing special"
+    )
 
 
 def test_masking_is_a_function_of_its_generator(letters: Tokenizer) -> None:
@@ -47,7 +56,9 @@ def test_masking_is_a_function_of_its_generator(letters: Tokenizer) -> None:
     assert torch.equal(one, two) and not torch.equal(one, other)
     nothing = replace(given, tokens=torch.full((4, 40), letters.sep))
     assert (Masked().prepare(nothing, random(), letters).targets == -1).all()
-    assert (Masked(1e-9).prepare(given, random(), letters).targets >= 0).sum() == 1, "a batch asks something"
+    assert (Masked(1e-9).prepare(given, random(), letters).targets >= 0).sum() == 1, (
+        "a batch asks something"
+    )
 
 
 def test_padding_is_never_hidden(letters: Tokenizer) -> None:
@@ -61,23 +72,31 @@ def test_padding_is_never_hidden(letters: Tokenizer) -> None:
 def test_whole_words_are_chosen_together(kind: str, tmp_path: Path) -> None:
     words = ["play", "##ing", "##ed", "un", "##believ", "##able", "dogs", "."]
     if kind == "wordpiece":
-        (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+        (tmp_path / "vocab.txt").write_text(
+            "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])
+        )
         tokenizer = open_tokenizer(tmp_path / "vocab.txt", kind="bert-uncased")
         whole = "playing unbelievable dogs played . playing"
     else:
-        tokenizer = train_tokenizer(kind, ["playing dogs"], 290 if kind == "bpe" else None, specials=FRAME)
+        tokenizer = train_tokenizer(
+            kind, ["playing dogs"], 290 if kind == "bpe" else None, specials=FRAME
+        )
         whole = "playing dogs playing dogs play gods laying"
     ids = tokenizer.encode(whole)
     given = packed(torch.tensor([ids + ids] * 400), [len(ids), len(ids)])
     made = Masked(0.3, whole_words=True).prepare(given, random(), tokenizer)
-    opens = [at == 0 or not part.startswith("##") for at, part in enumerate(map(tokenizer.token, ids))]
+    opens = [
+        at == 0 or not part.startswith("##") for at, part in enumerate(map(tokenizer.token, ids))
+    ]
     if kind != "wordpiece":
         opens = [at == 0 or tokenizer.token(id)[0] in "Ġ " for at, id in enumerate(ids)]
     word = torch.tensor(opens + opens).cumsum(0)
     chosen = made.targets >= 0
     for number in word.unique():
         inside = chosen[:, word == number]
-        assert number == 1 or (inside[:, 0] != chosen[:, word == number - 1][:, 0]).any(), "each by itself"
+        assert number == 1 or (inside[:, 0] != chosen[:, word == number - 1][:, 0]).any(), (
+            "each by itself"
+        )
         assert torch.equal(inside.any(1), inside.all(1)), "all of a word or nothing"
         assert abs(float(inside[:, 0].float().mean()) - 0.3) < 0.08
     assert word[-1] == len(whole.split()) * 2

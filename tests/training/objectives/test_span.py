@@ -18,13 +18,16 @@ from packed import LETTERS, MARKS, check_packed_equals_apart, packed, random
 
 
 def test_span_lengths_are_those_of_t5() -> None:
-    """568 tokens become a source of 512 and a target of 114, ends included: T5's own settings (15 %, spans of 3)."""
+    """568 tokens become a source of 512 and a target of 114, ends included: T5's own settings (15
+    %, spans of 3)."""
     source, target = cut_out(np.arange(568), random(), 0.15, 3.0, np.arange(1000, 1100))
     assert (len(source) + 1, len(target) + 1) == (512, 114)
     assert (source >= 1000).sum() == 28 and (target < 1000).sum() == 85
 
 
-@pytest.mark.parametrize("rate,length,sentinels", [(0.15, 3.0, 100), (0.5, 1.0, 100), (0.15, 3.0, 2), (0.9, 3.0, 100)])
+@pytest.mark.parametrize(
+    "rate,length,sentinels", [(0.15, 3.0, 100), (0.5, 1.0, 100), (0.15, 3.0, 2), (0.9, 3.0, 100)]
+)
 def test_source_and_target_hold_the_document(rate: float, length: float, sentinels: int) -> None:
     draw, marks = random(), np.arange(1000, 1000 + sentinels)
     hidden, spans = [], []
@@ -33,11 +36,16 @@ def test_source_and_target_hold_the_document(rate: float, length: float, sentine
         source, target = cut_out(ids, draw, rate, length, marks)
         used = target[target >= 1000]
         assert used.tolist() == source[source >= 1000].tolist() == marks[: len(used)].tolist()
-        held = dict(zip(used.tolist(), np.split(target, np.flatnonzero(target >= 1000))[1:], strict=True))
+        held = dict(
+            zip(used.tolist(), np.split(target, np.flatnonzero(target >= 1000))[1:], strict=True)
+        )
         whole = [part for id in source for part in (held[id][1:] if id >= 1000 else [id])]
         assert whole == ids.tolist()
         assert not ((source[:-1] >= 1000) & (source[1:] >= 1000)).any(), "spans do not touch"
-        assert all(len(span) > 1 for span in held.values()) and max(len(source), len(target)) + 1 <= size
+        assert (
+            all(len(span) > 1 for span in held.values())
+            and max(len(source), len(target)) + 1 <= size
+        )
         hidden.append((size - (source < 1000).sum()) / size)
         spans.append(len(used))
     assert abs(np.mean(hidden[-200:]) - rate) < 0.01
@@ -51,7 +59,8 @@ def test_where_spans_lie_is_uniform() -> None:
     for _ in range(3000):
         source, _ = cut_out(np.arange(12), draw, 0.25, 1.5, np.arange(100, 110))
         count[np.setdiff1d(np.arange(12), source)] += 1
-    assert count.sum() == 3000 * 3 and abs(count / 3000 - 0.25).max() < 0.1  # ends are hit a little less or more
+    # ends are hit a little less or more
+    assert count.sum() == 3000 * 3 and abs(count / 3000 - 0.25).max() < 0.1
     assert count[0] / 3000 > 0.15 and count[-1] / 3000 > 0.15
 
 
@@ -79,7 +88,9 @@ def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
                     held[id] = span = []
                 else:
                     span.append(id)
-            assert list(held) == marked.sentinels[: len(held)], "each document counts from the first sentinel"
+            assert list(held) == marked.sentinels[: len(held)], (
+                "each document counts from the first sentinel"
+            )
             whole = [part for id in source[:-1] for part in held.get(id, [id])]
             assert whole == tokens[row, first : first + length].tolist()
         assert made.document_ids[row].max() == made.source_document_ids[row].max() == 1
@@ -87,7 +98,9 @@ def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
     opened = train_tokenizer("char", [LETTERS], specials=("<s>", *MARKS))
     tokens[:, 23], given = opened.bos, replace(given, tokens=tokens)
     begun = Span(0.5).prepare(given, random(), opened)
-    assert begun.tokens[0, 0] == opened.bos and not (begun.source == opened.bos).any(), "ends are not part of the text"
+    assert begun.tokens[0, 0] == opened.bos and not (begun.source == opened.bos).any(), (
+        "ends are not part of the text"
+    )
     assert not (begun.targets == opened.bos).any() and (begun.targets == opened.eos).sum() == 6
     given = packed(tokens, [20, 3, 30])
     made = Span().prepare(given, random(), marked)

@@ -1,17 +1,19 @@
-"""Edits: one thing changed in a run, to see what comes of it. Each is one line; several go one after the other.
+"""Edits: one thing changed in a run, to see what comes of it. Each is one line; several go one
+after the other.
 
     from glassformer.inspection.edits import head_off, steer
     glassformer.look(model, tokenizer, text, "logits", edits=[head_off("decoder.blocks.3.attn", 4)])
-    glassformer.generate(model, tokenizer, prompt, edits=[steer("decoder.blocks.2.resid", ("Love", "Hate"), 4.0)])
+    glassformer.generate(model, tokenizer, prompt, edits=[steer("decoder.blocks.2.resid", ("Love",
+    "Hate"), 4.0)])
 
     head_off, attn_off, mlp_off, expert_off     a part adds nothing
     mask_token, swap_token                      another text
     scale, set_value, steer, patch              a value by its path (docs/names.md)
     set_attention                               who looks at whom
 
-Paths may hold shell wildcards (``decoder.blocks.*.attn``). Positions count a text's tokens from 0, those that
-generation adds too: a number, several, or a stretch such as "5:" or "2:4"; negative ones count from the end of the
-text given.
+Paths may hold shell wildcards (``decoder.blocks.*.attn``). Positions count a text's tokens from 0,
+those that generation adds too: a number, several, or a stretch such as "5:" or "2:4"; negative ones
+count from the end of the text given.
 """
 
 from __future__ import annotations

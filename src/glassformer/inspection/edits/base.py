@@ -52,7 +52,11 @@ def _shown(value: Any) -> str:
         return f"({inside}{',' * (len(value) == 1)})" if isinstance(value, tuple) else f"[{inside}]"
     if isinstance(value, Mapping) and all(isinstance(key, int) for key in value):
         return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
-    return repr(value) if isinstance(value, int | float) or value is None else f"<{type(value).__name__}>"
+    return (
+        repr(value)
+        if isinstance(value, int | float) or value is None
+        else f"<{type(value).__name__}>"
+    )
 
 
 def several(index: int | Sequence[int] | None) -> tuple[int, ...] | None:

@@ -1,4 +1,5 @@
-"""An edit as it is written on a command line: the same text as in Python, read as literals and never run."""
+"""An edit as it is written on a command line: the same text as in Python, read as literals and
+never run."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ EDITS: dict[str, type[Edit]] = {
 
 
 def parse(text: str) -> Edit:
-    """The edit that a line such as ``head_off("decoder.blocks.3.attn", 4)`` makes; UserError for any other text."""
+    """The edit that a line such as ``head_off("decoder.blocks.3.attn", 4)`` makes; UserError for
+    any other text."""
     example = 'write it as in Python, such as head_off("decoder.blocks.3.attn", 4)'
     try:
         call = ast.parse(text.strip(), mode="eval").body
@@ -47,7 +49,9 @@ def parse(text: str) -> Edit:
         args = [ast.literal_eval(argument) for argument in call.args]
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise UserError(f"{text!r} holds more than texts, numbers, lists and tables; {example}.") from None
+        raise UserError(
+            f"{text!r} holds more than texts, numbers, lists and tables; {example}."
+        ) from None
     try:
         inspect.signature(EDITS[name]).bind(*args, **named)
     except TypeError as error:

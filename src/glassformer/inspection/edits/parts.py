@@ -20,10 +20,11 @@ from .places import Choose, Positions, parts, put
 
 @dataclass(frozen=True, repr=False)
 class head_off(Edit):
-    """One head of an attention (``decoder.blocks.3.attn``, ``.cross``) gives zeros, or always its mean.
+    """One head of an attention (``decoder.blocks.3.attn``, ``.cross``) gives zeros, or always its
+    mean.
 
-    ``mean``: the mean of the head's z over the positions of the text, in generation of the prompt; zeros
-    may be further from what the layers above know than no information is.
+    ``mean``: the mean of the head's z over the positions of the text, in generation of the prompt;
+    zeros may be further from what the layers above know than no information is.
     """
 
     path: str
@@ -33,7 +34,10 @@ class head_off(Edit):
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
         need(self.fill in ("zero", "mean"), f'fill is {self.fill!r}; give "zero" or "mean".')
-        need(self.head is not None, f"head is None; give the head's number, or use attn_off({self.path!r}).")
+        need(
+            self.head is not None,
+            f"head is None; give the head's number, or use attn_off({self.path!r}).",
+        )
         hooks: dict[str, Hook] = {}
         for module in parts(reading, self.path, "z", "attention"):
             path = f"{module}.z"
@@ -44,7 +48,8 @@ class head_off(Edit):
 
 
 class _Mean:
-    """A head's mean over the text as its ``z``; a pass that begins a text makes it, later ones of a cache take it."""
+    """A head's mean over the text as its ``z``; a pass that begins a text makes it, later ones of a
+    cache take it."""
 
     def __init__(self, head: int, sizes: list[int] | None) -> None:
         self.head, self.sizes = head, sizes
@@ -58,7 +63,9 @@ class _Mean:
                 sizes = torch.tensor(self.sizes, device=z.device)
                 inside = inside & (pos < (sizes if rows is None else sizes[rows])[:, None])
             mean = _mean(z[:, self.head], inside, place.document_ids)
-            self.mean = mean if rows is None else mean.new_zeros(int(rows.max()) + 1, *mean.shape[1:])
+            self.mean = (
+                mean if rows is None else mean.new_zeros(int(rows.max()) + 1, *mean.shape[1:])
+            )
             if rows is not None:
                 self.mean[rows] = mean
         mean = self.mean if rows is None else self.mean[rows]
@@ -66,7 +73,8 @@ class _Mean:
 
 
 def _mean(z: Tensor, inside: Tensor, document_ids: Tensor | None) -> Tensor:
-    """z (B, T, D), the mean of the tokens ``inside`` (B, T): (B, 1, D), or (B, T, D) of documents that share rows."""
+    """z (B, T, D), the mean of the tokens ``inside`` (B, T): (B, 1, D), or (B, T, D) of documents
+    that share rows."""
     same_document = inside[:, None]
     if document_ids is not None:
         same_document = same_document & (document_ids[:, :, None] == document_ids[:, None])
@@ -76,14 +84,17 @@ def _mean(z: Tensor, inside: Tensor, document_ids: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class attn_off(Edit):
-    """A whole attention (``decoder.blocks.3.attn``, ``.cross``) writes zeros; in a sandwich these are normed still."""
+    """A whole attention (``decoder.blocks.3.attn``, ``.cross``) writes zeros; in a sandwich these
+    are normed still."""
 
     path: str
     positions: Positions = None
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
         modules = parts(reading, self.path, "write", "attention", beside="z")
-        return each(reading, [f"{module}.write" for module in modules], setting(0.0), self.positions)
+        return each(
+            reading, [f"{module}.write" for module in modules], setting(0.0), self.positions
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,15 +106,18 @@ class mlp_off(Edit):
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
         modules = parts(reading, self.path, "write", "feed-forward layer", beside="hidden")
-        return each(reading, [f"{module}.write" for module in modules], setting(0.0), self.positions)
+        return each(
+            reading, [f"{module}.write" for module in modules], setting(0.0), self.positions
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class expert_off(Edit):
-    """One expert of a mixture (``decoder.blocks.3.ffn``) is never chosen: the router takes the best of the others.
+    """One expert of a mixture (``decoder.blocks.3.ffn``) is never chosen: the router takes the best
+    of the others.
 
-    The probabilities of the others stay what they were, and are divided by the sum of the chosen ones' where the config
-    says normalize. A token that had not chosen this expert does not change.
+    The probabilities of the others stay what they were, and are divided by the sum of the chosen
+    ones' where the config says normalize. A token that had not chosen this expert does not change.
     """
 
     path: str
@@ -114,10 +128,16 @@ class expert_off(Edit):
         for module in parts(reading, self.path, "router", "mixture of experts", beside="chosen"):
             cfg: config.MoE = reading.model.get_submodule(module).cfg  # type: ignore[assignment]
             available = f"{module} has experts 0 to {cfg.experts - 1}"
-            need(type(self.expert) is int and 0 <= self.expert < cfg.experts, f"{available}, and no {self.expert!r}.")
+            need(
+                type(self.expert) is int and 0 <= self.expert < cfg.experts,
+                f"{available}, and no {self.expert!r}.",
+            )
             router = reading.shared.setdefault(("router", module), _Router(cfg))
             router.off.add(self.expert)
-            need(len(router.off) < cfg.experts, f'All experts of {module} are off; that is mlp_off("{module}").')
+            need(
+                len(router.off) < cfg.experts,
+                f'All experts of {module} are off; that is mlp_off("{module}").',
+            )
             hooks |= {
                 f"{module}.router": Last(router.see),
                 f"{module}.weight": router.weigh,
@@ -135,7 +155,9 @@ class _Router:
 
     def see(self, path: str, logits: Tensor, place: Place) -> Tensor:
         p, off = logits.softmax(-1), sorted(self.off)
-        self.hit = torch.isin(p.topk(self.cfg.top_k, -1).indices, torch.tensor(off, device=p.device)).any(-1, True)
+        self.hit = torch.isin(
+            p.topk(self.cfg.top_k, -1).indices, torch.tensor(off, device=p.device)
+        ).any(-1, True)
         p[..., off] = -1.0  # behind all others, also those of probability 0
         best, self.chosen = p.topk(self.cfg.top_k, -1)
         best = best.clamp(min=0)  # where too few are left

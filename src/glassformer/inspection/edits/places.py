@@ -1,4 +1,5 @@
-"""Which values an edit means: paths by wildcards, positions of a text, heads, neurons; and whether they exist.
+"""Which values an edit means: paths by wildcards, positions of a text, heads, neurons; and whether
+they exist.
 
 B batch, T tokens, S keys.
 """
@@ -21,32 +22,44 @@ from .. import looking
 
 Positions: TypeAlias = int | Sequence[int] | str | None
 Plain: TypeAlias = tuple[int, ...] | str | None  # as edits hold them
-Within: TypeAlias = Callable[[Tensor], Tensor]  # positions, -1 at padding -> booleans of the same shape
-Choose: TypeAlias = Callable[[str, Tensor, Place], Tensor | None]  # which cells, broadcast; None: all
+# positions, -1 at padding -> booleans of the same shape
+Within: TypeAlias = Callable[[Tensor], Tensor]
+# which cells, broadcast; None: all
+Choose: TypeAlias = Callable[[str, Tensor, Place], Tensor | None]
 
 HEADED = ("q", "k", "v", "z", "scores", "pattern")
 """Values with an axis of heads, (B, H, T, ..); all others are (B, T, ..)."""
 STRETCH = re.compile(r"(-?\d+)?:(-?\d+)?")
 
-# ------------------------------------------------------------------------------------------------ paths
+# ------------------------------------------------------------------------------------------------
+# paths
 
 
 def named(path: str, names: Sequence[str], kind: str) -> list[str]:
     """Those of ``known`` that ``path`` names; UserError, with the nearest, where there are none."""
     matches = [name for name in names if fnmatchcase(name, path)]
     if not matches:
-        need(bool(names), f"This model has no {kind}, so there is none to edit; look at what it has: glassformer look.")
+        need(
+            bool(names),
+            f"This model has no {kind}, so there is none to edit; look at what it "
+            "has: glassformer look.",
+        )
         near = get_close_matches(path, names, n=1, cutoff=0.3)
         meant = f' Did you mean "{near[0]}"?' if near else ""
-        raise UserError(f'No {kind} is called "{path}".{meant} There are: {", ".join(looking.listing(names))}.')
+        raise UserError(
+            f'No {kind} is called "{path}".{meant} There are: {", ".join(looking.listing(names))}.'
+        )
     return matches
 
 
 def parts(reading: Reading, path: str, leaf: str, kind: str, beside: str = "") -> list[str]:
-    """The modules that make a value ``leaf`` (and one ``beside`` it) and that ``path`` names, with or without it."""
+    """The modules that make a value ``leaf`` (and one ``beside`` it) and that ``path`` names, with
+    or without it."""
     suffix = f".{leaf}"
     paths = [name.removesuffix(suffix) for name in reading.shapes if name.endswith(suffix)]
-    paths = [candidate for candidate in paths if not beside or f"{candidate}.{beside}" in reading.shapes]
+    paths = [
+        candidate for candidate in paths if not beside or f"{candidate}.{beside}" in reading.shapes
+    ]
     return named(path.removesuffix(suffix), paths, kind)
 
 
@@ -62,7 +75,10 @@ def headed(path: str, sides: int) -> bool:
 
 def position_axis(path: str, sides: int) -> int:
     """Which axis counts tokens; UserError for what a Pool says of a whole document."""
-    need(not path.startswith("pool."), f"{path} has no positions: it is of the whole text; leave positions out.")
+    need(
+        not path.startswith("pool."),
+        f"{path} has no positions: it is of the whole text; leave positions out.",
+    )
     return 2 if headed(path, sides) else 1
 
 
@@ -82,7 +98,8 @@ def positions_of(path: str, x: Tensor, place: Place) -> Tensor:
     return pos[:, -x.shape[position_axis(path, x.ndim)] :]  # logits may be of the last token alone
 
 
-# -------------------------------------------------------------------------------------------- positions
+# --------------------------------------------------------------------------------------------
+# positions
 
 
 def plain(positions: Positions) -> Plain:
@@ -91,7 +108,11 @@ def plain(positions: Positions) -> Plain:
         return positions
     several = (positions,) if isinstance(positions, int) else positions
     is_list = not isinstance(several, str) and all(type(item) is int for item in several)
-    need(is_list, f'positions is {positions!r}; give a number, several such as (2, 3), or a stretch such as "5:".')
+    need(
+        is_list,
+        f"positions is {positions!r}; give a number, several such as (2, 3), or a "
+        'stretch such as "5:".',
+    )
     return tuple(several)  # type: ignore[arg-type]
 
 
@@ -102,12 +123,16 @@ def lengths(reading: Reading, source: bool) -> list[int] | None:
 
 
 def within(reading: Reading, positions: Plain, source: bool = False) -> Within | None:
-    """A function that tells these positions; None for none at all. UserError for those that a text does not have."""
+    """A function that tells these positions; None for none at all. UserError for those that a text
+    does not have."""
     if positions is None:
         return lambda pos: pos >= 0
     if isinstance(positions, str):
         low, high = STRETCH.fullmatch(positions).groups()  # type: ignore[union-attr]
-        start, end = (None if bound is None else counted(reading, int(bound), source, True) for bound in (low, high))
+        start, end = (
+            None if bound is None else counted(reading, int(bound), source, True)
+            for bound in (low, high)
+        )
 
         def inside(pos: Tensor) -> Tensor:
             inside_range = pos >= (start or 0)
@@ -115,7 +140,9 @@ def within(reading: Reading, positions: Plain, source: bool = False) -> Within |
 
         return inside
     columns = [counted(reading, position, source) for position in positions]
-    return (lambda pos: torch.isin(pos, torch.tensor(columns, device=pos.device))) if columns else None
+    return (
+        (lambda pos: torch.isin(pos, torch.tensor(columns, device=pos.device))) if columns else None
+    )
 
 
 def counted(reading: Reading, position: int, source: bool = False, border: bool = False) -> int:
@@ -123,7 +150,11 @@ def counted(reading: Reading, position: int, source: bool = False, border: bool 
     sizes, side = lengths(reading, source), "source" if source else "text"
     if position < 0:
         equal_lengths = sizes is not None and len(set(sizes)) == 1
-        need(equal_lengths, f"Position {position} counts from the end of one text; these are several: count from 0.")
+        need(
+            equal_lengths,
+            f"Position {position} counts from the end of one text; these are "
+            "several: count from 0.",
+        )
         assert sizes is not None
         need(position + sizes[0] >= 0, _no_position(position, sizes[0], side))
         return position + sizes[0]
@@ -134,10 +165,13 @@ def counted(reading: Reading, position: int, source: bool = False, border: bool 
 
 
 def _no_position(position: int, size: int, side: str) -> str:
-    return f"There is no position {position}: the {side} has at most {size} tokens, 0 to {size - 1}."
+    return (
+        f"There is no position {position}: the {side} has at most {size} tokens, 0 to {size - 1}."
+    )
 
 
-# -------------------------------------------------------------------------------------------- selection
+# --------------------------------------------------------------------------------------------
+# selection
 
 
 def head_of(reading: Reading, path: str, head: int | None) -> None:
@@ -145,9 +179,15 @@ def head_of(reading: Reading, path: str, head: int | None) -> None:
     if head is None:
         return
     shape = reading.shapes[path]
-    need(headed(path, len(shape)), f"{path} has no heads; those that have are called {', '.join(HEADED)}.")
+    need(
+        headed(path, len(shape)),
+        f"{path} has no heads; those that have are called {', '.join(HEADED)}.",
+    )
     heads = shape[1]
-    need(type(head) is int and 0 <= head < heads, f"{path} has no head {head!r}; it has heads 0 to {heads - 1}.")
+    need(
+        type(head) is int and 0 <= head < heads,
+        f"{path} has no head {head!r}; it has heads 0 to {heads - 1}.",
+    )
 
 
 def chooser(
@@ -157,7 +197,8 @@ def chooser(
     head: int | None = None,
     index: int | tuple[int, ...] | None = None,
 ) -> Choose | None:
-    """Which cells of a value are meant, of all heads and the whole last axis unless said; None where none are."""
+    """Which cells of a value are meant, of all heads and the whole last axis unless said; None
+    where none are."""
     shape = reading.shapes[path]
     head_of(reading, path, head)
     several = (index,) if isinstance(index, int) else index
@@ -179,12 +220,20 @@ def chooser(
         if is_inside is not None:
             inside = is_inside(positions_of(path, x, place))  # (B or 1, T)
             axis = position_axis(path, x.ndim)
-            chosen = inside.view(inside.shape[0], *([1] * (axis - 1)), inside.shape[1], *([1] * (x.ndim - axis - 1)))
+            chosen = inside.view(
+                inside.shape[0], *([1] * (axis - 1)), inside.shape[1], *([1] * (x.ndim - axis - 1))
+            )
         if head is not None:
-            chosen = both(chosen, (torch.arange(x.shape[1], device=x.device) == head)[:, None, None])
+            chosen = both(
+                chosen, (torch.arange(x.shape[1], device=x.device) == head)[:, None, None]
+            )
         if several is not None:
             chosen = both(
-                chosen, torch.isin(torch.arange(x.shape[-1], device=x.device), torch.tensor(several, device=x.device))
+                chosen,
+                torch.isin(
+                    torch.arange(x.shape[-1], device=x.device),
+                    torch.tensor(several, device=x.device),
+                ),
             )
         return chosen
 
@@ -197,7 +246,14 @@ def both(first: Tensor | None, second: Tensor) -> Tensor:
 
 
 def put(x: Tensor, new: Tensor, chosen: Tensor | None) -> Tensor:
-    """``x`` with ``new`` in the cells that are chosen, laid out in memory like ``x``: products are rounded the same."""
-    overlaps = any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
-    out = torch.empty_like(x) if overlaps else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    """``x`` with ``new`` in the cells that are chosen, laid out in memory like ``x``: products are
+    rounded the same."""
+    overlaps = any(
+        stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)
+    )
+    out = (
+        torch.empty_like(x)
+        if overlaps
+        else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    )
     return out.copy_(new.to(x.dtype) if chosen is None else torch.where(chosen, new.to(x.dtype), x))

@@ -23,10 +23,12 @@ Side = Literal["text", "source"]
 
 @dataclass(frozen=True, repr=False)
 class mask_token(Edit):
-    """Nobody else looks at a token; for an encoder whose tokenizer has a mask token, that stands in its place.
+    """Nobody else looks at a token; for an encoder whose tokenizer has a mask token, that stands in
+    its place.
 
-    Attention to it is cut in all layers, also across from a decoder, and so are embeddings of previous tokens; it may
-    still look at itself. ``side`` says which text of an encoder-decoder. A recurrent model cannot do without a token.
+    Attention to it is cut in all layers, also across from a decoder, and so are embeddings of
+    previous tokens; it may still look at itself. ``side`` says which text of an encoder-decoder. A
+    recurrent model cannot do without a token.
     """
 
     position: int
@@ -41,8 +43,12 @@ class mask_token(Edit):
         if _mask_token(reading) is not None:
             return {}
         bodies = config.bodies(reading.model.config)
-        for body in bodies.values() if source else list(bodies.values())[-1:]:  # the decoder is the last
-            recurrent = "A recurrent model reads every token into its state, so attention to it cannot be cut"
+        # the decoder is the last
+        for body in bodies.values() if source else list(bodies.values())[-1:]:
+            recurrent = (
+                "A recurrent model reads every token into its state, so attention to it "
+                "cannot be cut"
+            )
             need(not isinstance(body, config.Recurrent), f"{recurrent}; use swap_token.")
         position = places.counted(reading, self.position, source)
         hooks: dict[str, Hook] = {}
@@ -60,13 +66,15 @@ class mask_token(Edit):
 
 
 def _mask_token(reading: Reading) -> int | None:
-    """The id that an encoder alone reads for a token that it is not shown, None where there is none."""
+    """The id that an encoder alone reads for a token that it is not shown, None where there is
+    none."""
     alone = isinstance(reading.model.config, config.Encoder) and reading.rows is not None
     return getattr(reading.tokenizer, "mask", None) if alone else None
 
 
 class _Cut:
-    """Nobody but the token at ``position`` itself sees it; who then sees nobody at all gets zeros."""
+    """Nobody but the token at ``position`` itself sees it; who then sees nobody at all gets
+    zeros."""
 
     def __init__(self, position: int, across: bool) -> None:
         self.position, self.across = position, across
@@ -106,23 +114,38 @@ class swap_token(Edit):
         token = self.id(reading, source)
         for row in rows:
             size = len(row)
-            message = f"There is no position {self.position}: the {self.side} has {size} tokens, 0 to {size - 1}."
+            message = (
+                f"There is no position {self.position}: the {self.side} has {size} tokens, "
+                f"0 to {size - 1}."
+            )
             need(type(self.position) is int and -size <= self.position < size, message)
             row[self.position] = token
 
     def id(self, reading: Reading, source: bool) -> int:
-        """The token's id; UserError for a text of several and an id that the model does not know."""
-        vocab = (config.source_embed(reading.model.config) if source else reading.model.config.embed).vocab
+        """The token's id; UserError for a text of several and an id that the model does not
+        know."""
+        vocab = (
+            config.source_embed(reading.model.config) if source else reading.model.config.embed
+        ).vocab
         token = self.token
         if isinstance(token, str):
             tokenizer = reading.tokenizer
-            need(tokenizer is not None, f"A tokenizer is needed to read {token!r}; give one, or the token's id.")
+            need(
+                tokenizer is not None,
+                f"A tokenizer is needed to read {token!r}; give one, or the token's id.",
+            )
             tokenizer = tokenizer.for_source if source else tokenizer
             ids = tokenizer.encode(token, special=True)
             pieces = ", ".join(shown(tokenizer, ids))
-            need(len(ids) == 1, f"{token!r} is {len(ids)} tokens ({pieces}); give a text that is one, or an id.")
+            need(
+                len(ids) == 1,
+                f"{token!r} is {len(ids)} tokens ({pieces}); give a text that is one, or an id.",
+            )
             token = int(ids[0])
-        need(type(token) is int and 0 <= token < vocab, f"Token {token!r} is none; this model knows 0 to {vocab - 1}.")
+        need(
+            type(token) is int and 0 <= token < vocab,
+            f"Token {token!r} is none; this model knows 0 to {vocab - 1}.",
+        )
         return token
 
 

@@ -19,7 +19,8 @@ from .places import Choose, Positions, put
 
 @dataclass(frozen=True, repr=False)
 class scale(Edit):
-    """A value times ``factor``: all of it, or at ``positions``, of one ``head``, at ``index`` on its last axis."""
+    """A value times ``factor``: all of it, or at ``positions``, of one ``head``, at ``index`` on
+    its last axis."""
 
     path: str
     factor: float
@@ -38,7 +39,8 @@ class scale(Edit):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class set_value(Edit):
-    """A value becomes ``value``, a number or one for each place of the last axis or ``index``; where as in scale."""
+    """A value becomes ``value``, a number or one for each place of the last axis or ``index``;
+    where as in scale."""
 
     path: str
     value: float | Sequence[float] | Tensor
@@ -56,10 +58,11 @@ class set_value(Edit):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class steer(Edit):
-    """``scale`` times a direction added to a value (Turner et al. 2023), everywhere or at ``positions``.
+    """``scale`` times a direction added to a value (Turner et al. 2023), everywhere or at
+    ``positions``.
 
-    ``vector`` has a number for each place of the last axis, or is two texts: what the value is at the last token of the
-    first, less what it is at that of the second.
+    ``vector`` has a number for each place of the last axis, or is two texts: what the value is at
+    the last token of the first, less what it is at that of the second.
     """
 
     path: str
@@ -81,11 +84,12 @@ class steer(Edit):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class patch(Edit):
-    """A value becomes what it was in another run, at ``positions`` or at all that the other run has.
+    """A value becomes what it was in another run, at ``positions`` or at all that the other run
+    has.
 
-    ``values`` is what look gave, a trace, a tensor of the path's own shape, or a text that the model then reads
-    (``source`` beside it; None: the source of this run). ``from_positions`` are the other run's, in the same order,
-    where they differ.
+    ``values`` is what look gave, a trace, a tensor of the path's own shape, or a text that the
+    model then reads (``source`` beside it; None: the source of this run). ``from_positions`` are
+    the other run's, in the same order, where they differ.
     """
 
     path: str
@@ -107,7 +111,9 @@ class patch(Edit):
             hooks |= each(reading, [path], partial(self._patch, taken), self.positions, self.head)
         return hooks
 
-    def _patch(self, taken: donors.Taken, choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
+    def _patch(
+        self, taken: donors.Taken, choose: Choose, path: str, x: Tensor, place: Place
+    ) -> Tensor:
         new, is_patched = taken(path, x, place)
         chosen = choose(path, x, place)
         return put(x, new, is_patched if chosen is None else is_patched & chosen)

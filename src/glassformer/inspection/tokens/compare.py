@@ -1,4 +1,5 @@
-"""The same text under a tokenizer: its tokens, what is counted, and what it does with capitals, spaces, digits, ..."""
+"""The same text under a tokenizer: its tokens, what is counted, and what it does with capitals,
+spaces, digits, ..."""
 
 from __future__ import annotations
 
@@ -24,9 +25,11 @@ PIECE, BYTES, UNKNOWN = "piece", "bytes", "unknown"
 
 @dataclass(frozen=True)
 class Token:
-    """One token: its id, its ``name`` in the vocabulary, how it is ``shown``, and its span in the text's characters.
+    """One token: its id, its ``name`` in the vocabulary, how it is ``shown``, and its span in the
+    text's characters.
 
-    ``kind`` is "piece", "bytes" (a part of a character, or a byte that stands for one) or "unknown".
+    ``kind`` is "piece", "bytes" (a part of a character, or a byte that stands for one) or
+    "unknown".
     """
 
     id: int
@@ -39,9 +42,11 @@ class Token:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What is counted: ``base`` entries of the model itself, ``special`` tokens, other ``added`` ones, and all three.
+    """What is counted: ``base`` entries of the model itself, ``special`` tokens, other ``added``
+    ones, and all three.
 
-    ``ids`` is the highest id and one, the rows of an embedding: more than ``entries`` where ids are left free.
+    ``ids`` is the highest id and one, the rows of an embedding: more than ``entries`` where ids are
+    left free.
     """
 
     base: int
@@ -55,8 +60,9 @@ class Vocabulary:
 class Sheet:
     """Everything that is said about one text under one tokenizer.
 
-    ``refused`` is why it cannot be written at all, and then there are no tokens. ``around`` is what stands before
-    and after a text, when a model reads one; ``habits`` what the tokenizer does with each kind of text.
+    ``refused`` is why it cannot be written at all, and then there are no tokens. ``around`` is what
+    stands before and after a text, when a model reads one; ``habits`` what the tokenizer does with
+    each kind of text.
     """
 
     name: str
@@ -107,7 +113,10 @@ def check(text: str) -> None:
     need(bool(text), "The text is empty; give some.")
     broken = next((at for at, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
     if broken is not None:
-        raise UserError(f"The text is not UTF-8 (character {broken}); convert it, for example with `iconv -t utf-8`.")
+        raise UserError(
+            f"The text is not UTF-8 (character {broken}); convert it, for example "
+            "with `iconv -t utf-8`."
+        )
 
 
 def algorithm(tokenizer: Tokenizer) -> str:
@@ -167,7 +176,9 @@ def habits(tokenizer: Tokenizer) -> dict[str, str]:
         "newlines": probe(_blanks, "\n", "\n" * 2),
         "digits": probe(_digits),
         "emoji": probe(_fate, "🎵"),
-        "other scripts": ", ".join(f"{word} {probe(_fate, word)}" for word in ("鸟", "Привет", "नमस्ते")),
+        "other scripts": ", ".join(
+            f"{word} {probe(_fate, word)}" for word in ("鸟", "Привет", "नमस्ते")
+        ),
         "code": probe(_code),
         "unknown": f"{RARE} {probe(_fate, RARE)}",
     }
@@ -199,24 +210,33 @@ def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
         ids = tokenizer.encode(text)
         between = tokenizer.decode(ids).strip()[1:-1]
         if tokenizer.unk in ids:
-            outcomes.append(f"{len(run)}: {tokenizer.token(tokenizer.unk)}" if tokenizer.unk is not None else "")
+            outcomes.append(
+                f"{len(run)}: {tokenizer.token(tokenizer.unk)}" if tokenizer.unk is not None else ""
+            )
         elif between == run:
             within = sum(start < 1 + len(run) and end > 1 for start, end in tokenizer.offsets(text))
             outcomes.append(f"{len(run)} in {counted(within)}")
         else:
             outcomes.append(
-                f"{len(run)} become {'one space' if between == ' ' else 'nothing' if not between else 'other'}"
+                f"{len(run)} become "
+                f"{'one space' if between == ' ' else 'nothing' if not between else 'other'}"
             )
     return ", ".join(outcomes)
 
 
 def _digits(tokenizer: Tokenizer) -> str:
     found = tokens(tokenizer, "1234567")
-    lengths = [len(token.shown.removeprefix("##").strip()) for token in found if token.shown.strip()]
+    lengths = [
+        len(token.shown.removeprefix("##").strip()) for token in found if token.shown.strip()
+    ]
     if any(token.kind == UNKNOWN for token in found):
         return _fate(tokenizer, "1234567")
     grouping = (
-        "one by one" if set(lengths) == {1} else "by threes from the left" if lengths == [3, 3, 1] else "as learnt"
+        "one by one"
+        if set(lengths) == {1}
+        else "by threes from the left"
+        if lengths == [3, 3, 1]
+        else "as learnt"
     )
     return f"{grouping}: {pieces(tokenizer, '1234567')}"
 
@@ -224,7 +244,11 @@ def _digits(tokenizer: Tokenizer) -> str:
 def _code(tokenizer: Tokenizer) -> str:
     cut = []
     for word in KEYWORDS:
-        words = [token for token in tokens(tokenizer, f"x {word}") if token.end > 2 and token.shown.strip()]
+        words = [
+            token
+            for token in tokens(tokenizer, f"x {word}")
+            if token.end > 2 and token.shown.strip()
+        ]
         if len(words) != 1 or words[0].kind != PIECE:
             cut.append("|".join(token.shown.strip() for token in words))
     summary = f"{len(KEYWORDS) - len(cut)} of {len(KEYWORDS)} are one token"

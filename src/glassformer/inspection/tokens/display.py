@@ -25,7 +25,11 @@ def _steps(trace: Trace) -> list[str]:
             pair = f"{step.left} + {step.right}"
             lines.append(f"  rank {step.rank:>6,}  {pair:<{wide}}  {' '.join(step.pieces)}")
         elif isinstance(step, Match):
-            outcome = "none is an entry: the whole word is unknown" if step.piece is None else f"longest: {step.piece}"
+            outcome = (
+                "none is an entry: the whole word is unknown"
+                if step.piece is None
+                else f"longest: {step.piece}"
+            )
             lines.append(f'  "{step.rest}"  {step.tried} tried, {outcome}')
         elif isinstance(step, Path):
             best = step.score if best is None else best
@@ -34,7 +38,11 @@ def _steps(trace: Trace) -> list[str]:
             lines.append(f"  {rank} {step.score:9.3f}  {' '.join(step.pieces)}{less}")
     if trace.whole and trace.steps:
         last = trace.steps[-1]
-        come = "agree" if isinstance(last, Merge) and last.pieces == (trace.word,) else "do not reach it"
+        come = (
+            "agree"
+            if isinstance(last, Merge) and last.pieces == (trace.word,)
+            else "do not reach it"
+        )
         lines.append(f"  the whole word is an entry and is taken at once; merges {come}")
     return lines
 

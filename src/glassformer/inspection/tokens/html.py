@@ -11,7 +11,8 @@ from .display import steps
 from .segmentation import Trace
 
 GROUNDS = ("#cfe6f7", "#ffe3b0")
-"""Blue and orange, one after the other: told apart by every kind of sight, and by their borders without colour."""
+"""Blue and orange, one after the other: told apart by every kind of sight, and by their borders
+without colour."""
 STYLE = f"""
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em;
        color: #111; background: #fff }}
@@ -28,12 +29,20 @@ td.number {{ text-align: right }}
 """
 
 
-def page(text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[Trace]], ids: bool = False) -> str:
-    """The page's HTML; ``traces`` holds those of each sheet, or none; ``ids`` shows them from the start."""
+def page(
+    text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[Trace]], ids: bool = False
+) -> str:
+    """The page's HTML; ``traces`` holds those of each sheet, or none; ``ids`` shows them from the
+    start."""
     rows = "\n".join(_row(sheet) for sheet in sheets)
-    does = (escape(sheet.name) + "".join(f"<td>{escape(habit)}" for habit in sheet.habits.values()) for sheet in sheets)
+    does = (
+        escape(sheet.name) + "".join(f"<td>{escape(habit)}" for habit in sheet.habits.values())
+        for sheet in sheets
+    )
     habits = "\n".join(f"<tr><td>{cells}</tr>" for cells in does)
-    sections = "\n".join(_section(sheet, traces[at] if traces else ()) for at, sheet in enumerate(sheets))
+    sections = "\n".join(
+        _section(sheet, traces[at] if traces else ()) for at, sheet in enumerate(sheets)
+    )
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Tokens</title><style>{STYLE}</style></head><body>
 <h1>One text, {len(sheets)} tokenizer{"" if len(sheets) == 1 else "s"}</h1>
@@ -55,7 +64,13 @@ def page(text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[Trace]], 
 
 def _row(sheet: Sheet) -> str:
     vocabulary = sheet.vocabulary
-    numbers = (vocabulary.entries, vocabulary.base, vocabulary.special, vocabulary.added, len(sheet.tokens))
+    numbers = (
+        vocabulary.entries,
+        vocabulary.base,
+        vocabulary.special,
+        vocabulary.added,
+        len(sheet.tokens),
+    )
     cells = "".join(f'<td class="number">{number:,}' for number in numbers)
     ratio = f'<td class="number">{sheet.characters_per_token:.2f}'
     return f"<tr><td>{escape(sheet.name)}<td>{escape(sheet.algorithm)}{cells}{ratio}</tr>"
@@ -63,10 +78,21 @@ def _row(sheet: Sheet) -> str:
 
 def _section(sheet: Sheet, traces: Iterable[Trace]) -> str:
     tokens = "".join(_token(token, at) for at, token in enumerate(sheet.tokens))
-    body = f"<p>{escape(sheet.refused)}</p>" if sheet.refused else f'<div class="tokens">{tokens}</div>'
-    specials = " ".join(map(escape, sheet.specials[:12])) + (" ..." if len(sheet.specials) > 12 else "")
-    steps_html = "".join(f"<pre>{escape(line)}</pre>" for trace in traces for line in ["\n".join(steps(trace))])
-    head = f"<h2>{escape(sheet.name)}</h2><p>{counted(len(sheet.tokens))}; special: {specials or 'none'}</p>"
+    body = (
+        f"<p>{escape(sheet.refused)}</p>"
+        if sheet.refused
+        else f'<div class="tokens">{tokens}</div>'
+    )
+    specials = " ".join(map(escape, sheet.specials[:12])) + (
+        " ..." if len(sheet.specials) > 12 else ""
+    )
+    steps_html = "".join(
+        f"<pre>{escape(line)}</pre>" for trace in traces for line in ["\n".join(steps(trace))]
+    )
+    head = (
+        f"<h2>{escape(sheet.name)}</h2><p>{counted(len(sheet.tokens))}; special: "
+        f"{specials or 'none'}</p>"
+    )
     return f"<section>{head}{body}{steps_html}</section>"
 
 
@@ -74,4 +100,7 @@ def _token(token: Token, at: int) -> str:
     kinds = f"token {token.kind}" + (" odd" if at % 2 else "")
     title = escape(f"{token.name} ({token.id}), characters {token.start} to {token.end}")
     line = "<br>" if token.shown.endswith("\n") else ""
-    return f'<span class="{kinds}" title="{title}">{escape(visible(token.shown))}<small>{token.id}</small></span>{line}'
+    return (
+        f'<span class="{kinds}" '
+        f'title="{title}">{escape(visible(token.shown))}<small>{token.id}</small></span>{line}'
+    )

@@ -1,6 +1,8 @@
-"""How a word came to its pieces, step by step, by readable code that follows the tokenizer's own tables.
+"""How a word came to its pieces, step by step, by readable code that follows the tokenizer's own
+tables.
 
-    text --normalised, split (the library)--> words --merges | longest match | best path (here)--> pieces, ids
+    text --normalised, split (the library)--> words --merges | longest match | best path (here)-->
+    pieces, ids
 
 The ids are those of ``Tokenizer.encode``; ``trace`` looks.
 """
@@ -21,9 +23,11 @@ UNKNOWN_PENALTY = 10.0  # below the worst score: what Unigram gives a character 
 
 @dataclass(frozen=True)
 class Merge:
-    """Two neighbours joined because their pair comes first in the list of merges; ``pieces`` is the word after it.
+    """Two neighbours joined because their pair comes first in the list of merges; ``pieces`` is the
+    word after it.
 
-    ``rank`` is the merge's place, or the joined token's id where a file gives only ranks (tiktoken).
+    ``rank`` is the merge's place, or the joined token's id where a file gives only ranks
+    (tiktoken).
     """
 
     rank: int
@@ -34,7 +38,8 @@ class Merge:
 
 @dataclass(frozen=True)
 class Match:
-    """The longest entry that the rest of a word begins with, after ``tried`` looks; None where there is none."""
+    """The longest entry that the rest of a word begins with, after ``tried`` looks; None where
+    there is none."""
 
     rest: str
     tried: int
@@ -53,8 +58,9 @@ class Path:
 class Trace:
     """One word: what it starts as, the steps, what comes out.
 
-    BPE steps are Merges, WordPiece's are Matches, Unigram's are Paths, the best first. ``whole``: a vocabulary of
-    ranks takes a word that is a token as it is, and the merges only show whether they would come to the same.
+    BPE steps are Merges, WordPiece's are Matches, Unigram's are Paths, the best first. ``whole``: a
+    vocabulary of ranks takes a word that is a token as it is, and the merges only show whether they
+    would come to the same.
     """
 
     word: str
@@ -71,15 +77,20 @@ class Trace:
 
 
 def trace(tokenizer: Tokenizer, text: str, rivals: int = 3) -> list[Trace]:
-    """Every word of a text, as the tokenizer splits it; ``rivals`` other ways where a way has a score.
+    """Every word of a text, as the tokenizer splits it; ``rivals`` other ways where a way has a
+    score.
 
-    Raises UserError for a text with an added token in it, which is found whole before words are split.
+    Raises UserError for a text with an added token in it, which is found whole before words are
+    split.
     """
     tracer = Tracer(tokenizer, rivals)
     ids = tokenizer.encode(text)
     traces = [tracer(word) for word in tracer.words(text)]
     if [id for word in traces for id in word.ids] != ids:
-        raise UserError("This text holds a token that was added to the vocabulary, which has no path; leave it out.")
+        raise UserError(
+            "This text holds a token that was added to the vocabulary, which has no "
+            "path; leave it out."
+        )
     return traces
 
 
@@ -100,7 +111,9 @@ class Tracer:
         if self.algorithm == "BPE":
             allowed = {(first, right) for first, right in self.model["merges"]}
             every = enumerate(tokenizer._spec["model"]["merges"])
-            self.ranks = {(first, right): rank for rank, (first, right) in every if (first, right) in allowed}
+            self.ranks = {
+                (first, right): rank for rank, (first, right) in every if (first, right) in allowed
+            }
         algorithms = {
             "BPE": self._bpe,
             "WordPiece": self._wordpiece,
@@ -124,7 +137,8 @@ class Tracer:
     # ------------------------------------------------------------------------------ the algorithms
 
     def _bpe(self, word: str) -> Trace:
-        """Join the neighbours whose merge comes first, the leftmost of them, until no neighbours have one."""
+        """Join the neighbours whose merge comes first, the leftmost of them, until no neighbours
+        have one."""
         start = pieces = self._letters(word)
         steps = []
         while pair := self._first(pieces):
@@ -137,15 +151,21 @@ class Tracer:
         return self._made(word, start, steps, [word] if is_entry else pieces, is_entry)
 
     def _letters(self, word: str) -> list[str]:
-        """The word's characters as entries; the bytes of one that is none, or the token for the unknown."""
-        prefix, suffix = self.model.get("continuing_subword_prefix"), self.model.get("end_of_word_suffix")
+        """The word's characters as entries; the bytes of one that is none, or the token for the
+        unknown."""
+        prefix, suffix = (
+            self.model.get("continuing_subword_prefix"),
+            self.model.get("end_of_word_suffix"),
+        )
         unknown = self.model.get("unk_token")
         letters: list[str] = []
         was_unknown = False
         for at, letter in enumerate(word):
             name = (prefix or "") * (at > 0) + letter + (suffix or "") * (at == len(word) - 1)
             is_known = name in self.ids
-            pieces = [name] if is_known else self._bytes(name) if self.model.get("byte_fallback") else []
+            pieces = (
+                [name] if is_known else self._bytes(name) if self.model.get("byte_fallback") else []
+            )
             if pieces:
                 letters += pieces
             elif unknown is not None and not (was_unknown and self.model.get("fuse_unk")):
@@ -161,10 +181,14 @@ class Tracer:
     def _first(self, pieces: list[str]) -> tuple[int, int] | None:
         """The lowest rank among neighbours, and where the first pair of that rank stands."""
         pairs = itertools.pairwise(pieces)
-        return min(((self.ranks[pair], at) for at, pair in enumerate(pairs) if pair in self.ranks), default=None)
+        return min(
+            ((self.ranks[pair], at) for at, pair in enumerate(pairs) if pair in self.ranks),
+            default=None,
+        )
 
     def _wordpiece(self, word: str) -> Trace:
-        """Take the longest entry that the rest begins with; a word with a rest that begins with none is unknown."""
+        """Take the longest entry that the rest begins with; a word with a rest that begins with
+        none is unknown."""
         steps: list[Match] = []
         pieces: list[str] = []
         unknown, prefix = self.model["unk_token"], self.model["continuing_subword_prefix"]
@@ -175,7 +199,8 @@ class Tracer:
             end_candidates = range(len(word), at, -1)
             names = ((prefix if at else "") + word[at:end] for end in end_candidates)
             tried, piece = next(
-                ((n, name) for n, name in enumerate(names, 1) if name in self.ids), (len(end_candidates), None)
+                ((n, name) for n, name in enumerate(names, 1) if name in self.ids),
+                (len(end_candidates), None),
             )
             steps.append(Match(word[at:], tried, piece))
             if piece is None:
@@ -185,14 +210,19 @@ class Tracer:
         return self._made(word, [word], steps, pieces)
 
     def _unigram(self, word: str) -> Trace:
-        """The path of the highest score from the word's start to its end (Viterbi), and the next best ones."""
+        """The path of the highest score from the word's start to its end (Viterbi), and the next
+        best ones."""
         most = self.rivals + 1
-        best: list[list[tuple[float, int, int]]] = [[] for _ in range(len(word) + 1)]  # score, from where, which there
+        # score, from where, which there
+        best: list[list[tuple[float, int, int]]] = [[] for _ in range(len(word) + 1)]
         best[0] = [(0.0, 0, 0)]
         for at in range(len(word)):
             for end, score in self._starting(word, at):
-                best[end] += [(before + score, at, which) for which, (before, *_) in enumerate(best[at])]
-                best[end].sort(key=lambda path: -path[0])  # stable: the first found of equals stays first
+                best[end] += [
+                    (before + score, at, which) for which, (before, *_) in enumerate(best[at])
+                ]
+                # stable: the first found of equals stays first
+                best[end].sort(key=lambda path: -path[0])
                 del best[end][most:]
         paths = []
         for which, (score, *_) in enumerate(best[-1] if word else []):
@@ -203,10 +233,13 @@ class Tracer:
                 pieces.append(word[at:end])
                 end = at
             paths.append(Path(tuple(reversed(pieces)), score))
-        return self._made(word, list(word), paths, self._written(list(paths[0].pieces) if paths else []))
+        return self._made(
+            word, list(word), paths, self._written(list(paths[0].pieces) if paths else [])
+        )
 
     def _starting(self, word: str, at: int) -> Iterator[tuple[int, float]]:
-        """Where the entries that start here end, with their scores; one unknown character where none is that short."""
+        """Where the entries that start here end, with their scores; one unknown character where
+        none is that short."""
         for end in range(at + 1, min(len(word), at + self.longest) + 1):
             score = self.scores.get(word[at:end])
             if score is not None:
@@ -215,14 +248,19 @@ class Tracer:
                 yield end, self.unknown_score
 
     def _written(self, pieces: list[str]) -> list[str]:
-        """Neighbours that are unknown as one, and what is unknown as bytes or as the token for it."""
+        """Neighbours that are unknown as one, and what is unknown as bytes or as the token for
+        it."""
         joined: list[str] = []
         for at, piece in enumerate(pieces):
             if at and piece not in self.scores and pieces[at - 1] not in self.scores:
                 joined[-1] += piece
             else:
                 joined.append(piece)
-        unknown = self.model["vocab"][self.model["unk_id"]][0] if self.model.get("unk_id") is not None else ""
+        unknown = (
+            self.model["vocab"][self.model["unk_id"]][0]
+            if self.model.get("unk_id") is not None
+            else ""
+        )
         written = []
         for piece in joined:
             raw = self._bytes(piece) if self.model.get("byte_fallback") else []
@@ -237,7 +275,9 @@ class Tracer:
         names = [f"<0x{byte:02X}>" for byte in text.encode()]
         return names if all(name in self.ids for name in names) else []
 
-    def _made(self, word: str, start: list[str], steps: Any, pieces: list[str], is_whole: bool = False) -> Trace:
+    def _made(
+        self, word: str, start: list[str], steps: Any, pieces: list[str], is_whole: bool = False
+    ) -> Trace:
         ids = tuple(self.ids[piece] for piece in pieces)
         tokens = tuple(self.tokenizer.token(id) for id in ids)
         return Trace(word, self.algorithm, tuple(start), tuple(steps), tokens, ids, is_whole)

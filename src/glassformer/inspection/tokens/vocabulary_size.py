@@ -15,9 +15,11 @@ HELD_OUT = 10  # one in so many words is kept from training, at the end, and cou
 
 @dataclass(frozen=True)
 class Size:
-    """One vocabulary: its entries, tokens for each word and characters for each token on text it was not trained on.
+    """One vocabulary: its entries, tokens for each word and characters for each token on text it
+    was not trained on.
 
-    ``unknown`` is the share of tokens that stand for the unknown; ``parameters`` are those of one embedding.
+    ``unknown`` is the share of tokens that stand for the unknown; ``parameters`` are those of one
+    embedding.
     """
 
     entries: int
@@ -27,19 +29,29 @@ class Size:
     parameters: int
 
 
-def sizes(kind: str, texts: Iterable[str], entries: Sequence[int] = USUAL, dim: int = 512) -> list[Size]:
-    """Vocabularies of one kind and these sizes, trained on the first nine tenths, counted on the last tenth.
+def sizes(
+    kind: str, texts: Iterable[str], entries: Sequence[int] = USUAL, dim: int = 512
+) -> list[Size]:
+    """Vocabularies of one kind and these sizes, trained on the first nine tenths, counted on the
+    last tenth.
 
-    Sizes that the texts cannot fill are left out, with one entry for the largest that they can. Raises UserError.
+    Sizes that the texts cannot fill are left out, with one entry for the largest that they can.
+    Raises UserError.
     """
-    need(kind in trainers.SIZED, f'A "{kind}" tokenizer has one size; choose {", ".join(trainers.SIZED)}.')
+    need(
+        kind in trainers.SIZED,
+        f'A "{kind}" tokenizer has one size; choose {", ".join(trainers.SIZED)}.',
+    )
     if dim < 1 or any(size < 1 for size in entries):
         raise UserError("Sizes and the width of an embedding are above 0; give others.")
     joined = "".join(texts)
     cut = _border(joined)
     train, test = joined[:cut], joined[cut:]
     words = len(test.split())
-    need(words >= FEWEST, "This text has too few words to train on some and count others; give a longer one.")
+    need(
+        words >= FEWEST,
+        "This text has too few words to train on some and count others; give a longer one.",
+    )
     rows: list[Size] = []
     for size in sorted(set(entries)):
         tokenizer = trainers.train(kind, train.splitlines(keepends=True), size)
@@ -47,7 +59,9 @@ def sizes(kind: str, texts: Iterable[str], entries: Sequence[int] = USUAL, dim: 
             break
         ids = tokenizer.encode(test)
         unknown = sum(id == tokenizer.unk for id in ids) / len(ids)
-        made = Size(tokenizer.size, len(ids) / words, len(test) / len(ids), unknown, tokenizer.size * dim)
+        made = Size(
+            tokenizer.size, len(ids) / words, len(test) / len(ids), unknown, tokenizer.size * dim
+        )
         rows.append(made)
         if tokenizer.size < size:
             break

@@ -1,4 +1,5 @@
-"""See through a forward pass: its plan, the address of every number, and the arithmetic behind each.
+"""See through a forward pass: its plan, the address of every number, and the arithmetic behind
+each.
 
 plan           operations, and how a description adds them
 descriptions   what each block type computes (recurrent: the readers)

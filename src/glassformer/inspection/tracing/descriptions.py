@@ -1,4 +1,5 @@
-"""What the modules of ``nn/`` compute, as operations: one function beside each config type (recurrent.py has the rest).
+"""What the modules of ``nn/`` compute, as operations: one function beside each config type
+(recurrent.py has the rest).
 
 A description says again, in small steps with names, what a module's ``forward`` says; the law of
 ``tests/inspection/tracing/test_plan.py`` holds the two together, number by number.
@@ -17,7 +18,8 @@ from ...nn.embed_head import Embed, Head
 from .plan import Builder, can_describe, describe, describes
 from .sublayers import any_norm, plain_flow, position_embedding
 
-# --------------------------------------------------------------------------------------- the whole model
+# --------------------------------------------------------------------------------------- the whole
+# model
 
 
 @describes(config.Decoder)
@@ -58,7 +60,9 @@ def body(cfg: config.Model, b: Builder, name: str, embed_path: str = "embed") ->
     part = config.bodies(cfg)[name]
     own = embed_path == "source_embed" and getattr(cfg, "source_embed", None) is not None
     embed = config.source_embed(cfg) if own else cfg.embed
-    x = describe(embed, b, embed_path, "source_embed" if own else "embed", config.embed_dim(cfg, name))
+    x = describe(
+        embed, b, embed_path, "source_embed" if own else "embed", config.embed_dim(cfg, name)
+    )
     return describe(part, b, name, x, embed_path)
 
 
@@ -70,7 +74,9 @@ def heads(cfg: config.Model, b: Builder, x: str) -> str:
         else:
             part = b.model.get_submodule("pool")
             vectors = (1, getattr(cfg.pool, "labels", 0) or cfg.dim)
-            b.generic("pool.write", (x,), ("N", "L"), vectors, part, lambda h: part(h, plain_flow(h)))
+            b.generic(
+                "pool.write", (x,), ("N", "L"), vectors, part, lambda h: part(h, plain_flow(h))
+            )
     token_head = getattr(cfg, "token_head", None)
     if token_head is not None:
         describe(token_head, b, "token_head", x)
@@ -80,7 +86,8 @@ def heads(cfg: config.Model, b: Builder, x: str) -> str:
     return b.like("probs", "softmax", logits, code=(model.Model.finish, "logits"))
 
 
-# ------------------------------------------------------------------------------------------------- ends
+# -------------------------------------------------------------------------------------------------
+# ends
 
 
 @describes(config.Embed)
@@ -91,16 +98,29 @@ def embed(cfg: config.Embed, b: Builder, path: str, module: str, dim: int) -> st
 
     def row(id: str, table: str, needle: str, **params: Any) -> str:
         role = {"table": b.weight(f"{module}.{table}.weight")}
-        return b.add(id, "lookup", (b.ids,), axes, (1, T, dim), (Embed.forward, needle), role, **params)
+        return b.add(
+            id, "lookup", (b.ids,), axes, (1, T, dim), (Embed.forward, needle), role, **params
+        )
 
     x = row(f"{path}.token", "token", "self.token(tokens)")
     for back in range(1, cfg.previous_token_embeddings + 1):
         earlier = row(
-            f"{path}.lag.{back - 1}", f"lag.{back - 1}", "table(previous_tokens(", back=back, nothing=cfg.vocab
+            f"{path}.lag.{back - 1}",
+            f"lag.{back - 1}",
+            "table(previous_tokens(",
+            back=back,
+            nothing=cfg.vocab,
         )
         x = b.like(f"{path}.lags.{back}", "add", x, earlier, code=(Embed.forward, "x + flow.look"))
     if cfg.scale != 1.0:
-        x = b.like(f"{path}.scaled", "scale", x, code=(Embed.forward, "self.scale"), by=cfg.scale, rounded=True)
+        x = b.like(
+            f"{path}.scaled",
+            "scale",
+            x,
+            code=(Embed.forward, "self.scale"),
+            by=cfg.scale,
+            rounded=True,
+        )
     if cfg.segments:
         segment = row(f"{path}.segment", "segment", "self.segment(", row=0)
         x = b.like(f"{path}.with_segment", "add", x, segment, code=code)
@@ -114,7 +134,11 @@ def stacked(cfg: config.Stack, b: Builder, path: str, x: str, embed_path: str) -
     b.position = cfg.position
     b.position_module = f"{path}.position"
     x = position_embedding(b, x, embed_path)
-    x = b.norm(f"{path}.first_normed", x, cfg.first_norm, f"{path}.first_norm") if cfg.first_norm is not None else x
+    x = (
+        b.norm(f"{path}.first_normed", x, cfg.first_norm, f"{path}.first_norm")
+        if cfg.first_norm is not None
+        else x
+    )
     if b.plan[x].shape[-1] != dim:
         x = b.linear(f"{path}.projected", x, f"{path}.project", "C", code)
     x = b.name(x, f"{path}.embed")
@@ -123,7 +147,10 @@ def stacked(cfg: config.Stack, b: Builder, path: str, x: str, embed_path: str) -
         if can_describe(one):
             x = describe(one, b, place, x, cfg.causal)
         else:
-            part, stack_position = b.model.get_submodule(place), b.model.get_submodule(b.position_module)
+            part, stack_position = (
+                b.model.get_submodule(place),
+                b.model.get_submodule(b.position_module),
+            )
             op = b.plan[x]
             call = partial(_call_block, part, stack_position)
             x = b.generic(f"{place}.resid", (x,), op.axes, op.shape, part, call)
@@ -140,7 +167,9 @@ def head(cfg: config.Head, b: Builder, path: str, x: str) -> str:
     """(Transform, activation, norm, scale,) a product with the table, (cap)."""
     prepare = Head.prepare
     if cfg.transform is not None:
-        x = b.linear(f"{path}.dense", x, f"{path}.transform", "C", (prepare, "self.transform(hidden)"))
+        x = b.linear(
+            f"{path}.dense", x, f"{path}.transform", "C", (prepare, "self.transform(hidden)")
+        )
         x = b.like(f"{path}.hidden", "act", x, code=(prepare, "self.act("), act=cfg.transform)
     if cfg.norm is not None:
         x = b.norm(f"{path}.normed", x, cfg.norm, f"{path}.norm")
@@ -162,8 +191,20 @@ def pooled(cfg: config.Pool, b: Builder, path: str, x: str) -> str:
     lines = {"mean": "index_add_(0, which, states) /", "attention": "shares[:, None]"}
     code, given = (pool.Pool.gather, lines.get(cfg.mode, "self.mode ==")), [x]
     if cfg.mode == "attention":
-        given += (b.linear(f"{path}.fit", x, f"{path}.query", "1", (pool.Pool.gather, "self.query(states)")),)
-    x = b.add(f"{path}.vector", "pool", tuple(given), ("N", "C"), (1, b.plan[x].shape[-1]), code, of=cfg.mode)
+        given += (
+            b.linear(
+                f"{path}.fit", x, f"{path}.query", "1", (pool.Pool.gather, "self.query(states)")
+            ),
+        )
+    x = b.add(
+        f"{path}.vector",
+        "pool",
+        tuple(given),
+        ("N", "C"),
+        (1, b.plan[x].shape[-1]),
+        code,
+        of=cfg.mode,
+    )
     x = transformed(cfg, b, path, x)
     if cfg.normalize:
         x = b.like(f"{path}.unit", "norm", x, code=(pool.Pool.forward, "normalize"), type="unit")
@@ -193,7 +234,8 @@ def labels(cfg: config.Pool | config.TokenHead, b: Builder, path: str, x: str) -
     return b.linear(f"{path}.write", x, f"{path}.proj", "L", code, kind="classify")
 
 
-# ----------------------------------------------------------------------------------------------- blocks
+# -----------------------------------------------------------------------------------------------
+# blocks
 
 
 @describes(config.Block)
@@ -205,12 +247,20 @@ def one_block(cfg: config.Block, b: Builder, path: str, x: str, causal: bool) ->
         for name, part in (parts[0], parts[2]):
             seen = any_norm(b, f"{path}.{name}.in", x, cfg.norm, f"{path}.attn_norm")
             writes.append(sublayer(part, b, f"{path}.{name}", seen, causal))
-        return b.like(f"{path}.resid", "residual", x, *writes, code=(block.Block.forward, "x + self.drop(self.attn("))
+        return b.like(
+            f"{path}.resid",
+            "residual",
+            x,
+            *writes,
+            code=(block.Block.forward, "x + self.drop(self.attn("),
+        )
     last = "ffn" if cfg.feedforward is not None else "cross" if cfg.cross is not None else "attn"
     for name, part in parts:
         if part is None:
             continue
-        after = {"attn": "mid", "cross": "mid_cross", "ffn": "resid"}[name] if name != last else "resid"
+        after = (
+            {"attn": "mid", "cross": "mid_cross", "ffn": "resid"}[name] if name != last else "resid"
+        )
         x = sublayer_residual(cfg, part, b, path, name, x, causal, after)
     return x
 
@@ -220,14 +270,22 @@ def sublayer_residual(
 ) -> str:
     """x plus what one sublayer writes; ``after`` is the stream's next name."""
     residual, place = block.Block.residual, f"{path}.{name}"
-    seen = b.name(x, f"{place}.in") if cfg.place == "post" else any_norm(b, f"{place}.in", x, cfg.norm, f"{place}_norm")
+    seen = (
+        b.name(x, f"{place}.in")
+        if cfg.place == "post"
+        else any_norm(b, f"{place}.in", x, cfg.norm, f"{place}_norm")
+    )
     write = sublayer(part, b, place, seen, causal)
     if cfg.place == "post":
-        both = b.like(f"{path}.{after}_sum", "residual", x, write, code=(residual, "norm(x + self.drop"))
+        both = b.like(
+            f"{path}.{after}_sum", "residual", x, write, code=(residual, "norm(x + self.drop")
+        )
         return any_norm(b, f"{path}.{after}", both, cfg.norm, f"{place}_norm")
     if cfg.place == "sandwich":
         write = any_norm(b, f"{place}.normed_write", write, cfg.norm, f"{place}_post_norm")
-    return b.like(f"{path}.{after}", "residual", x, write, code=(residual, "return x + self.drop(write)"))
+    return b.like(
+        f"{path}.{after}", "residual", x, write, code=(residual, "return x + self.drop(write)")
+    )
 
 
 def sublayer(cfg: Any, b: Builder, path: str, x: str, causal: bool) -> str:
@@ -237,4 +295,6 @@ def sublayer(cfg: Any, b: Builder, path: str, x: str, causal: bool) -> str:
     if can_describe(cfg):
         return describe(cfg, b, path, x)
     part, op = b.model.get_submodule(path), b.plan[x]
-    return b.generic(f"{path}.write", (x,), op.axes, op.shape, part, lambda h: part(h, plain_flow(h)))
+    return b.generic(
+        f"{path}.write", (x,), op.axes, op.shape, part, lambda h: part(h, plain_flow(h))
+    )

@@ -21,11 +21,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One number: what kind of operation gave it, from which operands, and what these give when it is done again.
+    """One number: what kind of operation gave it, from which operands, and what these give when it
+    is done again.
 
-    ``value`` is the number as the model has it (in ``dtype``), ``recomputed`` what its operands give in float64;
-    ``terms`` (n,) add up to it where it is a sum. ``factors`` and ``others`` hold the operands, ``numbers`` what came
-    out on the way (a mean, a sum of exponentials).
+    ``value`` is the number as the model has it (in ``dtype``), ``recomputed`` what its operands
+    give in float64; ``terms`` (n,) add up to it where it is a sum. ``factors`` and ``others`` hold
+    the operands, ``numbers`` what came out on the way (a mean, a sum of exponentials).
     """
 
     address: str
@@ -55,26 +56,38 @@ class Explanation:
     def operands(self) -> list[Operand]:
         """Every number that was read, with its address."""
         lines = (*self.factors, *self.others)
-        return [Operand(line.address(at), float(line.values[at])) for line in lines for at in range(len(line.values))]
+        return [
+            Operand(line.address(at), float(line.values[at]))
+            for line in lines
+            for at in range(len(line.values))
+        ]
 
     def term(self, at: int) -> tuple[float, list[Operand]]:
         """The term number ``at`` and its factors; a sum of single values has one operand a term."""
         if not self.factors:
             lines = [self.others[at]] if at < len(self.others) else []
-            return float(self.terms[at]), [Operand(line.address(), float(line.values[0])) for line in lines]
+            return float(self.terms[at]), [
+                Operand(line.address(), float(line.values[0])) for line in lines
+            ]
         chosen = [(line, 0 if len(line.values) == 1 else at) for line in self.factors]
-        return float(self.terms[at]), [Operand(line.address(i), float(line.values[i])) for line, i in chosen]
+        return float(self.terms[at]), [
+            Operand(line.address(i), float(line.values[i])) for line, i in chosen
+        ]
 
     def largest(self) -> str | None:
-        """The address of the operand with the largest term, a value before a weight; None where none is left."""
+        """The address of the operand with the largest term, a value before a weight; None where
+        none is left."""
         if not len(self.terms) and not self.others:
             return None
-        if not len(self.terms) or self.kind == "softmax":  # of a share the score itself, not its rivals
+        # of a share the score itself, not its rivals
+        if not len(self.terms) or self.kind == "softmax":
             return self.others[0].address()
         _, operands = self.term(int(self.terms.abs().argmax()))
         if not operands:
             return self.others[0].address() if self.others else None
-        own = [one for one in operands if one.address.partition("[")[0] not in self.weights.values()]
+        own = [
+            one for one in operands if one.address.partition("[")[0] not in self.weights.values()
+        ]
         return (own or operands)[0].address
 
     def to_dict(self, most: int | None = None) -> dict[str, Any]:
@@ -83,10 +96,25 @@ class Explanation:
         terms = []
         for at in order:
             value, operands = self.term(at)
-            terms.append({"term": at, "value": files.json_number(value), "operands": [_told(one) for one in operands]})
-        others = [Operand(line.address(), float(line.values[0])) for line in self.others if len(line.values) == 1]
+            terms.append(
+                {
+                    "term": at,
+                    "value": files.json_number(value),
+                    "operands": [_told(one) for one in operands],
+                }
+            )
+        others = [
+            Operand(line.address(), float(line.values[0]))
+            for line in self.others
+            if len(line.values) == 1
+        ]
         numbers = {name: files.json_number(value) for name, value in self.numbers.items()}
-        told = {"address": self.address, "kind": self.kind, "value": files.json_number(self.value), "dtype": self.dtype}
+        told = {
+            "address": self.address,
+            "kind": self.kind,
+            "value": files.json_number(self.value),
+            "dtype": self.dtype,
+        }
         return {
             **told,
             "recomputed": files.json_number(self.recomputed),
@@ -127,13 +155,18 @@ class Explanation:
         if len(self.terms) > len(shown):
             rest = float(self.terms.sum()) - running
             told.append(f"    {rest:+.6g}  {len(self.terms) - len(shown)} smaller terms")
-        for line in self.others if self.factors or not len(self.terms) else self.others[len(self.terms) :]:
+        for line in (
+            self.others if self.factors or not len(self.terms) else self.others[len(self.terms) :]
+        ):
             if len(line.values) == 1:
                 told.append(f"    with {line.address()} {float(line.values[0]):.6g}")
             else:
                 told.append(f"    with {len(line.values)} numbers from {line.address()} on")
         if self.kind not in ("leaf", "weight", "generic"):
-            told.append(f"  again from these, in float64: {self.recomputed:.9g}; difference {self.difference:.3g}")
+            told.append(
+                f"  again from these, in float64: {self.recomputed:.9g}; difference "
+                f"{self.difference:.3g}"
+            )
         return told
 
     def __str__(self) -> str:

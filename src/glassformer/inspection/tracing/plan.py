@@ -1,7 +1,9 @@
-"""The plan of a forward pass: every operation between the token ids and the probabilities, in order, by address.
+"""The plan of a forward pass: every operation between the token ids and the probabilities, in
+order, by address.
 
-An operation is named as the tape names its result (``decoder.blocks.3.attn.q``); what lies between two taped values has
-a name beside theirs (``attn.qk``, ``attn.scaled``). Its kind says what it does, its inputs are other operations.
+An operation is named as the tape names its result (``decoder.blocks.3.attn.q``); what lies between
+two taped values has a name beside theirs (``attn.qk``, ``attn.scaled``). Its kind says what it
+does, its inputs are other operations.
 """
 
 from __future__ import annotations
@@ -19,10 +21,39 @@ from ...nn.lora import LoRALinear
 
 D = TypeVar("D", bound=Callable[..., str])
 Axes = tuple[str, ...]
-Code = tuple[Callable[..., Any], str]  # a function of nn/, and a piece of the line in it that computes the value
+# a function of nn/, and a piece of the line in it that computes the value
+Code = tuple[Callable[..., Any], str]
 
-TAPED = {"token", "segment", "position", "embed", "in", "qkv", "q", "k", "v", "scores", "pattern", "z", "write", "mid"}
-TAPED |= {"mid_cross", "resid", "pre", "gate", "up", "hidden", "router", "weight", "chosen", "out", "state", "vector"}
+TAPED = {
+    "token",
+    "segment",
+    "position",
+    "embed",
+    "in",
+    "qkv",
+    "q",
+    "k",
+    "v",
+    "scores",
+    "pattern",
+    "z",
+    "write",
+    "mid",
+}
+TAPED |= {
+    "mid_cross",
+    "resid",
+    "pre",
+    "gate",
+    "up",
+    "hidden",
+    "router",
+    "weight",
+    "chosen",
+    "out",
+    "state",
+    "vector",
+}
 TAPED |= {"logits"}
 """Last words of the tape's own names (docs/names.md)."""
 
@@ -30,7 +61,8 @@ _DESCRIPTIONS: dict[type, Callable[..., str]] = {}
 
 
 def describes(kind: type) -> Callable[[D], D]:
-    """Decorator: this function (config, builder, path, input, ...) -> output adds what a config's module computes."""
+    """Decorator: this function (config, builder, path, input, ...) -> output adds what a config's
+    module computes."""
 
     def register(describe: D) -> D:
         _DESCRIPTIONS[kind] = describe
@@ -54,10 +86,11 @@ def _line(function: Callable[..., Any], needle: str) -> str:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: its address, kind, inputs, weights by their role, and the named sides of its result.
+    """One operation: its address, kind, inputs, weights by their role, and the named sides of its
+    result.
 
-    ``axes``: B batch, T tokens (queries), S keys, H heads, K key-value heads, D of a head, C model dim, F hidden, V
-    vocabulary, E experts, k chosen experts, L labels, N documents.
+    ``axes``: B batch, T tokens (queries), S keys, H heads, K key-value heads, D of a head, C model
+    dim, F hidden, V vocabulary, E experts, k chosen experts, L labels, N documents.
     """
 
     id: str
@@ -65,7 +98,8 @@ class Op:
     inputs: tuple[str, ...]
     axes: Axes
     shape: tuple[int, ...]
-    weights: Mapping[str, str] = field(default_factory=dict)  # role -> name of a weight in Plan.weights
+    # role -> name of a weight in Plan.weights
+    weights: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     code: Code | None = None
 
@@ -83,19 +117,37 @@ class Op:
 
     @property
     def source(self) -> str:
-        """``nn/attention.py:84``: the line of the package, or of a user's file, that computes it."""
+        """``nn/attention.py:84``: the line of the package, or of a user's file, that computes
+        it."""
         return "" if self.code is None else _line(*self.code)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON holds it."""
-        shown = {name: value for name, value in self.params.items() if isinstance(value, int | float | str | bool)}
-        told = {"id": self.id, "kind": self.kind, "layer": self.layer, "in": list(self.inputs), "w": dict(self.weights)}
-        return {**told, "axes": list(self.axes), "shape": list(self.shape), "params": shown, "src": self.source}
+        shown = {
+            name: value
+            for name, value in self.params.items()
+            if isinstance(value, int | float | str | bool)
+        }
+        told = {
+            "id": self.id,
+            "kind": self.kind,
+            "layer": self.layer,
+            "in": list(self.inputs),
+            "w": dict(self.weights),
+        }
+        return {
+            **told,
+            "axes": list(self.axes),
+            "shape": list(self.shape),
+            "params": shown,
+            "src": self.source,
+        }
 
 
 @dataclass
 class Plan:
-    """Operations by address, in the order in which they are computed; other names of the same values; weights."""
+    """Operations by address, in the order in which they are computed; other names of the same
+    values; weights."""
 
     ops: dict[str, Op] = field(default_factory=dict)
     alias: dict[str, str] = field(default_factory=dict)
@@ -123,17 +175,23 @@ class Plan:
 
 
 class Builder:
-    """Adds operations to a plan, for the descriptions of blocks; each method returns the address of its result."""
+    """Adds operations to a plan, for the descriptions of blocks; each method returns the address of
+    its result."""
 
     def __init__(
-        self, model: Model, tokens: int, source: int | None = None, edited: Callable[[str], bool] | None = None
+        self,
+        model: Model,
+        tokens: int,
+        source: int | None = None,
+        edited: Callable[[str], bool] | None = None,
     ):
         self.model, self.plan, self.edited = model, Plan(), edited or (lambda path: False)
         self.tokens, self.source = tokens, source
         self.parameters = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
         self.pos, self.key_pos, self.ids = "pos", "pos.keys", "tokens"
         self.memory, self.memory_pos = "", ""  # an encoder's output, and its positions as keys
-        self.position: Any = None  # the config of the stack's position scheme, and the path of its module
+        # the config of the stack's position scheme, and the path of its module
+        self.position: Any = None
         self.position_module = ""
 
     # ------------------------------------------------------------------------------ operations
@@ -155,13 +213,16 @@ class Builder:
         self.plan.ops[id] = Op(id, kind, inputs, axes, shape, weights or {}, params, code)
         return id
 
-    def like(self, id: str, kind: str, x: str, *others: str, code: Code | None = None, **params: Any) -> str:
+    def like(
+        self, id: str, kind: str, x: str, *others: str, code: Code | None = None, **params: Any
+    ) -> str:
         """An operation whose result has the sides of its first input."""
         op = self.plan[x]
         return self.add(id, kind, (x, *others), op.axes, op.shape, code, **params)
 
     def name(self, x: str, id: str) -> str:
-        """Give the value ``x`` the address under which the tape knows it; a value that has one keeps both."""
+        """Give the value ``x`` the address under which the tape knows it; a value that has one
+        keeps both."""
         if x == id:
             return x
         last = next(reversed(self.plan.ops))
@@ -184,8 +245,11 @@ class Builder:
         paths = {role: f"{module}.{name}" for role, name in roles.items()}
         return {role: self.weight(path) for role, path in paths.items() if path in self.parameters}
 
-    def linear(self, id: str, x: str, module: str, axis: str, code: Code, kind: str = "linear") -> str:
-        """x W^T (+ b) by the linear layer at the path ``module``; a low-rank change stands apart."""
+    def linear(
+        self, id: str, x: str, module: str, axis: str, code: Code, kind: str = "linear"
+    ) -> str:
+        """x W^T (+ b) by the linear layer at the path ``module``; a low-rank change stands
+        apart."""
         layer = self.model.get_submodule(module)
         weights = self.of_module(module, weight="weight", bias="bias")
         out, axes = self.parameters[f"{module}.weight"][0], self.plan[x].axes[:-1]
@@ -195,8 +259,19 @@ class Builder:
         lora = (LoRALinear.forward, "self.down")
         base = self.add(f"{id}.base", kind, (x,), (*axes, axis), (*shape, out), code, weights)
         down, up = (self.of_module(module, weight=name) for name in ("down", "up"))
-        low = self.add(f"{id}.lora_down", "linear", (x,), (*axes, "R"), (*shape, len(layer.down)), lora, down)
-        change = self.add(f"{id}.lora_up", "linear", (low,), (*axes, axis), (*shape, out), lora, up, factor=layer.scale)
+        low = self.add(
+            f"{id}.lora_down", "linear", (x,), (*axes, "R"), (*shape, len(layer.down)), lora, down
+        )
+        change = self.add(
+            f"{id}.lora_up",
+            "linear",
+            (low,),
+            (*axes, axis),
+            (*shape, out),
+            lora,
+            up,
+            factor=layer.scale,
+        )
         return self.like(id, "add", base, change, code=lora)
 
     def norm(self, id: str, x: str, cfg: config.Norm | None, module: str) -> str:
@@ -204,17 +279,29 @@ class Builder:
         return self.name(x, id) if cfg is None else describe(cfg, self, id, x, module)
 
     def generic(
-        self, id: str, inputs: tuple[str, ...], axes: Axes, shape: tuple[int, ...], part: Any, call: Any
+        self,
+        id: str,
+        inputs: tuple[str, ...],
+        axes: Axes,
+        shape: tuple[int, ...],
+        part: Any,
+        call: Any,
     ) -> str:
-        """What nobody has described: the module itself is called, and its arithmetic stays closed."""
+        """What nobody has described: the module itself is called, and its arithmetic stays
+        closed."""
         module = next((path for path, one in self.model.named_modules() if one is part), "")
-        own = {name: self.weight(name) for name in self.parameters if module and name.startswith(f"{module}.")}
+        own = {
+            name: self.weight(name)
+            for name in self.parameters
+            if module and name.startswith(f"{module}.")
+        }
         forward = getattr(type(part), "forward", type(part))
         return self.add(id, "generic", inputs, axes, shape, (forward, "def "), own, call=call)
 
 
 def describe(cfg: Any, b: Builder, *args: Any, **named: Any) -> str:
-    """Add what the module of ``cfg`` computes. Raises KeyError for a type that nobody has described."""
+    """Add what the module of ``cfg`` computes. Raises KeyError for a type that nobody has
+    described."""
     if type(cfg) not in _DESCRIPTIONS:
         raise KeyError(f"no description of {type(cfg).__name__}: see inspection/tracing")
     return _DESCRIPTIONS[type(cfg)](cfg, b, *args, **named)

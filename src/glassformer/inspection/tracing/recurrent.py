@@ -1,4 +1,5 @@
-"""What GRUs and LSTMs compute, as operations (nn/recurrence.py): each step reads the state of the step before."""
+"""What GRUs and LSTMs compute, as operations (nn/recurrence.py): each step reads the state of the
+step before."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ from .plan import Builder, describes
 
 @describes(config.Recurrent)
 def recurrent_body(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_path: str) -> str:
-    """Layers of cells, one way or both; a decoder's first layer reads its context too, and ``merge`` ends it."""
+    """Layers of cells, one way or both; a decoder's first layer reads its context too, and
+    ``merge`` ends it."""
     whole = recurrence.Recurrent.forward
     x = first = hidden = b.name(x, f"{path}.embed")
     T, dim = b.tokens, b.model.config.dim
     initial = context = None
     if cfg.cross is not None:
         ends = (recurrence.Source.ends, "torch.cat(")
-        both = b.add(f"{path}.cross.ends", "pool", (b.memory,), ("N", "2C"), (1, 2 * dim), ends, of="ends")
+        both = b.add(
+            f"{path}.cross.ends", "pool", (b.memory,), ("N", "2C"), (1, 2 * dim), ends, of="ends"
+        )
         start = (recurrence.Summary.initial, "torch.tanh(")
         product = b.linear(f"{path}.cross.whole_proj", both, f"{path}.cross.whole", "C", start)
         initial = b.like(f"{path}.cross.initial", "act", product, code=start, act="tanh")
@@ -29,7 +33,12 @@ def recurrent_body(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_p
             sizes = (dim, b.plan[context].shape[-1])
             sides = (("B", "T", "2C"), (1, T, 2 * dim))
             hidden = b.add(
-                f"{place}.in", "concat", (hidden, context), *sides, (whole, "torch.cat((hidden, context)"), sizes=sizes
+                f"{place}.in",
+                "concat",
+                (hidden, context),
+                *sides,
+                (whole, "torch.cat((hidden, context)"),
+                sizes=sizes,
             )
         if cfg.causal:
             hidden = cells(cfg.cell, b, place, state, hidden, initial, state, reverse=False)
@@ -38,10 +47,27 @@ def recurrent_body(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_p
         for name, reverse in (("cells", False), ("back", True)):
             way = f"{path}.{name}.{number}"
             ways.append(
-                cells(cfg.cell, b, way, f"{way}.{'backward' if reverse else 'forward'}", hidden, None, state, reverse)
+                cells(
+                    cfg.cell,
+                    b,
+                    way,
+                    f"{way}.{'backward' if reverse else 'forward'}",
+                    hidden,
+                    None,
+                    state,
+                    reverse,
+                )
             )
         code = (whole, "again[order.mirror]")
-        hidden = b.add(state, "concat", tuple(ways), ("B", "T", "C"), (1, T, 2 * width), code, sizes=(width, width))
+        hidden = b.add(
+            state,
+            "concat",
+            tuple(ways),
+            ("B", "T", "C"),
+            (1, T, 2 * width),
+            code,
+            sizes=(width, width),
+        )
     if cfg.cross is not None and context is not None:
         code = (whole, "self.merge(")
         parts, sides = (hidden, context, first), (("B", "T", "3C"), (1, T, 3 * dim))
@@ -61,13 +87,17 @@ def cells(
     state: str,
     reverse: bool,
 ) -> str:
-    """One layer in one direction; ``state`` (B, T, C) is what the tape records, both directions side by side."""
+    """One layer in one direction; ``state`` (B, T, C) is what the tape records, both directions
+    side by side."""
     T, width = b.tokens, b.parameters[f"{module}.state.weight"][1]
     kind = recurrence.LSTM if isinstance(cfg, config.LSTM) else recurrence.GRU
-    given = b.linear(f"{module}.given", x, f"{module}.input", "G", (recurrence.Cell.run, "self.input(x)"))
+    given = b.linear(
+        f"{module}.given", x, f"{module}.input", "G", (recurrence.Cell.run, "self.input(x)")
+    )
     sides = (("B", "T", "C"), (1, T, width))
     step = (recurrence.walk, "state = step(given, state)")
-    # A loop through time: the state is read from what was recorded, and so its operations may come before it.
+    # A loop through time: the state is read from what was recorded, and so its operations may come
+    # before it.
     before = own_half(b, module, state, width, reverse)
     inputs = (before,) if initial is None else (before, initial)
     previous = b.add(f"{module}.previous", "shift", inputs, *sides, step, reverse=reverse)
@@ -77,8 +107,17 @@ def cells(
         code = (kind.step, "cell = torch.sigmoid(stay)")
         memory = f"{module}.memory"
         kept = b.add(memory, "memory", (given, carried, memory), *sides, code, reverse=reverse)
-        return b.add(id, "cell", (given, carried, kept), *sides, (kind.step, "torch.sigmoid(show)"), type="lstm")
-    return b.add(id, "cell", (given, carried, previous), *sides, (kind.step, "candidate + stay"), type="gru")
+        return b.add(
+            id,
+            "cell",
+            (given, carried, kept),
+            *sides,
+            (kind.step, "torch.sigmoid(show)"),
+            type="lstm",
+        )
+    return b.add(
+        id, "cell", (given, carried, previous), *sides, (kind.step, "candidate + stay"), type="gru"
+    )
 
 
 def own_half(b: Builder, module: str, state: str, width: int, reverse: bool) -> str:
@@ -89,7 +128,14 @@ def own_half(b: Builder, module: str, state: str, width: int, reverse: bool) -> 
     code = (recurrence.Recurrent.forward, "again[order.mirror]")
     begin = width if reverse else 0
     return b.add(
-        f"{module}.own", "split", (state,), ("B", "T", "C"), (1, b.tokens, width), code, begin=begin, width=width
+        f"{module}.own",
+        "split",
+        (state,),
+        ("B", "T", "C"),
+        (1, b.tokens, width),
+        code,
+        begin=begin,
+        width=width,
     )
 
 
@@ -105,14 +151,22 @@ def source_context(
         return b.add(f"{path}.cross.write", "repeat", (initial,), *sides, code)
     S, pattern = b.plan[b.memory].shape[1], recurrence.Additive.pattern
     step = (recurrence.walk, "state = step(given, state)")
-    previous = b.add(f"{path}.cross.previous", "shift", (state, initial), *sides, step, reverse=False)
+    previous = b.add(
+        f"{path}.cross.previous", "shift", (state, initial), *sides, step, reverse=False
+    )
     q = b.linear(f"{path}.cross.q_proj", previous, f"{path}.cross.q", "A", (pattern, "self.q(h)"))
     k = b.linear(
-        f"{path}.cross.k_proj", b.memory, f"{path}.cross.k", "A", (recurrence.Recurrent.source, "self.cross.k(source")
+        f"{path}.cross.k_proj",
+        b.memory,
+        f"{path}.cross.k",
+        "A",
+        (recurrence.Recurrent.source, "self.cross.k(source"),
     )
     score = {"weight": b.weight(f"{path}.cross.score.weight")}
     square = (("B", "H", "T", "S"), (1, 1, T, S))
-    s = b.add(f"{path}.cross.scores", "additive", (q, k), *square, (pattern, "torch.tanh("), score, keys=1)
+    s = b.add(
+        f"{path}.cross.scores", "additive", (q, k), *square, (pattern, "torch.tanh("), score, keys=1
+    )
     p = b.like(f"{path}.cross.pattern", "softmax", s, code=(pattern, "softmax"))
     code = (recurrence.Recurrent.attend, "source.values[")
     return b.add(f"{path}.cross.write", "av", (p, b.memory), *sides, code, group=1, keys=1)

@@ -23,7 +23,8 @@ def plain_flow(x: Tensor) -> Flow:
     return Flow(torch.arange(x.shape[1], device=x.device)[None])
 
 
-# ------------------------------------------------------------------------------------------------ norms
+# ------------------------------------------------------------------------------------------------
+# norms
 
 
 @describes(config.LayerNorm)
@@ -39,7 +40,18 @@ def rms_norm(cfg: config.RMSNorm, b: Builder, id: str, x: str, module: str) -> s
     """Scale and gain."""
     weights = b.of_module(module, weight="weight")
     code, op = (norm.RMSNorm.forward, "F.rms_norm"), b.plan[x]
-    return b.add(id, "norm", (x,), op.axes, op.shape, code, weights, type="rms", eps=cfg.eps, offset=cfg.offset)
+    return b.add(
+        id,
+        "norm",
+        (x,),
+        op.axes,
+        op.shape,
+        code,
+        weights,
+        type="rms",
+        eps=cfg.eps,
+        offset=cfg.offset,
+    )
 
 
 def any_norm(b: Builder, id: str, x: str, cfg: Any, module: str) -> str:
@@ -50,7 +62,8 @@ def any_norm(b: Builder, id: str, x: str, cfg: Any, module: str) -> str:
     return b.generic(id, (x,), op.axes, op.shape, part, part)
 
 
-# ------------------------------------------------------------------------------------------- positions
+# -------------------------------------------------------------------------------------------
+# positions
 
 
 def position_embedding(b: Builder, x: str, embed_path: str) -> str:
@@ -75,7 +88,9 @@ def position_embedding(b: Builder, x: str, embed_path: str) -> str:
             part: Any = b.model.get_submodule(b.position_module)
             if type(part).embed is position.Position.embed:
                 return x
-            return b.generic(id, (x,), op.axes, op.shape, part, lambda h: part.embed(h, plain_flow(h)))
+            return b.generic(
+                id, (x,), op.axes, op.shape, part, lambda h: part.embed(h, plain_flow(h))
+            )
     return b.like(f"{embed_path}.with_position", "add", x, own, code=code)
 
 
@@ -89,7 +104,9 @@ def rotated(b: Builder, id: str, x: str) -> str:
     if type(part).rotate is position.Position.rotate:
         return b.name(x, id)
     op = b.plan[x]
-    return b.generic(id, (x,), op.axes, op.shape, part, lambda h: part.rotate(h, plain_flow(h[:, 0])))
+    return b.generic(
+        id, (x,), op.axes, op.shape, part, lambda h: part.rotate(h, plain_flow(h[:, 0]))
+    )
 
 
 def biased(b: Builder, path: str, scores: str, causal: bool) -> str:
@@ -110,12 +127,26 @@ def biased(b: Builder, path: str, scores: str, causal: bool) -> str:
     elif isinstance(part, position.Alibi):
         params = {"type": "alibi", "slopes": tuple(part.slopes)}
     kind, code = "bias" if params else "generic", (type(part).bias, "return")
-    own = b.add(f"{path}.bias", kind, (b.pos, b.key_pos), op.axes, op.shape, code, weights, call=call, **params)
-    return b.like(f"{path}.biased", "add", scores, own, code=(eager.eager_attention, "scores + bias"))
+    own = b.add(
+        f"{path}.bias",
+        kind,
+        (b.pos, b.key_pos),
+        op.axes,
+        op.shape,
+        code,
+        weights,
+        call=call,
+        **params,
+    )
+    return b.like(
+        f"{path}.biased", "add", scores, own, code=(eager.eager_attention, "scores + bias")
+    )
 
 
 @describes(config.Attention)
-def attended(cfg: config.Attention, b: Builder, path: str, x: str, causal: bool, cross: bool) -> str:
+def attended(
+    cfg: config.Attention, b: Builder, path: str, x: str, causal: bool, cross: bool
+) -> str:
     """Queries, keys, values; scores, mask, softmax; values summed, heads merged, projected."""
     forward, scores_code = attention.Attention.forward, eager.eager_attention
     H, K, D = cfg.heads, cfg.kv_heads or cfg.heads, cfg.width(b.model.config.dim)
@@ -123,8 +154,13 @@ def attended(cfg: config.Attention, b: Builder, path: str, x: str, causal: bool,
     S = b.plan[seen].shape[1]
     joined = (attention.Attention.qkv, "together(x, self.q, self.k, self.v)")
     memory = (attention.Attention.memory_keys, "self.k(hidden)")
-    q = b.linear(f"{path}.q_proj", x, f"{path}.q", "HD", (forward, "self.q(x)") if cross else joined)
-    k, v = (b.linear(f"{path}.{n}_proj", seen, f"{path}.{n}", "KD", memory if cross else joined) for n in "kv")
+    q = b.linear(
+        f"{path}.q_proj", x, f"{path}.q", "HD", (forward, "self.q(x)") if cross else joined
+    )
+    k, v = (
+        b.linear(f"{path}.{n}_proj", seen, f"{path}.{n}", "KD", memory if cross else joined)
+        for n in "kv"
+    )
     begins = (0, 0, 0)
     if not cross:
         sizes = (H * D, K * D, K * D)
@@ -133,10 +169,18 @@ def attended(cfg: config.Attention, b: Builder, path: str, x: str, causal: bool,
         q = k = v = b.add(f"{path}.qkv", "concat", (q, k, v), *sides, sizes=sizes)
         begins = (0, H * D, (H + K) * D)
 
-    def split(id: str, of: str, begin: int, n: int, length: int, axes: tuple[str, ...], name: str = "") -> str:
+    def split(
+        id: str, of: str, begin: int, n: int, length: int, axes: tuple[str, ...], name: str = ""
+    ) -> str:
         code = (attention.Attention.split, "x.view(")
-        made = b.add(f"{path}.{id}", "split", (of,), axes, (1, n, length, D), code, begin=begin, width=n * D)
-        return any_norm(b, f"{path}.{name}ed", made, cfg.qk_norm, f"{path}.{name}") if name and cfg.qk_norm else made
+        made = b.add(
+            f"{path}.{id}", "split", (of,), axes, (1, n, length, D), code, begin=begin, width=n * D
+        )
+        return (
+            any_norm(b, f"{path}.{name}ed", made, cfg.qk_norm, f"{path}.{name}")
+            if name and cfg.qk_norm
+            else made
+        )
 
     queries, keys = ("B", "H", "T", "D"), ("B", "K", "S", "D")
     q = split("q_heads", q, begins[0], H, T, queries, "q_norm")
@@ -147,22 +191,46 @@ def attended(cfg: config.Attention, b: Builder, path: str, x: str, causal: bool,
         q, k = rotated(b, f"{path}.q", q), rotated(b, f"{path}.k", k)
     v = split("v", v, begins[2], K, S, keys)
     square = {"axes": ("B", "H", "T", "S"), "shape": (1, H, T, S)}
-    s = b.add(f"{path}.qk", "qk", (q, k), code=(scores_code, "fold_groups(q"), group=H // K, **square)  # type: ignore[arg-type]
+    s = b.add(
+        f"{path}.qk", "qk", (q, k), code=(scores_code, "fold_groups(q"), group=H // K, **square
+    )  # type: ignore[arg-type]
     scale = D**-0.5 if cfg.scale is None else cfg.scale
     why = f" = 1 / sqrt({D})" if cfg.scale is None else ""
     s = b.like(f"{path}.scaled", "scale", s, code=(scores_code, "* scale"), by=scale, why=why)
     if cfg.softcap is not None:
-        s = b.like(f"{path}.capped", "softcap", s, code=(scores_code, "torch.tanh"), cap=cfg.softcap)
+        s = b.like(
+            f"{path}.capped", "softcap", s, code=(scores_code, "torch.tanh"), cap=cfg.softcap
+        )
     if not cross:
         s = biased(b, path, s, causal)
     rule, see_ahead = config.Full() if cross else cfg.mask, not causal or cross
-    may = partial(_allowed, build(rule, not see_ahead), 0 if see_ahead else rule.prefix_length, not see_ahead)
+    may = partial(
+        _allowed, build(rule, not see_ahead), 0 if see_ahead else rule.prefix_length, not see_ahead
+    )
     k_pos = b.memory_pos if cross else b.key_pos
     code: Code = (scores_code, "masked_fill")
-    s = b.like(f"{path}.scores", "mask", s, b.pos, k_pos, code=code, allowed=may, rule=str(rule), causal=not see_ahead)
+    s = b.like(
+        f"{path}.scores",
+        "mask",
+        s,
+        b.pos,
+        k_pos,
+        code=code,
+        allowed=may,
+        rule=str(rule),
+        causal=not see_ahead,
+    )
     dtype = next(b.model.parameters()).dtype
     p = b.like(f"{path}.pattern", "softmax", s, code=(scores_code, "scores.softmax"), dtype=dtype)
-    z = b.add(f"{path}.z", "av", (p, v), queries, (1, H, T, D), (scores_code, "fold_groups(kept"), group=H // K)
+    z = b.add(
+        f"{path}.z",
+        "av",
+        (p, v),
+        queries,
+        (1, H, T, D),
+        (scores_code, "fold_groups(kept"),
+        group=H // K,
+    )
     code = (forward, "z.transpose(1, 2)")
     merged = b.add(f"{path}.merged", "concat", (z,), ("B", "T", "HD"), (1, T, H * D), code, heads=H)
     return b.linear(f"{path}.write", merged, f"{path}.out", "C", (forward, "self.out("))
@@ -175,7 +243,8 @@ def _allowed(rule: Any, prefix_length: int, causal: bool, q_pos: Tensor, k_pos: 
     return found.expand(len(q_pos), q_pos.shape[1], k_pos.shape[1])[:, None]
 
 
-# ------------------------------------------------------------------------------------------ feed-forward
+# ------------------------------------------------------------------------------------------
+# feed-forward
 
 
 @describes(config.MLP)
@@ -207,11 +276,15 @@ def mixture(cfg: config.MoE, b: Builder, path: str, x: str) -> str:
     k, F, C, T = cfg.top_k, cfg.expert.hidden, b.plan[x].shape[-1], b.tokens
     router = {"weight": b.weight(f"{path}.router.weight")}
     code: Code = (experts.MoE.route, "F.linear(wide, self.router")
-    logits = b.add(f"{path}.router", "router", (x,), ("B", "T", "E"), (1, T, cfg.experts), code, router)
+    logits = b.add(
+        f"{path}.router", "router", (x,), ("B", "T", "E"), (1, T, cfg.experts), code, router
+    )
     chooses = (forward, "topk(")
     probs = b.like(f"{path}.router_probs", "softmax", logits, code=chooses)
     sides = {"axes": ("B", "T", "k"), "shape": (1, T, k), "code": chooses}
-    weight = b.add(f"{path}.weight", "topk", (probs,), gives="weight", normalize=cfg.normalize, **sides)  # type: ignore[arg-type]
+    weight = b.add(
+        f"{path}.weight", "topk", (probs,), gives="weight", normalize=cfg.normalize, **sides
+    )  # type: ignore[arg-type]
     chosen = b.add(f"{path}.chosen", "topk", (probs,), gives="chosen", normalize=False, **sides)  # type: ignore[arg-type]
 
     def product(id: str, of: str, table: str, width: int, axis: str) -> str:
@@ -219,16 +292,33 @@ def mixture(cfg: config.MoE, b: Builder, path: str, x: str) -> str:
         if f"{path}.{table}_bias" in b.parameters:
             weights["bias"] = b.weight(f"{path}.{table}_bias")
         code, sides = (experts.MoE.product, "F.linear"), ("B", "T", "k", axis)
-        return b.add(f"{path}.{id}", "expert", (of, chosen), sides, (1, T, k, width), code, weights, first=of == x)
+        return b.add(
+            f"{path}.{id}",
+            "expert",
+            (of, chosen),
+            sides,
+            (1, T, k, width),
+            code,
+            weights,
+            first=of == x,
+        )
 
     x = b.plan[x].id
     if isinstance(cfg.expert, config.GatedMLP):
         pre, up = product("pre", x, "gate", F, "F"), product("up", x, "up", F, "F")
-        gate = b.like(f"{path}.gate", "act", pre, code=(activation, 'self.act(look("pre", gate'), act=cfg.expert.act)
+        gate = b.like(
+            f"{path}.gate",
+            "act",
+            pre,
+            code=(activation, 'self.act(look("pre", gate'),
+            act=cfg.expert.act,
+        )
         hidden = b.like(f"{path}.hidden", "glu", gate, up, code=(activation, 'look("up", up)'))
     else:
         pre = product("pre", x, "up", F, "F")
-        hidden = b.like(f"{path}.hidden", "act", pre, code=(activation, "self.act("), act=cfg.expert.act)
+        hidden = b.like(
+            f"{path}.hidden", "act", pre, code=(activation, "self.act("), act=cfg.expert.act
+        )
     answers = product("answers", hidden, "down", C, "C")
     code = (experts.MoE.reference, "write.index_add(")
     id = f"{path}.write" if cfg.shared is None else f"{path}.combined"

@@ -1,4 +1,5 @@
-"""One forward pass in which every number has an address, from the token ids to the probabilities."""
+"""One forward pass in which every number has an address, from the token ids to the
+probabilities."""
 
 from __future__ import annotations
 
@@ -27,7 +28,15 @@ from .values import KEEP, Values
 if TYPE_CHECKING:
     from ...tokenizer.tokenizer import Tokenizer
 
-SIDES = {"T": "token", "S": "key", "V": "word", "H": "head", "K": "key-value head", "E": "expert", "L": "label"}
+SIDES = {
+    "T": "token",
+    "S": "key",
+    "V": "word",
+    "H": "head",
+    "K": "key-value head",
+    "E": "expert",
+    "L": "label",
+}
 SIDES |= {"k": "choice", "F": "neuron"}
 
 
@@ -39,23 +48,28 @@ def trace(
     edits: Sequence[ModelEdit | str] = (),
     keep: int = KEEP,
 ) -> Trace:
-    """One pass over ``text`` (or one row of token ids), everything addressable; nothing of it needs gradients.
+    """One pass over ``text`` (or one row of token ids), everything addressable; nothing of it needs
+    gradients.
 
-    ``source`` is what an encoder-decoder's encoder reads, ``edits`` are of ``glassformer.inspection.edits``; ``keep``
-    bounds the bytes of recorded values. Raises UserError for a text that the model cannot read.
+    ``source`` is what an encoder-decoder's encoder reads, ``edits`` are of
+    ``glassformer.inspection.edits``; ``keep`` bounds the bytes of recorded values. Raises UserError
+    for a text that the model cannot read.
     """
     tokens, given, changes = inputs(model, tokenizer, text, source, edits)
     for ids in (tokens, given):
         if ids is not None and len(ids) != 1:
-            raise UserError(f"A trace is of one text and these are {len(ids)} rows; give one of them.")
+            raise UserError(
+                f"A trace is of one text and these are {len(ids)} rows; give one of them."
+            )
     return Trace(model, tokenizer, tokens, given, changes, keep)
 
 
 class Trace(Values):
-    """A forward pass: ``plan`` says what was computed in which order, ``trace[address]`` gives any value of it.
+    """A forward pass: ``plan`` says what was computed in which order, ``trace[address]`` gives any
+    value of it.
 
-    The model's own values are recorded; what lies between them, and all that grows with the square of the text, is
-    computed from them when asked for, by the plan.
+    The model's own values are recorded; what lies between them, and all that grows with the square
+    of the text, is computed from them when asked for, by the plan.
     """
 
     def __init__(
@@ -73,12 +87,17 @@ class Trace(Values):
     # ---------------------------------------------------------------------------------- values
 
     def __getitem__(self, address: str) -> Tensor:
-        """The value at an address: ``decoder.blocks.3.attn.q``, or a part of it, ``[4, :, 7]``, batch row left out."""
+        """The value at an address: ``decoder.blocks.3.attn.q``, or a part of it, ``[4, :, 7]``,
+        batch row left out."""
         name, index = self.parse(address)
         if index is None:
             return self._whole(name)
         if name not in self.plan:
-            return self._weight(name)[index] if name in self.plan.weights else self._record(name)[index]
+            return (
+                self._weight(name)[index]
+                if name in self.plan.weights
+                else self._record(name)[index]
+            )
         op = self.plan[name]
         select = {
             axis: place
@@ -86,14 +105,22 @@ class Trace(Values):
             if axis in ("H", "T") and isinstance(place, int)
         }
         value = self._value(name, select)
-        return value[tuple(0 if axis in select else place for axis, place in zip(op.axes, index, strict=False))]
+        return value[
+            tuple(
+                0 if axis in select else place for axis, place in zip(op.axes, index, strict=False)
+            )
+        ]
 
     def __repr__(self) -> str:
         size = f"{self.tokens.shape[1]} tokens, {len(self.plan.ops)} operations"
-        return f"<Trace of {size}: trace[address], trace.explain(address), trace.lines() lists the addresses>"
+        return (
+            f"<Trace of {size}: trace[address], trace.explain(address), trace.lines() lists "
+            "the addresses>"
+        )
 
     def parse(self, address: str) -> tuple[str, tuple[int | slice, ...] | None]:
-        """An address as a name and an index of every side; raises UserError where there is no such number."""
+        """An address as a name and an index of every side; raises UserError where there is no such
+        number."""
         match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[(.*)\])?\s*", address)
         if match is None:
             raise UserError(f'"{address}" is no address; give one such as {self.example()}.')
@@ -102,14 +129,23 @@ class Trace(Values):
             return name, None
         shape, axes = self.shape(name)
         parts = re.findall(r'"[^"]*"|\'[^\']*\'|[^,]+', inside)
-        skipped = len(parts) < len(shape) and axes[:1] in (("B",), ("N",))  # the batch row is left out
+        # the batch row is left out
+        skipped = len(parts) < len(shape) and axes[:1] in (("B",), ("N",))
         own = ((0,) if skipped else ()), axes[1:] if skipped else axes
         try:
-            places = [*own[0], *(self._at(name, axis, part.strip()) for axis, part in zip(own[1], parts, strict=False))]
+            places = [
+                *own[0],
+                *(
+                    self._at(name, axis, part.strip())
+                    for axis, part in zip(own[1], parts, strict=False)
+                ),
+            ]
         except UserError:
             raise
         except ValueError:
-            raise UserError(f'"[{inside}]" is no index; give integers, as in {self.example()}.') from None
+            raise UserError(
+                f'"[{inside}]" is no index; give integers, as in {self.example()}.'
+            ) from None
         places += [0] * (len(parts) - len(own[1]))  # too many, as is told below
         if len(places) > len(shape):
             first = axes[0] in ("B", "N")
@@ -119,13 +155,18 @@ class Trace(Values):
             raise UserError(f"{said}give {len(own_sides)}{', without the batch row' * first}.")
         for axis, size, place in zip(axes, shape, places, strict=False):
             if isinstance(place, int) and not -size <= place < size:
-                raise UserError(f"{name} has {size} places along {axis}, 0 to {size - 1}; {place} is none of them.")
+                raise UserError(
+                    f"{name} has {size} places along {axis}, 0 to {size - 1}; "
+                    f"{place} is none of them."
+                )
         return name, tuple(
-            place % size if isinstance(place, int) else place for place, size in zip(places, shape, strict=False)
+            place % size if isinstance(place, int) else place
+            for place, size in zip(places, shape, strict=False)
         )
 
     def _at(self, name: str, axis: str, part: str) -> int | slice:
-        """One place of an index: an integer, a stretch, or a token in quotes where the side has tokens."""
+        """One place of an index: an integer, a stretch, or a token in quotes where the side has
+        tokens."""
         if part[:1] in ("'", '"') and part[-1:] == part[:1] and len(part) > 2:
             return self._of_word(name, axis, part[1:-1])
         if ":" in part:
@@ -134,7 +175,8 @@ class Trace(Values):
         return int(part)
 
     def _of_word(self, name: str, axis: str, word: str) -> int:
-        """The place of a token along a side: in the vocabulary, or the one place in the text where it stands."""
+        """The place of a token along a side: in the vocabulary, or the one place in the text where
+        it stands."""
         if axis == "V":
             return word_id(self.model, self.tokenizer, word)
         if axis not in ("T", "S") or self.tokenizer is None:
@@ -146,7 +188,9 @@ class Trace(Values):
             return found[0]
         known = ", ".join(f"{at} {piece}" for at, piece in enumerate(told[:40]))
         if found:
-            raise UserError(f'"{word}" stands at {" and ".join(map(str, found))}; give one of these numbers.')
+            raise UserError(
+                f'"{word}" stands at {" and ".join(map(str, found))}; give one of these numbers.'
+            )
         raise UserError(f'No token of the text is "{word}"; give a number. There are: {known}.')
 
     def example(self) -> str:
@@ -161,40 +205,52 @@ class Trace(Values):
         near = get_close_matches(name, known, n=1, cutoff=0.5)
         meant = f' Did you mean "{near[0]}"?' if near else ""
         raise UserError(
-            f'Nothing has the address "{name}".{meant} There are: {", ".join(listing(list(self.plan.ops)))}.'
+            f'Nothing has the address "{name}".{meant} There are: '
+            f"{', '.join(listing(list(self.plan.ops)))}."
         )
 
     # ---------------------------------------------------------------------------- as a document
 
     def save(self, path: str | Path, **how: Any) -> Path:
-        """Write the trace as one HTML file that opens without a server, 2 MB at most, or all of it as .safetensors.
+        """Write the trace as one HTML file that opens without a server, 2 MB at most, or all of it
+        as .safetensors.
 
-        ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file; ``name``: of the
-        model, as the file calls it.
+        ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file;
+        ``name``: of the model, as the file calls it.
         """
         return export.save(self, path, **how)
 
     def live(self, view: str = "playground", height: int = 640) -> Any:
-        """A widget for a notebook (extra ``live``): the page on this text, every number computed by the kernel.
+        """A widget for a notebook (extra ``live``): the page on this text, every number computed by
+        the kernel.
 
         ``view`` is one of its screens, such as "attention". It lives as long as the kernel does.
         """
-        made = importlib.import_module("glassformer.page.live")  # by its name: the page stands above this room
+        # by its name: the page stands above this room
+        made = importlib.import_module("glassformer.page.live")
         return made.live(self, view, height)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page in a frame, with these numbers, alive after the kernel has gone."""
+        """What a notebook shows: the page in a frame, with these numbers, alive after the kernel
+        has gone."""
         return export.frame(self)
 
     # ---------------------------------------------------------------------------------- reasons
 
     def explain(self, address: str) -> Explanation:
-        """How one number came about: its operands with their addresses, the terms, and what they give together."""
+        """How one number came about: its operands with their addresses, the terms, and what they
+        give together."""
         name, index = self.parse(address)
         shape, _ = self.shape(name)
-        if index is None or len(index) != len(shape) or not all(isinstance(place, int) for place in index):
+        if (
+            index is None
+            or len(index) != len(shape)
+            or not all(isinstance(place, int) for place in index)
+        ):
             example = ",".join("0" for _ in shape[1:] or shape)
-            raise UserError(f"{address} is {_sides(shape)} numbers; give one of them, as {name}[{example}].")
+            raise UserError(
+                f"{address} is {_sides(shape)} numbers; give one of them, as {name}[{example}]."
+            )
         at: Index = tuple(place for place in index if isinstance(place, int))
         return self._explained(name, at) if name in self.plan else self._given(name, at)
 
@@ -203,7 +259,9 @@ class Trace(Values):
         line, dtype = self.read(name, at), str(self._weight(name).dtype).removeprefix("torch.")
         value, none = float(line.values[0]), torch.zeros(0, dtype=torch.float64)
         told = "A number of the model's weights: here the arithmetic begins."
-        return Explanation(line.address(), "weight", value, dtype, value, none, (), (), {}, "", told, "given", "")
+        return Explanation(
+            line.address(), "weight", value, dtype, value, none, (), (), {}, "", told, "given", ""
+        )
 
     def _explained(self, name: str, at: Index) -> Explanation:
         """A number that an operation gave."""
@@ -224,7 +282,9 @@ class Trace(Values):
             others=worked.others,
             numbers=worked.numbers,
             place=self._place(op, at),
-            sentence=worked.words + self._rounding(op) + (" An edit has changed this value." if edited else ""),
+            sentence=worked.words
+            + self._rounding(op)
+            + (" An edit has changed this value." if edited else ""),
             equation=worked.equation,
             source=op.source,
             weights=dict(op.weights),
@@ -237,7 +297,10 @@ class Trace(Values):
         if not isinstance(weight, QuantizedWeight):
             return ""
         codes = f" The matrix is held in codes of {weight.held.bits} bits"
-        return f"{codes}, and its input is rounded to 8 bits, 32 numbers a scale, before: hence the difference."
+        return (
+            f"{codes}, and its input is rounded to 8 bits, 32 numbers a scale, before: hence "
+            "the difference."
+        )
 
     def _place(self, op: Op, at: Index) -> str:
         """``head 4, token 7 "it", key 2 "animal"``."""
@@ -245,7 +308,10 @@ class Trace(Values):
         for axis, place in zip(op.axes, at, strict=True):
             if axis not in ("B", "N"):
                 piece = self.token(op.id, axis, place)
-                told.append(f"{SIDES.get(axis, 'dimension')} {place}" + ("" if piece is None else f' "{piece}"'))
+                told.append(
+                    f"{SIDES.get(axis, 'dimension')} {place}"
+                    + ("" if piece is None else f' "{piece}"')
+                )
         return ", ".join(told)
 
     def why(self, address: str, up: int = 0) -> Iterator[Explanation]:
@@ -262,18 +328,25 @@ class Trace(Values):
     # ----------------------------------------------------------------------------------- names
 
     def token(self, name: str, axis: str, place: int) -> str | None:
-        """The token at a place of a side of ``name``, as it reads; None where the side has no tokens."""
+        """The token at a place of a side of ``name``, as it reads; None where the side has no
+        tokens."""
         if self.tokenizer is None or axis not in ("T", "S", "V"):
             return None
-        return shown(self.reads(name, axis), [place if axis == "V" else int(self.side(name, axis)[0, place])])[0]
+        return shown(
+            self.reads(name, axis), [place if axis == "V" else int(self.side(name, axis)[0, place])]
+        )[0]
 
     def side(self, name: str, axis: str) -> Tensor:
         """The token ids (1, length) along a side of tokens of a value."""
-        return self.source if self.source is not None and self._of_source(name, axis) else self.tokens
+        return (
+            self.source if self.source is not None and self._of_source(name, axis) else self.tokens
+        )
 
     def reads(self, name: str, axis: str) -> Tokenizer | None:
         """The tokenizer of the tokens along a side of a value."""
-        return self.tokenizer and (self.tokenizer.for_source if self._of_source(name, axis) else self.tokenizer)
+        return self.tokenizer and (
+            self.tokenizer.for_source if self._of_source(name, axis) else self.tokenizer
+        )
 
     def _of_source(self, name: str, axis: str) -> bool:
         across = axis == "S" and ".cross." in name
@@ -283,7 +356,11 @@ class Trace(Values):
         """The plan as text: a line for each operation, in order."""
         rows = []
         for op in self.plan:
-            sides = " x ".join(f"{axis} {size}" for axis, size in zip(op.axes, op.shape, strict=True) if axis != "B")
+            sides = " x ".join(
+                f"{axis} {size}"
+                for axis, size in zip(op.axes, op.shape, strict=True)
+                if axis != "B"
+            )
             rows.append((op.id, op.kind, sides, ", ".join(op.inputs), op.source))
         return tables.lines(rows, ("address", "kind", "sides", "of", "code"), left_columns=range(5))
 

@@ -25,7 +25,8 @@ from .plan import TAPED, Builder, Op, Plan, describe
 __all__ = ["KEEP", "Values", "descriptions", "recurrent"]
 
 KEEP = 512 << 20
-"""Bytes of recorded values that a trace keeps by default; what is beyond is recorded anew when it is asked for."""
+"""Bytes of recorded values that a trace keeps by default; what is beyond is recorded anew when it
+is asked for."""
 COMPUTED = 256 << 20  # bytes of computed values that are kept, the latest
 ATTENDING = ("q", "k", "v", "z")
 QUADRATIC = ("qkv", "scores", "pattern")  # recomputed from q and k; qkv from its three parts
@@ -59,7 +60,8 @@ class Given(nn.Module):
 
 
 class Values:
-    """One pass over ``tokens`` (1, T), and the plan of it; ``keep`` bounds the bytes of what is recorded."""
+    """One pass over ``tokens`` (1, T), and the plan of it; ``keep`` bounds the bytes of what is
+    recorded."""
 
     def __init__(
         self,
@@ -71,7 +73,9 @@ class Values:
     ) -> None:
         self.model, self.tokens, self.source, self.edits = model, tokens, source, edits or {}
         tape = Tape(edits=self.edits)
-        builder = Builder(model, tokens.shape[1], None if source is None else source.shape[1], tape.changes)
+        builder = Builder(
+            model, tokens.shape[1], None if source is None else source.shape[1], tape.changes
+        )
         describe(model.config, builder)
         self.plan: Plan = builder.plan
         self.parameters = dict(model.named_parameters())
@@ -85,19 +89,26 @@ class Values:
         self._run(lambda path: self._linear(path) and path not in self.dropped, self.records)
         self.seconds = time.perf_counter() - started
         if not self.edits:  # which may set anything
-            must_be_finite(model, *self.records.values())  # fused kernels make zeros of NaN scores: outputs hide them
+            # fused kernels make zeros of NaN scores: outputs hide them
+            must_be_finite(model, *self.records.values())
 
     def _beyond(self, keep: int) -> set[str]:
-        """The values that are not kept: logits first, then what is inside of blocks, the last ones first.
+        """The values that are not kept: logits first, then what is inside of blocks, the last ones
+        first.
 
-        What a feed-forward holds goes before queries, keys and values: every pattern is made of these.
+        What a feed-forward holds goes before queries, keys and values: every pattern is made of
+        these.
         """
         size = next(self.model.parameters()).element_size()
-        recorded = [op for op in self.plan if op.id.rpartition(".")[2] in TAPED and not op.quadratic]
+        recorded = [
+            op for op in self.plan if op.id.rpartition(".")[2] in TAPED and not op.quadratic
+        ]
         sizes = {op.id: size * math.prod(op.shape) for op in recorded}
         total, dropped = sum(sizes.values()), set[str]()
         stream = {"resid", "embed", "out", "mid", "mid_cross", "state"}
-        inner = [id for id in reversed(sizes) if id.rpartition(".")[2] not in stream and id != "logits"]
+        inner = [
+            id for id in reversed(sizes) if id.rpartition(".")[2] not in stream and id != "logits"
+        ]
         inner.sort(key=lambda id: id.rpartition(".")[2] in ATTENDING)
         for id in ("logits", *inner):
             if total <= keep:
@@ -116,24 +127,34 @@ class Values:
             model(*inputs, tape=tape, logits=want)
 
     def _only(self, start: str) -> Model:
-        """The model without the blocks that tell nothing of what ``start`` begins: the kept stream stands in for them.
+        """The model without the blocks that tell nothing of what ``start`` begins: the kept stream
+        stands in for them.
 
-        The block before hands on what it gave then, the same bits; where no stream was kept, blocks stay.
+        The block before hands on what it gave then, the same bits; where no stream was kept, blocks
+        stay.
         """
         swaps: dict[nn.Module, nn.Module] = {}
         for body in config.stacks(self.model.config):
             path = f"{body}.blocks"
             blocks: Any = self.model.get_submodule(path)
             inside = re.match(rf"{re.escape(path)}\.(\d+)\.", start)
-            at = int(inside.group(1)) if inside else len(blocks)  # of no block: what leaves the last one
+            # of no block: what leaves the last one
+            at = int(inside.group(1)) if inside else len(blocks)
             if at and f"{path}.{at - 1}.resid" not in self.records:
                 continue
-            before = [Given(None)] * (at - 1) + [Given(self.records[f"{path}.{at - 1}.resid"])] if at else []
-            swaps[blocks] = nn.ModuleList([*before, *blocks[at : at + 1], *[Given(None)] * (len(blocks) - at - 1)])
+            before = (
+                [Given(None)] * (at - 1) + [Given(self.records[f"{path}.{at - 1}.resid"])]
+                if at
+                else []
+            )
+            swaps[blocks] = nn.ModuleList(
+                [*before, *blocks[at : at + 1], *[Given(None)] * (len(blocks) - at - 1)]
+            )
         return replaced(self.model, swaps) if swaps else self.model
 
     def _linear(self, path: str) -> bool:
-        """Whether a value is recorded: not those that grow with the square of the text, unless an edit changes them."""
+        """Whether a value is recorded: not those that grow with the square of the text, unless an
+        edit changes them."""
         return path.rpartition(".")[2] not in QUADRATIC or self.edits_at(path)
 
     @property
@@ -143,18 +164,22 @@ class Values:
 
     @property
     def tier(self) -> str:
-        """``full``: every linear value is kept; ``resid``: the streams are, and a block is run again when opened."""
+        """``full``: every linear value is kept; ``resid``: the streams are, and a block is run
+        again when opened."""
         return "resid" if self.dropped - {"logits"} else "full"
 
     def check(self) -> float:
-        """The largest difference between this trace's last logits and those of a pass that nobody watches."""
+        """The largest difference between this trace's last logits and those of a pass that nobody
+        watches."""
         inputs = (self.tokens,) if self.source is None else (self.tokens, self.source)
         with inference(self.model):
             tape = Tape(edits=self.edits) if self.edits else None
             plain = self.model(*inputs, tape=tape)
         name = "logits" if "logits" in self.plan else next(reversed(self.plan.ops))
         fast = plain.logits[:, -1] if name == "logits" else plain.hidden[:, -1]
-        own = self._value(name if name == "logits" else self._last_hidden(), {"T": self.tokens.shape[1] - 1})[:, -1]
+        own = self._value(
+            name if name == "logits" else self._last_hidden(), {"T": self.tokens.shape[1] - 1}
+        )[:, -1]
         return float((fast - own).abs().max())
 
     def _last_hidden(self) -> str:
@@ -171,7 +196,8 @@ class Values:
         return self.parameters[self.plan.weights[name]].detach()
 
     def _record(self, name: str) -> Tensor:
-        """A recorded value under any of its names; what was dropped is recorded anew, with all of its block."""
+        """A recorded value under any of its names; what was dropped is recorded anew, with all of
+        its block."""
         if name in self.records:
             return self.records[name]
         key = ("recorded", name)
@@ -180,7 +206,9 @@ class Values:
             start, fresh = block.group(1) if block else name, dict[str, Tensor]()
             self._run(
                 lambda path: (
-                    path.startswith(start) and path in self.dropped and path.rpartition(".")[2] not in QUADRATIC
+                    path.startswith(start)
+                    and path in self.dropped
+                    and path.rpartition(".")[2] not in QUADRATIC
                 ),
                 fresh,
                 self._only(start),
@@ -224,12 +252,14 @@ class Values:
         size = next(self.model.parameters()).element_size() * math.prod(op.shape)
         if op.quadratic and size > COMPUTED:
             raise UserError(
-                f"{name} takes {size / 2**20:,.0f} MiB whole; ask for a head, {name}[0, :, :], or a row, [0, 5, :]."
+                f"{name} takes {size / 2**20:,.0f} MiB whole; ask for a head, {name}[0, :, :], "
+                "or a row, [0, 5, :]."
             )
         return self._value(name, {})
 
     def _value(self, name: str, select: Mapping[str, int]) -> Tensor:
-        """An operation's result; of ``select`` only that head (H) or row (T), its side kept with size 1."""
+        """An operation's result; of ``select`` only that head (H) or row (T), its side kept with
+        size 1."""
         op = self.plan[name]
         if op.kind == "leaf":
             return _take(self._leaf(op), op.axes, op.shape, select)
@@ -244,13 +274,17 @@ class Values:
         return _take(self._made[key], op.axes, op.shape, select)
 
     def compute(self, op: Op, select: Mapping[str, int] | None = None) -> Tensor:
-        """What the operation gives, computed from its inputs, even where its own result was recorded."""
+        """What the operation gives, computed from its inputs, even where its own result was
+        recorded."""
         inputs = []
         for number, name in enumerate(op.inputs):
             if name == op.id:  # a loop through time
                 continue
-            axes = self.plan[name].axes if number != op.params.get("keys") else ()  # a source's tokens are not ours
-            chosen = {axis: at for axis, at in (select or {}).items() if axis in op.axes and axis in axes}
+            # a source's tokens are not ours
+            axes = self.plan[name].axes if number != op.params.get("keys") else ()
+            chosen = {
+                axis: at for axis, at in (select or {}).items() if axis in op.axes and axis in axes
+            }
             if select and "H" in select and "K" in axes:
                 chosen["K"] = select["H"] // op.params["group"]
             inputs.append(self._value(name, chosen))
@@ -276,15 +310,27 @@ class Values:
             value = self._weight(name)
             return Line(name, index, _line(value, index))
         op = self.plan[name]
-        index = tuple(place % size if place is not None else None for place, size in zip(index, op.shape, strict=True))
-        select = {axis: at for axis, at in zip(op.axes, index, strict=True) if at is not None and axis in ("H", "T")}
+        index = tuple(
+            place % size if place is not None else None
+            for place, size in zip(index, op.shape, strict=True)
+        )
+        select = {
+            axis: at
+            for axis, at in zip(op.axes, index, strict=True)
+            if at is not None and axis in ("H", "T")
+        }
         value = self._value(op.id, select)
-        local = tuple(0 if axis in select else place for axis, place in zip(op.axes, index, strict=True))
-        batch = op.axes[0] in ("B", "N") and op.shape[0] == 1 and len(index) > 1  # left out of addresses
+        local = tuple(
+            0 if axis in select else place for axis, place in zip(op.axes, index, strict=True)
+        )
+        # left out of addresses
+        batch = op.axes[0] in ("B", "N") and op.shape[0] == 1 and len(index) > 1
         return Line(op.id, index[1:] if batch else index, _line(value, local))
 
 
-def _take(value: Tensor, axes: Sequence[str], shape: Sequence[int], select: Mapping[str, int]) -> Tensor:
+def _take(
+    value: Tensor, axes: Sequence[str], shape: Sequence[int], select: Mapping[str, int]
+) -> Tensor:
     """The chosen place of each side that still has all of them; the sides stay."""
     for number, (axis, size) in enumerate(zip(axes, shape, strict=True)):
         if axis in select and value.shape[number] == size and size > 1:

@@ -1,1 +1,2 @@
-"""Our exercises, a file each, in the format of docs/learn.md; they are read as text and run by the worker."""
+"""Our exercises, a file each, in the format of docs/learn.md; they are read as text and run by the
+worker."""

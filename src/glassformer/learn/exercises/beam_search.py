@@ -1,12 +1,13 @@
 """Beam search
 
-Greedy decoding takes the likeliest token and never looks back; the likeliest text may begin with a less likely word.
-Beam search keeps the few best texts so far (the beams), tries every next token after each, and keeps the best again:
+Greedy decoding takes the likeliest token and never looks back; the likeliest text may begin with a
+less likely word. Beam search keeps the few best texts so far (the beams), tries every next token
+after each, and keeps the best again:
 
     score of a text = sum of the log-probabilities of its new tokens
 
-With one beam it is greedy; with as many beams as there are texts it finds the best of all. Here every text gets
-`length` new tokens, and none ends early.
+With one beam it is greedy; with as many beams as there are texts it finds the best of all. Here
+every text gets `length` new tokens, and none ends early.
 """
 
 from typing import Any
@@ -17,7 +18,8 @@ from glassformer.learn.report import Report
 ROAD = 7.2
 HINTS = (
     "A beam is a pair: its score and its tokens. Begin with one beam: 0.0 and no token.",
-    "log_softmax turns logits into log-probabilities; add each to the score of the beam that it goes on from.",
+    "log_softmax turns logits into log-probabilities; add each to the score of the beam that it "
+    "goes on from.",
     "Collect all candidates of all beams, sort by score, keep the first `beams` of them.",
 )
 
@@ -28,18 +30,25 @@ import torch
 from torch import Tensor
 
 
-def beam_search(logits_after: Callable[[list[int]], Tensor], beams: int, length: int) -> list[tuple[float, list[int]]]:
-    """The best texts of ``length`` tokens, at most ``beams`` of them: (score, tokens), the best first.
+def beam_search(
+    logits_after: Callable[[list[int]], Tensor], beams: int, length: int
+) -> list[tuple[float, list[int]]]:
+    """The best texts of ``length`` tokens, at most ``beams`` of them: (score, tokens), the best
+    first.
 
-    ``logits_after(tokens)`` gives the logits (V,) of what comes after these new tokens ([] in the beginning).
+    ``logits_after(tokens)`` gives the logits (V,) of what comes after these new tokens ([] in the
+    beginning).
     """
-    # TODO: go on from each beam with every token, keep the best `beams` of all candidates, `length` times
+    # TODO: go on from each beam with every token, keep the best `beams` of all candidates, `length`
+    # times
     best: list[tuple[float, list[int]]] = [(0.0, [])]
     for _ in range(length):
         candidates = []
         for score, tokens in best:
             scores = logits_after(tokens).log_softmax(-1)
-            for value, token in zip(*(part.tolist() for part in scores.topk(min(beams, len(scores)))), strict=True):
+            for value, token in zip(
+                *(part.tolist() for part in scores.topk(min(beams, len(scores)))), strict=True
+            ):
                 candidates.append((score + value, [*tokens, int(token)]))
         best = sorted(candidates, key=lambda one: -one[0])[:beams]
     return best
@@ -56,14 +65,22 @@ def check(theirs: Any, report: Report) -> None:
     tables = report.randn(length, V, V) * 2
 
     def after(tokens: list[int]) -> Tensor:
-        look = "a beam is not changed: each candidate is a new list, tokens + [token]; append changes the beam itself"
-        message = f"Your search asked what follows {len(tokens)} new tokens; a text gets {length} and no more."
+        look = (
+            "a beam is not changed: each candidate is a new list, tokens + [token]; append "
+            "changes the beam itself"
+        )
+        message = (
+            f"Your search asked what follows {len(tokens)} new tokens; a text gets "
+            f"{length} and no more."
+        )
         report.true(len(tokens) < length, message, look)
         return tables[len(tokens), tokens[-1] if tokens else 0].clone()
 
     def score(tokens: tuple[int, ...], logs: bool = True) -> float:
         steps = [after(list(tokens[:at])) for at in range(length)]
-        return sum(float((x.log_softmax(-1) if logs else x)[t]) for x, t in zip(steps, tokens, strict=True))
+        return sum(
+            float((x.log_softmax(-1) if logs else x)[t]) for x, t in zip(steps, tokens, strict=True)
+        )
 
     def keep(beams: int, logs: bool = True, apart: bool = False) -> list[tuple[float, list[int]]]:
         best: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -71,17 +88,24 @@ def check(theirs: Any, report: Report) -> None:
             grown = []
             for total, tokens in best:
                 x = after(tokens)
-                own = [(total + float(v), [*tokens, t]) for t, v in enumerate(x.log_softmax(-1) if logs else x)]
+                own = [
+                    (total + float(v), [*tokens, t])
+                    for t, v in enumerate(x.log_softmax(-1) if logs else x)
+                ]
                 grown += sorted(own, reverse=True)[:1] if apart and len(best) == beams else own
             best = sorted(grown, key=lambda one: -one[0])[:beams]
         return best
 
     def same(what: str, beams: int, right: list[tuple[float, list[int]]]) -> None:
         given = theirs.beam_search(after, beams, length)
-        shaped = isinstance(given, list) and all(isinstance(one, tuple) and len(one) == 2 for one in given)
+        shaped = isinstance(given, list) and all(
+            isinstance(one, tuple) and len(one) == 2 for one in given
+        )
         report.true(shaped, "beam_search gives back a list of tuples (score, tokens).")
         slips = {
-            "the score: log-probabilities, not logits: log_softmax first": [t for _, t in keep(beams, False)],
+            "the score: log-probabilities, not logits: log_softmax first": [
+                t for _, t in keep(beams, False)
+            ],
             "the choice: all candidates of all beams compete; yours keeps the best of each": [
                 t for _, t in keep(beams, True, True)
             ],
@@ -91,13 +115,24 @@ def check(theirs: Any, report: Report) -> None:
         texts = [list(tokens) for _, tokens in given]
         report.equal(f"the texts of {what}", texts, [t for _, t in right], slips=slips, look=look)
         look = "the sum of the log-probabilities (log_softmax) of its own tokens"
-        report.equal(f"the scores of {what}", [float(one) for one, _ in given], [one for one, _ in right], look=look)
+        report.equal(
+            f"the scores of {what}",
+            [float(one) for one, _ in given],
+            [one for one, _ in right],
+            look=look,
+        )
 
     same("beam_search(logits_after, 1, 3), which is greedy", 1, keep(1))
     same("beam_search(logits_after, 3, 3)", 3, keep(3))
-    every = sorted(((score(t), list(t)) for t in itertools.product(range(V), repeat=length)), key=lambda one: -one[0])
+    every = sorted(
+        ((score(t), list(t)) for t in itertools.product(range(V), repeat=length)),
+        key=lambda one: -one[0],
+    )
     same("beam_search with as many beams as texts", V**length, every)
-    report.say(f"1 beam is greedy, 3 beams keep the best of each step, {V**length} beams find the best of all texts")
+    report.say(
+        f"1 beam is greedy, 3 beams keep the best of each step, {V**length} beams find "
+        "the best of all texts"
+    )
 
     from glassformer.generation.beam import beam
 
@@ -108,11 +143,14 @@ def check(theirs: Any, report: Report) -> None:
     def said(tokens: list[int]) -> Tensor:
         return model(torch.tensor([ids + list(tokens)]), logits="last").logits[0, -1]
 
-    ours = beam(model, tokenizer, models.PROMPT, beams=4, best=1, length_penalty=0.0, max_new=8, eos=())[0][0]
+    ours = beam(
+        model, tokenizer, models.PROMPT, beams=4, best=1, length_penalty=0.0, max_new=8, eos=()
+    )[0][0]
     total, tokens = theirs.beam_search(said, 4, 8)[0]
     report.equal("what your search finds in the real model", list(tokens), ours.tokens)
     report.equal("its score", float(total), ours.score, tolerance=1e-3)
     greedy, _ = theirs.beam_search(said, 1, 8)[0]
     report.say(
-        f"in the real model 4 beams find {tokenizer.decode(tokens)!r}, as ours do: {total:.3f}; greedy {greedy:.3f}"
+        f"in the real model 4 beams find {tokenizer.decode(tokens)!r}, as ours do: {total:.3f}; "
+        f"greedy {greedy:.3f}"
     )

@@ -1,12 +1,13 @@
 """BPE: merges, one by one
 
-A tokenizer of subwords begins with single characters. It looks which two neighbours stand side by side most often in
-all words, makes one piece of them everywhere, writes the pair down, and begins again. The list of pairs, in this order,
-is the tokenizer: to read a new word, merge in it the pair that was learnt first, everywhere from left to right, then
-the next that is there, until none of its pairs is in the list.
+A tokenizer of subwords begins with single characters. It looks which two neighbours stand side by
+side most often in all words, makes one piece of them everywhere, writes the pair down, and begins
+again. The list of pairs, in this order, is the tokenizer: to read a new word, merge in it the pair
+that was learnt first, everywhere from left to right, then the next that is there, until none of its
+pairs is in the list.
 
-Where no pair is left, stop: the list is then shorter than `merges`. Where two pairs are equally frequent take the one
-that comes first in the alphabet: `min` over (-count, pair).
+Where no pair is left, stop: the list is then shorter than `merges`. Where two pairs are equally
+frequent take the one that comes first in the alphabet: `min` over (-count, pair).
 """
 
 from typing import Any
@@ -17,8 +18,10 @@ from glassformer.learn.report import Report
 ROAD = 1.1
 HINTS = (
     "Keep each word as a list of pieces; pairwise(pieces) gives its neighbours two by two.",
-    "To merge a pair go through the pieces with an index: two that fit become one and the index moves on by 2.",
-    "To read a word: of the pairs in it take the one with the lowest rank (its place in the list), until none has any.",
+    "To merge a pair go through the pieces with an index: two that fit become one and the index "
+    "moves on by 2.",
+    "To read a word: of the pairs in it take the one with the lowest rank (its place in the "
+    "list), until none has any.",
 )
 
 # %% yours
@@ -27,8 +30,10 @@ from itertools import pairwise
 
 
 def learn(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
-    """words and how often each stands in the text -> the pairs in the order in which they are merged."""
-    # TODO: count the pairs of neighbours in all words, each as often as its word; merge the most frequent; again
+    """words and how often each stands in the text -> the pairs in the order in which they are
+    merged."""
+    # TODO: count the pairs of neighbours in all words, each as often as its word; merge the most
+    # frequent; again
     pieces = {word: list(word) for word in words}
     learnt: list[tuple[str, str]] = []
     for _ in range(merges):
@@ -46,7 +51,8 @@ def learn(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
 
 
 def joined(pieces: list[str], pair: tuple[str, str]) -> list[str]:
-    """The pieces with the pair made one, everywhere, from left to right: (a, b) in a b a b -> ab ab."""
+    """The pieces with the pair made one, everywhere, from left to right: (a, b) in a b a b -> ab
+    ab."""
     # TODO: go through the pieces; where this one and the next are the pair, put their sum
     out, at = [], 0
     while at < len(pieces):
@@ -59,7 +65,8 @@ def joined(pieces: list[str], pair: tuple[str, str]) -> list[str]:
 
 def tokenise(word: str, merges: list[tuple[str, str]]) -> list[str]:
     """The pieces of a word by a list of merges."""
-    # TODO: of the pairs in the word merge the one that was learnt first; again, until none is in the list
+    # TODO: of the pairs in the word merge the one that was learnt first; again, until none is in
+    # the list
     pieces, rank = list(word), {pair: at for at, pair in enumerate(merges)}
     while True:
         there = [pair for pair in pairwise(pieces) if pair in rank]
@@ -83,7 +90,11 @@ def merged(pieces: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 def learnt(words: dict[str, int], merges: int, weigh: bool = True) -> list[tuple[str, str]]:
     cut, out = {word: tuple(word) for word in words}, []
     for _ in range(merges):
-        pairs = [(pair, words[word] if weigh else 1) for word, pieces in cut.items() for pair in pairwise(pieces)]
+        pairs = [
+            (pair, words[word] if weigh else 1)
+            for word, pieces in cut.items()
+            for pair in pairwise(pieces)
+        ]
         totals = {pair: sum(count for other, count in pairs if other == pair) for pair, _ in pairs}
         if not totals:
             break
@@ -95,41 +106,71 @@ def learnt(words: dict[str, int], merges: int, weigh: bool = True) -> list[tuple
 def check(theirs: Any, report: Report) -> None:
     look = "after a merge go on behind both pieces: a a a with the pair (a, a) is aa a"
     report.equal(
-        'joined(["a", "a", "a", "b"], ("a", "a"))', theirs.joined(list("aaab"), ("a", "a")), ["aa", "a", "b"], look=look
+        'joined(["a", "a", "a", "b"], ("a", "a"))',
+        theirs.joined(list("aaab"), ("a", "a")),
+        ["aa", "a", "b"],
+        look=look,
     )
-    report.equal('joined(["a"], ("a", "b"))', theirs.joined(["a"], ("a", "b")), ["a"], look="a word of one piece")
+    report.equal(
+        'joined(["a"], ("a", "b"))',
+        theirs.joined(["a"], ("a", "b")),
+        ["a"],
+        look="a word of one piece",
+    )
     letters = "abcde"
     words: dict[str, int] = {}
     for _ in range(30):
         word = "".join(report.random.choice(letters) for _ in range(report.random.randint(1, 7)))
         words[word] = report.random.randint(1, 50)
     slips = {
-        "the count: a pair counts as often as its word stands in the text": lambda: learnt(words, 12, weigh=False),
+        "the count: a pair counts as often as its word stands in the text": lambda: learnt(
+            words, 12, weigh=False
+        ),
         "the first merge is right, then every count is made anew, after the words were merged": lambda: (
             [learnt(words, 1)[0]] * 12
         ),
     }
     merges = learnt(words, 12)
     report.equal(
-        "learn(words, 12)", theirs.learn(words, 12), merges, slips=slips, look="ties: the first in the alphabet"
+        "learn(words, 12)",
+        theirs.learn(words, 12),
+        merges,
+        slips=slips,
+        look="ties: the first in the alphabet",
     )
-    report.equal('learn({"ab": 3}, 5)', theirs.learn({"ab": 3}, 5), [("a", "b")], look="stop when no pair is left")
+    report.equal(
+        'learn({"ab": 3}, 5)',
+        theirs.learn({"ab": 3}, 5),
+        [("a", "b")],
+        look="stop when no pair is left",
+    )
     report.say(f"12 merges of 30 drawn words are right, the first: {merges[0][0]} + {merges[0][1]}")
 
     import json
 
     _, tokenizer = models.real()
     pairs = [tuple(pair) for pair in json.loads(tokenizer.to_json())["model"]["merges"]]
-    sentences = ["The cat sat on the mat because it was tired", "Once upon a time", "What light through yonder window"]
+    sentences = [
+        "The cat sat on the mat because it was tired",
+        "Once upon a time",
+        "What light through yonder window",
+    ]
     for text in sentences:
         ours = [tokenizer.token(id) for id in tokenizer.encode(text)]
         own = [piece for word in pieces_of(text) for piece in theirs.tokenise(word, pairs)]
-        look = "always the pair of the lowest rank in the whole word first, not the first from the left"
+        look = (
+            "always the pair of the lowest rank in the whole word first, not the first from "
+            "the left"
+        )
         report.equal(f"the tokens of {text!r}", own, ours, look=look)
-    report.say(f"by the {len(pairs)} merges of the real model's tokenizer, {len(sentences)} sentences as it reads them")
+    report.say(
+        f"by the {len(pairs)} merges of the real model's tokenizer, {len(sentences)} "
+        "sentences as it reads them"
+    )
 
 
 def pieces_of(text: str) -> list[str]:
-    """A text of plain words as byte-level BPE sees it: a word keeps the space before it, written as Ġ."""
+    """A text of plain words as byte-level BPE sees it: a word keeps the space before it, written as
+    Ġ."""
     words = text.split(" ")
     return [words[0], *("Ġ" + word for word in words[1:])]

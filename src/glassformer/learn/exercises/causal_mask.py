@@ -1,12 +1,13 @@
 """The causal mask
 
-A model that learns to say the next word must not see it. So a token sees itself and what stands before it, and nothing
-that comes after: in `LLM #s are cool .` the word "are" sees the first three. The mask is a table of booleans: a row
-for each query, a column for each key, True where the query may look.
+A model that learns to say the next word must not see it. So a token sees itself and what stands
+before it, and nothing that comes after: in `LLM #s are cool .` the word "are" sees the first three.
+The mask is a table of booleans: a row for each query, a column for each key, True where the query
+may look.
 
-A model that goes on writing keeps the keys of earlier tokens (a KV cache, page 9), so that the new tokens are few and
-the keys are many: the T queries are then the *last* T of the S places.
-So query i stands at place S - T + i.
+A model that goes on writing keeps the keys of earlier tokens (a KV cache, page 9), so that the new
+tokens are few and the keys are many: the T queries are then the *last* T of the S places. So query
+i stands at place S - T + i.
 """
 
 from typing import Any
@@ -16,7 +17,8 @@ from glassformer.learn.report import Report
 
 ROAD = 4.2
 HINTS = (
-    "Compare two rows of numbers: the places of the queries as a column, those of the keys as a row.",
+    "Compare two rows of numbers: the places of the queries as a column, those of the keys as a "
+    "row.",
     "torch.arange(keys)[None, :] <= places[:, None], where places are those of the queries.",
     "The first query stands at keys - queries: places = torch.arange(keys - queries, keys).",
 )
@@ -27,7 +29,8 @@ from torch import Tensor
 
 
 def causal_mask(queries: int, keys: int) -> Tensor:
-    """Booleans (queries, keys): True where the query may see the key; the queries are the last of the keys."""
+    """Booleans (queries, keys): True where the query may see the key; the queries are the last of
+    the keys."""
     # TODO: a key may be seen if its place is not after the query's
     places = torch.arange(keys - queries, keys)
     return torch.arange(keys)[None, :] <= places[:, None]
@@ -48,11 +51,18 @@ def check(theirs: Any, report: Report) -> None:
             )[None]
             <= torch.arange(queries)[:, None],
             "the direction: this shows what comes after, and hides what came before": behind >= 0,
-            "the meaning: True is for what may be seen (PyTorch's attn_mask of a module has it the other way)": behind
-            > 0,
+            "the meaning: True is for what may be seen (PyTorch's attn_mask of a module has it "
+            "the other way)": behind > 0,
         }
-        report.equal(f"causal_mask({queries}, {keys})", theirs.causal_mask(queries, keys), behind <= 0, slips=slips)
-    report.say("the third word sees three, the first sees one; one query after a cache of 6 sees all 7")
+        report.equal(
+            f"causal_mask({queries}, {keys})",
+            theirs.causal_mask(queries, keys),
+            behind <= 0,
+            slips=slips,
+        )
+    report.say(
+        "the third word sees three, the first sees one; one query after a cache of 6 sees all 7"
+    )
 
     model, tokenizer = models.real()
     ours = models.greedy(model, tokenizer)
@@ -69,5 +79,12 @@ def check(theirs: Any, report: Report) -> None:
     ids = torch.tensor([tokenizer.encode("The cat sat on the mat because it was tired")])
     cut = int(report.randint(2, ids.shape[1] - 1, (1,)))
     whole, part = models.logits(model, ids), models.logits(model, ids[:, :cut])
-    report.equal("what the model says of the beginning when the rest is cut off", part, whole[:, :cut], tolerance=1e-3)
-    report.say("in the real model the same text, and nothing that comes later changes what was said before")
+    report.equal(
+        "what the model says of the beginning when the rest is cut off",
+        part,
+        whole[:, :cut],
+        tolerance=1e-3,
+    )
+    report.say(
+        "in the real model the same text, and nothing that comes later changes what was said before"
+    )

@@ -1,9 +1,9 @@
 """Grouped-query attention
 
-The cache of keys and values is what a long text costs. So let several query heads share one key-value head (Ainslie et
-al. 2023): Llama 3 8B has 32 query heads and 8 key-value heads, and its cache is a quarter of what it would be. One
-key-value head for all is multi-query attention, as many as query heads is plain multi-head attention: one function for
-the three.
+The cache of keys and values is what a long text costs. So let several query heads share one
+key-value head (Ainslie et al. 2023): Llama 3 8B has 32 query heads and 8 key-value heads, and its
+cache is a quarter of what it would be. One key-value head for all is multi-query attention, as many
+as query heads is plain multi-head attention: one function for the three.
 
 Query head h reads key-value head h // (H / K): neighbours share.
 """
@@ -43,7 +43,9 @@ def check(theirs: Any, report: Report) -> None:
     T, S, d = 3, 5, 4
     allowed = torch.arange(S)[None] <= torch.arange(S - T, S)[:, None]
 
-    def right(q: Tensor, k: Tensor, v: Tensor, woven: bool = False, scale: float = d**-0.5) -> Tensor:
+    def right(
+        q: Tensor, k: Tensor, v: Tensor, woven: bool = False, scale: float = d**-0.5
+    ) -> Tensor:
         H, K = len(q), len(k)
         heads = [h % K if woven else h // (H // K) for h in range(H)]
         rows = [
@@ -55,18 +57,22 @@ def check(theirs: Any, report: Report) -> None:
     for H, K in ((8, 2), (6, 3), (4, 1), (4, 4)):
         q, k, v = report.randn(H, T, d), report.randn(K, S, d), report.randn(K, S, d)
         slips = {
-            "the groups: neighbours share, head h reads h // (H / K), not h % K (repeat_interleave, not repeat)": right(
-                q, k, v, True
-            ),
+            "the groups: neighbours share, head h reads h // (H / K), not h % K "
+            "(repeat_interleave, not repeat)": right(q, k, v, True),
             "the scale: the square root of one head's width": right(q, k, v, scale=1.0),
             "the mask: it hides what is not allowed": torch.nn.functional.scaled_dot_product_attention(
                 q, k.repeat_interleave(H // K, 0), v.repeat_interleave(H // K, 0)
             ),
         }
         report.equal(
-            f"grouped(q of {H} heads, k and v of {K})", theirs.grouped(q, k, v, allowed), right(q, k, v), slips=slips
+            f"grouped(q of {H} heads, k and v of {K})",
+            theirs.grouped(q, k, v, allowed),
+            right(q, k, v),
+            slips=slips,
         )
-    report.say("8 heads over 2, 6 over 3, 4 over 1 (multi-query) and 4 over 4 (multi-head): all right")
+    report.say(
+        "8 heads over 2, 6 over 3, 4 over 1 (multi-query) and 4 over 4 (multi-head): all right"
+    )
 
     found = models.stories()
     if found is not None:
@@ -80,14 +86,25 @@ def check(theirs: Any, report: Report) -> None:
         report.say(f"in stories260K, 8 heads over 4, the same story: {ours!r}")
         return
     model, tokenizer = models.real()
-    for module in models.attentions(model):  # as a trained model is converted: the mean of a group's heads
+    # as a trained model is converted: the mean of a group's heads
+    for module in models.attentions(model):
 
         def shared(weight: Tensor, d: int = module.head_dim) -> Any:
-            return nn.Parameter(weight.detach().view(2, -1, d, weight.shape[1]).mean(1).flatten(0, 1))
+            return nn.Parameter(
+                weight.detach().view(2, -1, d, weight.shape[1]).mean(1).flatten(0, 1)
+            )
 
-        module.k.weight, module.v.weight, module.kv_heads = shared(module.k.weight), shared(module.v.weight), 2
+        module.k.weight, module.v.weight, module.kv_heads = (
+            shared(module.k.weight),
+            shared(module.v.weight),
+            2,
+        )
     ours = models.greedy(model, tokenizer)
     report.equal(
-        "the text with your attention", models.greedy(models.attend_with(model, theirs.grouped), tokenizer), ours
+        "the text with your attention",
+        models.greedy(models.attend_with(model, theirs.grouped), tokenizer),
+        ours,
     )
-    report.say(f"in the real model, its 4 key-value heads made 2 by their means, the same text: {ours!r}")
+    report.say(
+        f"in the real model, its 4 key-value heads made 2 by their means, the same text: {ours!r}"
+    )

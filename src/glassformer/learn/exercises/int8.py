@@ -44,7 +44,8 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def largest_error(w: Tensor) -> float:
-    """How far a number of w is from what its code stands for, at most, in scales of its row: 0.5 or less."""
+    """How far a number of w is from what its code stands for, at most, in scales of its row: 0.5 or
+    less."""
     # TODO: quantize, dequantize, the largest distance divided by the row's scale
     codes, scales = quantize(w)
     return float(((dequantize(codes, scales) - w).abs() / scales[:, None]).max())
@@ -59,15 +60,22 @@ def check(theirs: Any, report: Report) -> None:
     w[4] = 0
     given = theirs.quantize(w)
     report.true(
-        isinstance(given, tuple) and len(given) == 2, "quantize gives back two things: the codes and the scales."
+        isinstance(given, tuple) and len(given) == 2,
+        "quantize gives back two things: the codes and the scales.",
     )
     codes, scales = given
     right = w[:4].abs().amax(-1) / 127
     slips: Any = {
-        "the row: each has a scale of its own; yours is one for all": (w.abs().max() / 127).expand(4),
+        "the row: each has a scale of its own; yours is one for all": (w.abs().max() / 127).expand(
+            4
+        ),
         "the size: the largest of the absolute values": w[:4].amax(-1) / 127,
-        "127: codes go from -127 to 127, so that both signs reach the same": w[:4].abs().amax(-1) / 128,
-        "the column: one scale for each row (the last dimension is what it shares)": w.abs().amax(0)[:4] / 127,
+        "127: codes go from -127 to 127, so that both signs reach the same": w[:4].abs().amax(-1)
+        / 128,
+        "the column: one scale for each row (the last dimension is what it shares)": w.abs().amax(
+            0
+        )[:4]
+        / 127,
     }
     report.true(
         tuple(torch.as_tensor(scales).shape) == (5,),
@@ -75,7 +83,9 @@ def check(theirs: Any, report: Report) -> None:
     )
     report.equal("scales[:4]", scales[:4], right, tolerance=1e-5, slips=slips)
     report.true(
-        codes.dtype == torch.int8, f"The codes are {codes.dtype}; they should be torch.int8.", ".to(torch.int8)"
+        codes.dtype == torch.int8,
+        f"The codes are {codes.dtype}; they should be torch.int8.",
+        ".to(torch.int8)",
     )
     want = torch.cat(((w[:4] / right[:, None]).round(), torch.zeros(1, 9))).to(torch.int8)
     slips = {
@@ -99,7 +109,8 @@ def check(theirs: Any, report: Report) -> None:
         look="the largest |difference| / scale; and a row of zeros, which must not become 0 / 0",
     )
     report.say(
-        f"codes, scales and error are right; no number is further off than {float(error):.3f} of its row's scale"
+        f"codes, scales and error are right; no number is further off than {float(error):.3f} of "
+        "its row's scale"
     )
 
     from glassformer.nn.linear import Linear
@@ -108,7 +119,9 @@ def check(theirs: Any, report: Report) -> None:
     ids = torch.tensor([tokenizer.encode(". ".join(models.texts()))])
 
     def loss() -> float:
-        return float(torch.nn.functional.cross_entropy(models.logits(model, ids[:, :-1])[0], ids[0, 1:]))
+        return float(
+            torch.nn.functional.cross_entropy(models.logits(model, ids[:, :-1])[0], ids[0, 1:])
+        )
 
     before, text, count, size = loss(), models.greedy(model, tokenizer), 0, 0
     with torch.no_grad():
@@ -118,7 +131,8 @@ def check(theirs: Any, report: Report) -> None:
                 again = theirs.dequantize(codes.clone(), scales.clone()).float()
                 meant = codes.float() * scales[:, None]
                 report.true(
-                    bool(((again - meant).abs() <= 1e-5 * meant.abs()).all()), "dequantize is not code times scale."
+                    bool(((again - meant).abs() <= 1e-5 * meant.abs()).all()),
+                    "dequantize is not code times scale.",
                 )
                 ours = module.weight.abs().amax(-1, keepdim=True) / 127
                 report.true(
@@ -129,10 +143,12 @@ def check(theirs: Any, report: Report) -> None:
                 count, size = count + 1, size + codes.numel()
     after = loss()
     report.true(
-        after < before + 0.05, f"The loss of the real model goes from {before:.4f} to {after:.4f} with your codes."
+        after < before + 0.05,
+        f"The loss of the real model goes from {before:.4f} to {after:.4f} with your codes.",
     )
     report.say(
-        f"in the real model {count} matrices: {4 * size:,} bytes become {size:,}, loss {before:.4f} becomes {after:.4f}"
+        f"in the real model {count} matrices: {4 * size:,} bytes become {size:,}, loss "
+        f"{before:.4f} becomes {after:.4f}"
     )
     same = models.greedy(model, tokenizer)
     report.say(f"it writes {'the same' if same == text else 'another'} text: {same!r}")

@@ -1,12 +1,14 @@
 """A KV cache
 
-To say the next token a model needs the keys and values of all tokens before it. They do not change: so keep them, and
-compute only those of the new token. The text stays the same and a token costs one token.
+To say the next token a model needs the keys and values of all tokens before it. They do not change:
+so keep them, and compute only those of the new token. The text stays the same and a token costs one
+token.
 
-One cache is one layer's. `extend` is given the new keys and values and gives back all of them, the old ones first.
-Room is what matters. `torch.cat` of the old and the new gives the right numbers, but lays all keys anew for each token:
-T tokens cost T^2 / 2 copies. Keep a buffer with room to spare and write into it in place; when it is full, make one
-twice as large. The check counts how often your keys were laid anew.
+One cache is one layer's. `extend` is given the new keys and values and gives back all of them, the
+old ones first. Room is what matters. `torch.cat` of the old and the new gives the right numbers,
+but lays all keys anew for each token: T tokens cost T^2 / 2 copies. Keep a buffer with room to
+spare and write into it in place; when it is full, make one twice as large. The check counts how
+often your keys were laid anew.
 """
 
 from typing import Any
@@ -17,8 +19,10 @@ from glassformer.learn.report import Report
 ROAD = 7.3
 HINTS = (
     "Keep two buffers (K, room, d) and a number: how many places of them are filled.",
-    "buffer[:, filled : filled + new] = k writes in place; buffer[:, :filled] is a view, not a copy.",
-    "When there is no room: make a buffer twice as large (or as large as is needed), copy the old part once.",
+    "buffer[:, filled : filled + new] = k writes in place; buffer[:, :filled] is a view, not a "
+    "copy.",
+    "When there is no room: make a buffer twice as large (or as large as is needed), copy the "
+    "old part once.",
 )
 
 # %% yours
@@ -42,7 +46,10 @@ class Cache:
         if self.k.ndim < 3 or self.k.shape[1] < end:
             room = max(64, 2 * end)
             old_k, old_v = self.k, self.v
-            self.k, self.v = k.new_empty(len(k), room, k.shape[2]), v.new_empty(len(v), room, v.shape[2])
+            self.k, self.v = (
+                k.new_empty(len(k), room, k.shape[2]),
+                v.new_empty(len(v), room, v.shape[2]),
+            )
             if self.filled:
                 self.k[:, : self.filled] = old_k[:, : self.filled]
                 self.v[:, : self.filled] = old_v[:, : self.filled]
@@ -69,19 +76,30 @@ def check(theirs: Any, report: Report) -> None:
         new = slice(at, at + size)
         given = one.extend(k[:, new].clone(), v[:, new].clone())
         at += size
-        report.true(isinstance(given, tuple) and len(given) == 2, "extend gives back two things: all keys, all values.")
+        report.true(
+            isinstance(given, tuple) and len(given) == 2,
+            "extend gives back two things: all keys, all values.",
+        )
         slips = {
             "the old ones: they come first, then the new ones": k[:, new],
             "keys and values: they are exchanged": v[:, :at],
         }
         report.equal(f"the keys after {at} places", given[0], k[:, :at], slips=slips)
         report.equal(
-            f"the values after {at} places", given[1], v[:, :at], slips={"the values: these are the keys": k[:, :at]}
+            f"the values after {at} places",
+            given[1],
+            v[:, :at],
+            slips={"the values: these are the keys": k[:, :at]},
         )
     given = other.extend(k[:, :2].clone(), v[:, :2].clone())
-    look = "what is kept belongs to the object (self), not to the class: every layer has its own cache"
+    look = (
+        "what is kept belongs to the object (self), not to the class: every layer has its own cache"
+    )
     report.equal("the keys of a second cache", given[0], k[:, :2], look=look)
-    report.say(f"{at} places in pieces of {', '.join(map(str, sizes))}: every key and value, each cache by itself")
+    report.say(
+        f"{at} places in pieces of {', '.join(map(str, sizes))}: every key and value, "
+        "each cache by itself"
+    )
     long = theirs.Cache()
     k = report.randn(1, 1100, 4)
     kept, _ = long.extend(k[:, :1000].clone(), k[:, :1000].clone())
@@ -95,8 +113,10 @@ def check(theirs: Any, report: Report) -> None:
     laid = len({torch.as_tensor(keys).data_ptr() for keys in held})
     report.true(
         laid <= 20,
-        f"Of 200 tokens that came one by one, {laid} made extend lay all keys anew; with room to spare it is a few.",
-        "torch.cat and clone copy everything: write the new ones into a buffer in place, and give back a view of it",
+        f"Of 200 tokens that came one by one, {laid} made extend lay all keys anew; with room to "
+        "spare it is a few.",
+        "torch.cat and clone copy everything: write the new ones into a buffer in place, and "
+        "give back a view of it",
     )
     report.say(f"200 tokens one by one: the keys were laid anew {laid} times")
 
@@ -116,7 +136,8 @@ def check(theirs: Any, report: Report) -> None:
 
     @torch.no_grad()
     def write(kind: str) -> tuple[str, float]:
-        """The text after a long prompt, and the seconds of this processor without those for the prompt."""
+        """The text after a long prompt, and the seconds of this processor without those for the
+        prompt."""
         cache = None if kind == "none" else Cache(model.config)
         if cache is not None and kind == "yours":
             cache.layers = [(Yours(kv.slots), cross) for kv, cross in cache.layers]
@@ -124,7 +145,9 @@ def check(theirs: Any, report: Report) -> None:
         begun = 0.0
         for step in range(count + 1):
             read = ids if cache is None else new
-            new = [int(model(torch.tensor([read]), cache=cache, logits="last").logits[0, -1].argmax())]
+            new = [
+                int(model(torch.tensor([read]), cache=cache, logits="last").logits[0, -1].argmax())
+            ]
             ids, begun = ids + new, begun if step else time.process_time()
         return tokenizer.decode(ids[len(prompt) :]), time.process_time() - begun
 
@@ -138,8 +161,12 @@ def check(theirs: Any, report: Report) -> None:
     rates = [f"{count / one:,.0f}" for one in seconds]
     report.true(
         seconds[1] < 0.7 * seconds[0],
-        f"With your cache the model writes {rates[1]} tokens a second, without any {rates[0]}, with ours {rates[2]}.",
+        f"With your cache the model writes {rates[1]} tokens a second, without any {rates[0]}, "
+        f"with ours {rates[2]}.",
         "what extend does for each token: it should write the new ones in place, and return views",
     )
     report.say(f"in the real model the same {count} tokens as without a cache")
-    report.say(f"tokens a second, after {len(prompt)}: {rates[0]} without, {rates[1]} with yours, {rates[2]} with ours")
+    report.say(
+        f"tokens a second, after {len(prompt)}: {rates[0]} without, {rates[1]} with "
+        f"yours, {rates[2]} with ours"
+    )

@@ -1,12 +1,13 @@
 """A LoRA layer
 
-To fine-tune a large model you need not move its matrices. LoRA (Hu et al. 2021) freezes W and learns a change of low
-rank beside it, two thin matrices:
+To fine-tune a large model you need not move its matrices. LoRA (Hu et al. 2021) freezes W and
+learns a change of low rank beside it, two thin matrices:
 
     y = W x + b + scale * B (A x)        A (rank, inputs), B (outputs, rank)
 
-B begins at zero, so at first nothing changes; A begins with small random numbers, so that B has something to learn
-from. Only A and B get gradients. What is learnt goes into the matrix, W + scale * B A, and costs nothing more.
+B begins at zero, so at first nothing changes; A begins with small random numbers, so that B has
+something to learn from. Only A and B get gradients. What is learnt goes into the matrix, W + scale
+* B A, and costs nothing more.
 """
 
 from typing import Any
@@ -17,8 +18,10 @@ from glassformer.learn.report import Report
 ROAD = 8.3
 HINTS = (
     "Nothing of the layer learns; A and B do, and their product is a change of its matrix.",
-    "linear.weight.requires_grad_(False) freezes a matrix; do the same with the bias where there is one.",
-    "self.a = nn.Parameter(torch.randn(rank, linear.in_features) * 0.02), self.b = nn.Parameter(torch.zeros(...)).",
+    "linear.weight.requires_grad_(False) freezes a matrix; do the same with the bias where there "
+    "is one.",
+    "self.a = nn.Parameter(torch.randn(rank, linear.in_features) * 0.02), self.b = "
+    "nn.Parameter(torch.zeros(...)).",
     "x @ A.T @ B.T is B (A x) for rows; the change as a matrix is B @ A.",
 )
 
@@ -65,7 +68,12 @@ def check(theirs: Any, report: Report) -> None:
     rank, scale = 2, 0.5
     layer, x = theirs.LoRA(plain, rank, scale), report.randn(3, 6)
     report.true(isinstance(layer, nn.Module), "LoRA has to be a torch.nn.Module.")
-    report.equal("LoRA(linear, 2, 0.5)(x) before training", layer(x), x @ weight.T + bias, look="B begins at zero")
+    report.equal(
+        "LoRA(linear, 2, 0.5)(x) before training",
+        layer(x),
+        x @ weight.T + bias,
+        look="B begins at zero",
+    )
     learn = [weight for weight in layer.parameters() if weight.requires_grad]
     shapes = sorted(tuple(weight.shape) for weight in learn)
     look = "nn.Parameter for A and B; requires_grad_(False) for the weight and bias of the layer"
@@ -77,7 +85,9 @@ def check(theirs: Any, report: Report) -> None:
     down = next(weight for weight in learn if tuple(weight.shape) == (rank, 6))
     up = next(weight for weight in learn if tuple(weight.shape) == (4, rank))
     report.true(
-        bool(down.detach().abs().sum() > 0), "A is zero: with B zero too no gradient ever comes.", "A begins at random"
+        bool(down.detach().abs().sum() > 0),
+        "A is zero: with B zero too no gradient ever comes.",
+        "A begins at random",
     )
     change = report.randn(4, rank)
     with torch.no_grad():
@@ -88,7 +98,9 @@ def check(theirs: Any, report: Report) -> None:
         "the bias: the frozen layer has one": x @ (weight + scale * delta).T,
         "the scale: once, not for A and B each": x @ (weight + scale * scale * delta).T + bias,
     }
-    report.equal("LoRA(x) with B filled", layer(x), x @ (weight + scale * delta).T + bias, slips=slips)
+    report.equal(
+        "LoRA(x) with B filled", layer(x), x @ (weight + scale * delta).T + bias, slips=slips
+    )
     slips = {
         "the scale: the change is multiplied by it": weight + delta,
         "what is asked for: W with the change": scale * delta,
@@ -120,9 +132,16 @@ def check(theirs: Any, report: Report) -> None:
 
     for path, layer in layers.items():
         model.set_submodule(path, Beside(layer))
-    report.equal("the text with your layers before training", models.greedy(model, tokenizer), before)
-    parts = [weight for layer in layers.values() for weight in layer.parameters() if weight.requires_grad]
-    optimizer, ids = torch.optim.Adam(parts, lr=0.02), torch.tensor([tokenizer.encode(". ".join(models.texts()))])
+    report.equal(
+        "the text with your layers before training", models.greedy(model, tokenizer), before
+    )
+    parts = [
+        weight for layer in layers.values() for weight in layer.parameters() if weight.requires_grad
+    ]
+    optimizer, ids = (
+        torch.optim.Adam(parts, lr=0.02),
+        torch.tensor([tokenizer.encode(". ".join(models.texts()))]),
+    )
     fell = []
     for _ in range(12):
         logits = model(ids[:, :-1]).logits
@@ -132,7 +151,8 @@ def check(theirs: Any, report: Report) -> None:
         optimizer.step()
         fell.append(float(loss.detach()))
     report.true(
-        fell[-1] < 0.9 * fell[0], f"12 steps on a few sentences: the loss goes from {fell[0]:.3f} to {fell[-1]:.3f}."
+        fell[-1] < 0.9 * fell[0],
+        f"12 steps on a few sentences: the loss goes from {fell[0]:.3f} to {fell[-1]:.3f}.",
     )
     beside = models.logits(model, ids[:, :40])
     for path, layer in layers.items():
@@ -141,9 +161,16 @@ def check(theirs: Any, report: Report) -> None:
         merged.weight = nn.Parameter(layer.merged().detach())
         model.set_submodule(path, merged)
     report.equal(
-        "the logits with your changes in the matrices", models.logits(model, ids[:, :40]), beside, tolerance=1e-3
+        "the logits with your changes in the matrices",
+        models.logits(model, ids[:, :40]),
+        beside,
+        tolerance=1e-3,
     )
-    few, all_ = sum(weight.numel() for weight in parts), sum(weight.numel() for weight in model.parameters())
+    few, all_ = (
+        sum(weight.numel() for weight in parts),
+        sum(weight.numel() for weight in model.parameters()),
+    )
     report.say(
-        f"in the real model {few:,} numbers beside {all_:,}: loss {fell[0]:.3f} to {fell[-1]:.3f}; merged the same"
+        f"in the real model {few:,} numbers beside {all_:,}: loss {fell[0]:.3f} to "
+        f"{fell[-1]:.3f}; merged the same"
     )

@@ -6,11 +6,12 @@ BERT learns by filling gaps. Of the tokens some are chosen (15 %); of those
     10 %   by another token, drawn at random
     10 %   stay as they are
 
-and for all the chosen ones the model has to say what stood there. Elsewhere the target is -1: no loss. Special tokens
-([CLS], [SEP], padding) are never chosen.
+and for all the chosen ones the model has to say what stood there. Elsewhere the target is -1: no
+loss. Special tokens ([CLS], [SEP], padding) are never chosen.
 
-The luck is given, so that everybody hides the same: a token is chosen where `choose` is below the rate; it becomes the
-mask where `fate` is below 0.8, the token in `other` where `fate` is 0.9 or above, and stays in between.
+The luck is given, so that everybody hides the same: a token is chosen where `choose` is below the
+rate; it becomes the mask where `fate` is below 0.8, the token in `other` where `fate` is 0.9 or
+above, and stays in between.
 """
 
 from typing import Any
@@ -23,7 +24,8 @@ HINTS = (
     "Ask of each place: is it chosen, what is shown there, and what is asked there?",
     "chosen = (choose < rate) & ~special",
     "torch.where(condition, this, that) chooses number by number.",
-    "The targets are the old tokens where chosen, also where the token stays as it is; -1 elsewhere.",
+    "The targets are the old tokens where chosen, also where the token stays as it is; -1 "
+    "elsewhere.",
 )
 
 # %% yours
@@ -32,9 +34,16 @@ from torch import Tensor
 
 
 def hide(
-    tokens: Tensor, special: Tensor, choose: Tensor, fate: Tensor, other: Tensor, mask: int, rate: float
+    tokens: Tensor,
+    special: Tensor,
+    choose: Tensor,
+    fate: Tensor,
+    other: Tensor,
+    mask: int,
+    rate: float,
 ) -> tuple[Tensor, Tensor]:
-    """All (B, T): tokens, special (booleans), choose and fate in [0, 1), other (tokens) -> what is shown; targets."""
+    """All (B, T): tokens, special (booleans), choose and fate in [0, 1), other (tokens) -> what is
+    shown; targets."""
     # TODO: which are chosen; what is shown there: mask, another or the same; the targets
     chosen = (choose < rate) & ~special
     shown = torch.where(chosen & (fate < 0.8), mask, tokens)
@@ -61,28 +70,43 @@ def check(theirs: Any, report: Report) -> None:
         for t in range(T):
             if choose[b, t] < rate and not special[b, t]:
                 targets[b, t] = tokens[b, t]
-                shown[b, t] = mask if fate[b, t] < 0.8 else other[b, t] if fate[b, t] >= 0.9 else tokens[b, t]
+                shown[b, t] = (
+                    mask if fate[b, t] < 0.8 else other[b, t] if fate[b, t] >= 0.9 else tokens[b, t]
+                )
     chosen = targets >= 0
     original = tokens.clone()
     given = theirs.hide(tokens, special, choose, fate, other, mask, rate)
     report.true(
-        torch.equal(tokens, original), "hide changes the tokens that it was given: change a copy.", "tokens.clone()"
+        torch.equal(tokens, original),
+        "hide changes the tokens that it was given: change a copy.",
+        "tokens.clone()",
     )
-    report.true(isinstance(given, tuple) and len(given) == 2, "hide gives back two things: what is shown, the targets.")
+    report.true(
+        isinstance(given, tuple) and len(given) == 2,
+        "hide gives back two things: what is shown, the targets.",
+    )
     everywhere = choose < rate
     slips: Any = {
         "the special tokens: they are never chosen": torch.where(everywhere, tokens, -1),
         "the targets: -1 wherever nothing was chosen, else the model is asked for what it sees": tokens,
-        "the targets: the tokens that stay as they are count too": torch.where(chosen & (shown != tokens), tokens, -1),
+        "the targets: the tokens that stay as they are count too": torch.where(
+            chosen & (shown != tokens), tokens, -1
+        ),
         "the targets: what stood there before, not what is shown": torch.where(chosen, shown, -1),
-        "the rate: it is an argument, and need not be 0.15": torch.where((choose < 0.15) & ~special, tokens, -1),
+        "the rate: it is an argument, and need not be 0.15": torch.where(
+            (choose < 0.15) & ~special, tokens, -1
+        ),
     }
     report.equal("the targets", given[1], targets, slips=slips)
     swapped = torch.where(
-        chosen & (fate < 0.9) & (fate >= 0.8), other, torch.where(chosen & (fate < 0.8), mask, tokens)
+        chosen & (fate < 0.9) & (fate >= 0.8),
+        other,
+        torch.where(chosen & (fate < 0.8), mask, tokens),
     )
     slips = {
-        "the 80 %: only four in five of the chosen become the mask": torch.where(chosen, mask, tokens),
+        "the 80 %: only four in five of the chosen become the mask": torch.where(
+            chosen, mask, tokens
+        ),
         "the last tenth: another token where fate is 0.9 or above, the same between 0.8 and 0.9": swapped,
         "the middle: between 0.8 and 0.9 the token stays": torch.where(
             chosen & (fate >= 0.9), other, torch.where(chosen, mask, tokens)
@@ -90,16 +114,20 @@ def check(theirs: Any, report: Report) -> None:
     }
     report.equal("what is shown", given[0], shown, slips=slips)
     counts = [
-        int((chosen & way).sum()) for way in (shown == mask, (shown != mask) & (shown != tokens), shown == tokens)
+        int((chosen & way).sum())
+        for way in (shown == mask, (shown != mask) & (shown != tokens), shown == tokens)
     ]
     report.say(
-        f"of {int(chosen.sum())} chosen tokens {counts[0]} are masked, {counts[1]} others, {counts[2]} as they were"
+        f"of {int(chosen.sum())} chosen tokens {counts[0]} are masked, {counts[1]} others, "
+        f"{counts[2]} as they were"
     )
 
     lines = [line.split() for line in models.texts()]
     words = ["[MASK]", "[PAD]", *sorted({word for line in lines for word in line})]
     longest = max(map(len, lines))
-    rows = torch.tensor([[words.index(w) for w in [*line, *["[PAD]"] * (longest - len(line))]] for line in lines])
+    rows = torch.tensor(
+        [[words.index(w) for w in [*line, *["[PAD]"] * (longest - len(line))]] for line in lines]
+    )
     padding = rows == 1
     model = models.encoder(len(words)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -110,13 +138,19 @@ def check(theirs: Any, report: Report) -> None:
         others = report.randint(2, len(words), tuple(rows.shape))
         shown, targets = theirs.hide(rows, padding, draws[0], draws[1], others, 0, 0.3)
         logits = model(shown, pos=pos).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=-1
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         fell.append(float(loss.detach()))
     first, last = sum(fell[:5]) / 5, sum(fell[-10:]) / 10
     report.true(
-        last < 0.8 * first, f"A small BERT learns nothing from it: its loss goes from {first:.2f} to {last:.2f}."
+        last < 0.8 * first,
+        f"A small BERT learns nothing from it: its loss goes from {first:.2f} to {last:.2f}.",
     )
-    report.say(f"a small BERT trained for 60 steps on what you hid: its loss fell from {first:.2f} to {last:.2f}")
+    report.say(
+        "a small BERT trained for 60 steps on what you hid: its loss fell from "
+        f"{first:.2f} to {last:.2f}"
+    )

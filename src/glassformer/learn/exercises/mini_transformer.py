@@ -1,17 +1,18 @@
 """MiniTransformerLM: a whole language model
 
-The smallest that has every part: vocabulary 50, width 16, 2 blocks of 2 heads, feed-forward 64, post-norm, sinusoidal
-positions, context 10, a head with a bias. As it is often published it has 8,210 parameters, it may look at the future,
-and it is trained on random numbers. Four things are yours:
+The smallest that has every part: vocabulary 50, width 16, 2 blocks of 2 heads, feed-forward 64,
+post-norm, sinusoidal positions, context 10, a head with a bias. As it is often published it has
+8,210 parameters, it may look at the future, and it is trained on random numbers. Four things are
+yours:
 
 1. the causal mask, so that it does not see what it has to say;
 2. the head tied to the embedding (one matrix does both): 7,410 parameters;
 3. a real training loop;
 4. real text instead of random numbers: windows of a text, the targets one further.
 
-Your code gives the published figures again, after torch.manual_seed(42) and on random data: the untied model's first
-loss without a mask, 4.22294 (ln 50 = 3.912 is guessing), and five steps of Adam with the mask and the tied head,
-12.4078, 8.8194, 6.9047, 5.6511, 4.8191.
+Your code gives the published figures again, after torch.manual_seed(42) and on random data: the
+untied model's first loss without a mask, 4.22294 (ln 50 = 3.912 is guessing), and five steps of
+Adam with the mask and the tied head, 12.4078, 8.8194, 6.9047, 5.6511, 4.8191.
 """
 
 import math
@@ -23,9 +24,11 @@ from glassformer.learn.report import Report
 ROAD = 8.1
 SECONDS = 40
 HINTS = (
-    "torch.nn.TransformerEncoderLayer takes src_mask, True where a query may NOT look: the upper triangle.",
+    "torch.nn.TransformerEncoderLayer takes src_mask, True where a query may NOT look: the upper "
+    "triangle.",
     "Two modules may share one parameter: self.head.weight = self.embed.weight.",
-    "The loop: loss = F.cross_entropy(logits.flatten(0, 1), y.flatten()); zero_grad, backward, step.",
+    "The loop: loss = F.cross_entropy(logits.flatten(0, 1), y.flatten()); zero_grad, backward, "
+    "step.",
     "A window that begins at i is x = ids[i : i + length], y = ids[i + 1 : i + 1 + length].",
 )
 
@@ -50,7 +53,9 @@ class MiniTransformerLM(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
         layer = nn.TransformerEncoderLayer
-        self.blocks = nn.ModuleList(layer(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True) for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(
+            layer(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True) for _ in range(BLOCKS)
+        )
         self.head = nn.Linear(WIDTH, VOCAB)
         if tied:
             self.tie()
@@ -62,7 +67,8 @@ class MiniTransformerLM(nn.Module):
         # END
 
     def mask(self, length: int) -> Tensor:
-        """Booleans (length, length), True where a query may NOT look (as PyTorch's layers have it)."""
+        """Booleans (length, length), True where a query may NOT look (as PyTorch's layers have
+        it)."""
         # TODO: whatever comes after the query
         return torch.ones(length, length, dtype=torch.bool).triu(1)
         # END
@@ -75,7 +81,8 @@ class MiniTransformerLM(nn.Module):
 
 
 def windows(ids: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """ids (N,) of a text, starts (B,) -> inputs (B, length) that begin there, and targets: the same, one further on."""
+    """ids (N,) of a text, starts (B,) -> inputs (B, length) that begin there, and targets: the
+    same, one further on."""
     # TODO: a row for each start
     at = starts[:, None] + torch.arange(length)
     return ids[at], ids[at + 1]
@@ -83,7 +90,8 @@ def windows(ids: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 
 def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]], lr: float) -> list[float]:
-    """One step of Adam for each batch (inputs, targets); the loss before each step: the mean over all tokens."""
+    """One step of Adam for each batch (inputs, targets); the loss before each step: the mean over
+    all tokens."""
     # TODO: loss, gradients, step; each time from fresh gradients
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     losses = []
@@ -110,7 +118,9 @@ class Reference(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.of.embed(tokens) + positions(tokens.shape[1], WIDTH)
         for block in self.of.blocks:
-            q, k, v = F.linear(x, block.self_attn.in_proj_weight, block.self_attn.in_proj_bias).chunk(3, -1)
+            q, k, v = F.linear(
+                x, block.self_attn.in_proj_weight, block.self_attn.in_proj_bias
+            ).chunk(3, -1)
             q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (q, k, v))
             z = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
             x = block.norm1(x + block.self_attn.out_proj(z))
@@ -122,31 +132,50 @@ def check(theirs: Any, report: Report) -> None:
     free, tied = theirs.MiniTransformerLM(tied=False), theirs.MiniTransformerLM(tied=True)
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in (free, tied)]
     report.equal(
-        "the parameters of the untied model", sizes[0], 8210, look="leave the parts that are given as they are"
+        "the parameters of the untied model",
+        sizes[0],
+        8210,
+        look="leave the parts that are given as they are",
     )
     report.equal(
-        "the parameters of the tied model", sizes[1], 7410, look="tied means one and the same parameter, not a copy"
+        "the parameters of the tied model",
+        sizes[1],
+        7410,
+        look="tied means one and the same parameter, not a copy",
     )
     report.say("8,210 parameters untied, 7,410 tied: as published")
 
     length = int(report.randint(4, 9, (1,)))
     slips: Any = {
-        "the mask: True is what may NOT be seen here": torch.ones(length, length, dtype=torch.bool).tril(),
+        "the mask: True is what may NOT be seen here": torch.ones(
+            length, length, dtype=torch.bool
+        ).tril(),
         "one off: a token sees itself": torch.ones(length, length, dtype=torch.bool).triu(),
     }
     report.equal(
-        f"mask({length})", tied.mask(length), torch.ones(length, length, dtype=torch.bool).triu(1), slips=slips
+        f"mask({length})",
+        tied.mask(length),
+        torch.ones(length, length, dtype=torch.bool).triu(1),
+        slips=slips,
     )
     tokens = report.randint(0, VOCAB, (3, LENGTH))
-    report.equal("the logits of your tied model", tied(tokens), Reference(tied)(tokens), tolerance=1e-3)
+    report.equal(
+        "the logits of your tied model", tied(tokens), Reference(tied)(tokens), tolerance=1e-3
+    )
     report.say("the mask is right, and the model computes what its formulas say")
 
     ids, starts = report.randint(0, VOCAB, (60,)), report.randint(0, 40, (4,))
     given = theirs.windows(ids, starts, LENGTH)
     rows = [ids[int(at) : int(at) + LENGTH + 1] for at in starts]
     report.equal("the inputs of windows", given[0], torch.stack([row[:-1] for row in rows]))
-    slips = {"the targets: one further on; these are the inputs again": torch.stack([row[:-1] for row in rows])}
-    report.equal("the targets of windows", given[1], torch.stack([row[1:] for row in rows]), slips=slips)
+    slips = {
+        "the targets: one further on; these are the inputs again": torch.stack(
+            [row[:-1] for row in rows]
+        )
+    }
+    report.equal(
+        "the targets of windows", given[1], torch.stack([row[1:] for row in rows]), slips=slips
+    )
 
     def adam(seed: int, batches: Any, kept: bool = False) -> list[float]:
         torch.manual_seed(seed)
@@ -165,28 +194,41 @@ def check(theirs: Any, report: Report) -> None:
     batch = [(report.randint(0, VOCAB, (4, LENGTH)), report.randint(0, VOCAB, (4, LENGTH)))] * 5
     torch.manual_seed(seed)
     mine = theirs.train(theirs.MiniTransformerLM(tied=True), batch, 0.01)
-    slips = {"the gradients: PyTorch adds them up; zero_grad before each backward": adam(seed, batch, kept=True)}
+    slips = {
+        "the gradients: PyTorch adds them up; zero_grad before each backward": adam(
+            seed, batch, kept=True
+        )
+    }
     look = "the loss before each step, the mean over all tokens; Adam with the rate that is given"
-    report.equal("the losses of five steps", mine, adam(seed, batch), tolerance=1e-3, slips=slips, look=look)
+    report.equal(
+        "the losses of five steps", mine, adam(seed, batch), tolerance=1e-3, slips=slips, look=look
+    )
     report.say("five steps of Adam on random data, and their losses")
 
-    torch.manual_seed(42)  # the order that gives the published losses: inputs, targets, then the model
+    # the order that gives the published losses: inputs, targets, then the model
+    torch.manual_seed(42)
     x, y = torch.randint(0, VOCAB, (4, LENGTH)), torch.randint(0, VOCAB, (4, LENGTH))
     mine = theirs.train(theirs.MiniTransformerLM(tied=True), [(x, y)] * 5, 0.01)
     losses = ", ".join(f"{loss:.4f}" for loss in mine)
     report.say(f"with mask and tied head after manual_seed(42): {losses}")
     report.say(
-        "published: 12.4078, 8.8194, 6.9047, 5.6511, 4.8191 (the same as long as your model draws its weights as given)"
+        "published: 12.4078, 8.8194, 6.9047, 5.6511, 4.8191 (the same as long as your model "
+        "draws its weights as given)"
     )
 
     torch.manual_seed(42)
     x, y = torch.randint(0, VOCAB, (4, LENGTH)), torch.randint(0, VOCAB, (4, LENGTH))
     model = theirs.MiniTransformerLM(tied=False)
-    seeing = type("Seeing", (), {"mask": lambda self, length: torch.zeros(length, length, dtype=torch.bool)})
+    seeing = type(
+        "Seeing", (), {"mask": lambda self, length: torch.zeros(length, length, dtype=torch.bool)}
+    )
     blind = float(F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
     model.mask = seeing().mask
     first = float(F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
-    report.say(f"the untied model's first loss after manual_seed(42): {first:.5f} without a mask (published: 4.22294)")
+    report.say(
+        f"the untied model's first loss after manual_seed(42): {first:.5f} without a mask "
+        "(published: 4.22294)"
+    )
     report.say(f"with your mask {blind:.5f}; guessing would be ln 50 = {math.log(VOCAB):.3f}")
 
     text = ". ".join(models.texts())
@@ -194,20 +236,36 @@ def check(theirs: Any, report: Report) -> None:
     ids = torch.tensor([letters.index(letter) for letter in text])
     torch.manual_seed(seed)
     model = theirs.MiniTransformerLM(tied=True)
-    batches = [theirs.windows(ids, report.randint(0, len(ids) - LENGTH, (16,)), LENGTH) for _ in range(200)]
+    batches = [
+        theirs.windows(ids, report.randint(0, len(ids) - LENGTH, (16,)), LENGTH) for _ in range(200)
+    ]
     fell = theirs.train(model, batches, 0.01)
-    report.true(fell[-1] < 2.3, f"200 steps on real text end at a loss of {fell[-1]:.3f}; below 2.3 is expected.")
+    report.true(
+        fell[-1] < 2.3,
+        f"200 steps on real text end at a loss of {fell[-1]:.3f}; below 2.3 is expected.",
+    )
     with torch.no_grad():
         said = ids[:3].tolist()
         for _ in range(40):
             said.append(int(model(torch.tensor([said[-LENGTH:]]))[0, -1, : len(letters)].argmax()))
-    report.say(f"200 steps on a real text of {len(letters)} different letters: {fell[0]:.3f} to {fell[-1]:.3f}")
+    report.say(
+        f"200 steps on a real text of {len(letters)} different letters: {fell[0]:.3f} to "
+        f"{fell[-1]:.3f}"
+    )
     report.say(f"and then it writes {''.join(letters[i] for i in said)!r}")
     ours = family(model)
     same = ours(tokens).logits
-    report.equal("your weights in our own library's model", same.detach(), model(tokens).detach(), tolerance=1e-3)
+    report.equal(
+        "your weights in our own library's model",
+        same.detach(),
+        model(tokens).detach(),
+        tolerance=1e-3,
+    )
     count = sum(weight.numel() for weight in ours.parameters())
-    report.say(f"your trained weights run in glassformer's own 2017 blocks ({count:,} parameters): the same logits")
+    report.say(
+        f"your trained weights run in glassformer's own 2017 blocks ({count:,} "
+        "parameters): the same logits"
+    )
 
 
 def family(of: Any) -> Any:
@@ -217,7 +275,9 @@ def family(of: Any) -> Any:
 
     attention, relu = c.Attention(HEADS, bias=True), c.MLP(HIDDEN, "relu", bias=True)
     stack = c.Stack(BLOCKS, (c.Block(attention, relu, c.LayerNorm(), "post"),), c.Sinusoidal())
-    model: Any = build_model(c.Decoder(WIDTH, LENGTH, c.Embed(VOCAB), stack, c.Head(tied=True, bias=True)), seed=0)
+    model: Any = build_model(
+        c.Decoder(WIDTH, LENGTH, c.Embed(VOCAB), stack, c.Head(tied=True, bias=True)), seed=0
+    )
     with torch.no_grad():
         model.embed.token.weight.copy_(of.embed.weight)
         model.head.proj.bias.copy_(of.head.bias)
@@ -227,8 +287,14 @@ def family(of: Any) -> Any:
                 parts = getattr(theirs.self_attn, f"in_proj_{name}").chunk(3)
                 pairs = [*zip((ours.attn.q, ours.attn.k, ours.attn.v), parts, strict=True)]
                 pairs += [(ours.attn.out, getattr(theirs.self_attn.out_proj, name))]
-                pairs += [(ours.attn_norm, getattr(theirs.norm1, name)), (ours.ffn_norm, getattr(theirs.norm2, name))]
-                pairs += [(ours.ffn.up, getattr(theirs.linear1, name)), (ours.ffn.down, getattr(theirs.linear2, name))]
+                pairs += [
+                    (ours.attn_norm, getattr(theirs.norm1, name)),
+                    (ours.ffn_norm, getattr(theirs.norm2, name)),
+                ]
+                pairs += [
+                    (ours.ffn.up, getattr(theirs.linear1, name)),
+                    (ours.ffn.down, getattr(theirs.linear2, name)),
+                ]
                 for module, value in pairs:
                     getattr(module, name).copy_(value)
     return model.eval()

@@ -1,14 +1,14 @@
 """Many heads from one
 
-One head can look in one way at a time. So the vectors are cut into several narrow ones, each head attends with its own
-part, and the answers are laid side by side again and mixed by one more matrix:
+One head can look in one way at a time. So the vectors are cut into several narrow ones, each head
+attends with its own part, and the answers are laid side by side again and mixed by one more matrix:
 
     q = x W_q^T   (T, C)  ->  heads pieces of (T, C / heads)      the same for k and v
     answer of head h = attend(q_h, k_h, v_h)
     out = [answer of head 0 | head 1 | ...] W_out^T                (T, C)
 
-Head 0 has the first C / heads columns, head 1 the next ones, and so on. `attend` is given: attention of one head (in
-our model it also turns q and k by their positions).
+Head 0 has the first C / heads columns, head 1 the next ones, and so on. `attend` is given:
+attention of one head (in our model it also turns q and k by their positions).
 
 Weights are (outputs, inputs), as PyTorch keeps them: x goes through them by `x @ w.T`.
 """
@@ -53,7 +53,9 @@ def multi_head(
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+    return torch.nn.functional.scaled_dot_product_attention(
+        q[None], k[None], v[None], is_causal=True
+    )[0]
 
 
 def check(theirs: Any, report: Report) -> None:
@@ -62,7 +64,11 @@ def check(theirs: Any, report: Report) -> None:
 
     def right(mixed: bool = True, woven: bool = False, turned: bool = False) -> Tensor:
         def split(y: Tensor) -> Tensor:  # (H, T, D)
-            return y.view(T, C // heads, heads).permute(2, 0, 1) if woven else y.view(T, heads, -1).transpose(0, 1)
+            return (
+                y.view(T, C // heads, heads).permute(2, 0, 1)
+                if woven
+                else y.view(T, heads, -1).transpose(0, 1)
+            )
 
         q, k, v = (split(x @ (w if turned else w.T)) for w in (w_q, w_k, w_v))
         z = torch.stack([causal(q[h], k[h], v[h]) for h in range(heads)])
@@ -71,11 +77,17 @@ def check(theirs: Any, report: Report) -> None:
 
     slips = {
         "the end: the heads' answers still have to go through w_out": lambda: right(mixed=False),
-        "the cut: head 0 has the first C / heads columns, not every heads-th one": lambda: right(woven=True),
+        "the cut: head 0 has the first C / heads columns, not every heads-th one": lambda: right(
+            woven=True
+        ),
         "the matrices: they are (outputs, inputs), so x @ w.T": lambda: right(turned=True),
-        "the joining: put each token's answers side by side (heads before width), without mixing up tokens": lambda: (
+        "the joining: put each token's answers side by side (heads before width), without mixing "
+        "up tokens": lambda: (
             torch.stack(
-                [causal(*((x @ w.T).view(T, heads, -1)[:, h] for w in (w_q, w_k, w_v))) for h in range(heads)]
+                [
+                    causal(*((x @ w.T).view(T, heads, -1)[:, h] for w in (w_q, w_k, w_v)))
+                    for h in range(heads)
+                ]
             ).reshape(T, C)
             @ w_out.T
         ),
@@ -88,8 +100,15 @@ def check(theirs: Any, report: Report) -> None:
 
     out = theirs.multi_head(x, w_q, w_k, w_v, w_out, heads, watched)
     want = [(T, C // heads)] * heads
-    calls = f"attend was called {len(asked)} times, with q of {', '.join(map(str, asked[:3])) or 'nothing'}"
-    report.true(asked == want, f"{calls}; it should be {heads} times with {want[0]}.", "one call for each head")
+    calls = (
+        f"attend was called {len(asked)} times, with q of "
+        f"{', '.join(map(str, asked[:3])) or 'nothing'}"
+    )
+    report.true(
+        asked == want,
+        f"{calls}; it should be {heads} times with {want[0]}.",
+        "one call for each head",
+    )
     report.equal("multi_head(x, ...)", out, right(), slips=slips)
     report.say(f"{heads} heads of width {C // heads}: every number is right")
 
@@ -97,7 +116,9 @@ def check(theirs: Any, report: Report) -> None:
     ours = models.greedy(model, tokenizer)
     for module in models.attentions(model):
 
-        def forward(x: Tensor, flow: Any, position: Any, kv: Any = None, module: Any = module) -> Tensor:
+        def forward(
+            x: Tensor, flow: Any, position: Any, kv: Any = None, module: Any = module
+        ) -> Tensor:
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 q, k = (norm(y[None, None]) for norm, y in ((module.q_norm, q), (module.k_norm, k)))
                 return causal(position.rotate(q, flow)[0, 0], position.rotate(k, flow)[0, 0], v)
@@ -106,5 +127,7 @@ def check(theirs: Any, report: Report) -> None:
             return theirs.multi_head(x[0], *weights, module.heads, attend)[None]
 
         module.forward = forward
-    report.equal("the text that our model writes with your heads", models.greedy(model, tokenizer), ours)
+    report.equal(
+        "the text that our model writes with your heads", models.greedy(model, tokenizer), ours
+    )
     report.say(f"in the real model, 4 blocks of 4 heads, the same text: {ours!r}")

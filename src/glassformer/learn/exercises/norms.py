@@ -1,13 +1,13 @@
 """LayerNorm and RMSNorm
 
-After each sum on the residual stream numbers may have grown. A norm brings every token's vector to a common size, by
-itself: no other token, no other text of the batch has a say.
+After each sum on the residual stream numbers may have grown. A norm brings every token's vector to
+a common size, by itself: no other token, no other text of the batch has a say.
 
     LayerNorm   (x - mu) / sqrt(sigma^2 + eps) * gamma + beta
     RMSNorm     x / sqrt(mean(x^2) + eps) * gamma                 no mean taken away, no beta: Llama's
 
-mu and sigma^2 are mean and variance of the vector's own numbers; sigma^2 divides by the number of entries n, not by
-n - 1. eps keeps a vector of zeros from becoming 0 / 0.
+mu and sigma^2 are mean and variance of the vector's own numbers; sigma^2 divides by the number of
+entries n, not by n - 1. eps keeps a vector of zeros from becoming 0 / 0.
 """
 
 from typing import Any
@@ -54,7 +54,8 @@ def check(theirs: Any, report: Report) -> None:
     mean, var = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
     slips: Any = {
         "eps: it is added to the variance, under the root": (x - mean) / var.sqrt() * gamma + beta,
-        "eps: it stands under the root, not beside it": (x - mean) / (var.sqrt() + eps) * gamma + beta,
+        "eps: it stands under the root, not beside it": (x - mean) / (var.sqrt() + eps) * gamma
+        + beta,
         "the variance: divide by n, not by n - 1 (torch's var has correction=1)": (x - mean)
         / (x.var(-1, keepdim=True) + eps).sqrt()
         * gamma
@@ -62,28 +63,43 @@ def check(theirs: Any, report: Report) -> None:
         "the mean: it is taken away first": x / (var + eps).sqrt() * gamma + beta,
         "beta: it is added at the end": (x - mean) / (var + eps).sqrt() * gamma,
         "gamma and beta: scale first, then shift": ((x - mean) / (var + eps).sqrt() + beta) * gamma,
-        "the dimension: each vector by itself, along the last one; not the whole batch": (x - x.mean())
+        "the dimension: each vector by itself, along the last one; not the whole batch": (
+            x - x.mean()
+        )
         / (x.var(correction=0) + eps).sqrt()
         * gamma
         + beta,
     }
     right = F.layer_norm(x, (6,), gamma, beta, eps)
-    look = "mean and variance of each vector by itself (the last dimension), variance by n; eps under the root"
+    look = (
+        "mean and variance of each vector by itself (the last dimension), variance by n; eps "
+        "under the root"
+    )
     report.equal(
-        "layer_norm(x, gamma, beta, eps)", theirs.layer_norm(x, gamma, beta, eps), right, slips=slips, look=look
+        "layer_norm(x, gamma, beta, eps)",
+        theirs.layer_norm(x, gamma, beta, eps),
+        right,
+        slips=slips,
+        look=look,
     )
     square = x.square().mean(-1, keepdim=True)
     slips = {
         "eps: it is added to the mean square, under the root": x / square.sqrt() * gamma,
         "eps: it stands under the root, not beside it": x / (square.sqrt() + eps) * gamma,
         "the mean: RMSNorm takes none away": F.layer_norm(x, (6,), gamma, None, eps),
-        "the size: the mean of the squares, not their sum": x / (x.square().sum(-1, keepdim=True) + eps).sqrt() * gamma,
+        "the size: the mean of the squares, not their sum": x
+        / (x.square().sum(-1, keepdim=True) + eps).sqrt()
+        * gamma,
     }
     right = F.rms_norm(x, (6,), gamma, eps)
     look = "the mean of the squares of each vector, not their sum; plus eps, under the root"
-    report.equal("rms_norm(x, gamma, eps)", theirs.rms_norm(x, gamma, eps), right, slips=slips, look=look)
+    report.equal(
+        "rms_norm(x, gamma, eps)", theirs.rms_norm(x, gamma, eps), right, slips=slips, look=look
+    )
     zeros = torch.zeros(1, 6)
-    report.equal("rms_norm of zeros", theirs.rms_norm(zeros, gamma, 1e-5), zeros, look="eps under the root")
+    report.equal(
+        "rms_norm of zeros", theirs.rms_norm(zeros, gamma, 1e-5), zeros, look="eps under the root"
+    )
     report.say("both norms are right, with eps, and a vector of zeros stays one")
 
     from glassformer.nn.norm import LayerNorm, RMSNorm
@@ -96,7 +112,9 @@ def check(theirs: Any, report: Report) -> None:
         return models.Call(lambda x: theirs.rms_norm(x, gain, of.eps))
 
     count = models.replace(model, RMSNorm, rms)
-    report.equal("the text that our model writes with your rms_norm", models.greedy(model, tokenizer), ours)
+    report.equal(
+        "the text that our model writes with your rms_norm", models.greedy(model, tokenizer), ours
+    )
     report.say(f"in the real model, all {count} norms by your function, the same text: {ours!r}")
     model = models.translator()
     tokens = report.randint(0, 50, (2, 7))
@@ -104,7 +122,13 @@ def check(theirs: Any, report: Report) -> None:
     count = models.replace(
         model,
         LayerNorm,
-        lambda of: models.Call(lambda x: theirs.layer_norm(x, of.weight.detach(), of.bias.detach(), of.eps)),
+        lambda of: models.Call(
+            lambda x: theirs.layer_norm(x, of.weight.detach(), of.bias.detach(), of.eps)
+        ),
     )
-    report.equal("the logits of the 2017 model with your layer_norm", models.logits(model, tokens, tokens), before)
+    report.equal(
+        "the logits of the 2017 model with your layer_norm",
+        models.logits(model, tokens, tokens),
+        before,
+    )
     report.say(f"and the {count} LayerNorms of the 2017 encoder-decoder: the same logits")

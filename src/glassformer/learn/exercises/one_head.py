@@ -1,15 +1,15 @@
 """One head of attention, by hand
 
-Every word asks a question (its query q), offers a label (its key k) and carries something to hand over (its value v).
-A word's answer is a weighted mean of the values, and the weights come from how well its query fits each key; here T
-queries meet S keys:
+Every word asks a question (its query q), offers a label (its key k) and carries something to hand
+over (its value v). A word's answer is a weighted mean of the values, and the weights come from how
+well its query fits each key; here T queries meet S keys:
 
     scores = q k^T / sqrt(d_head)         one number for each pair: (T, S)
     pattern = softmax(scores)             over the keys; what may not be seen gets 0
     answer = pattern v                    (T, d_head)
 
-d_head is the width of a key of this one head. Where `allowed` is False the score becomes minus infinity before the
-softmax, so that its weight is exactly 0.
+d_head is the width of a key of this one head. Where `allowed` is False the score becomes minus
+infinity before the softmax, so that its weight is exactly 0.
 
 Write it with products and exp, or with what PyTorch has: only the numbers count.
 """
@@ -32,7 +32,8 @@ from torch import Tensor
 
 
 def softmax(x: Tensor) -> Tensor:
-    """exp(x) divided by its sum, along the last dimension; x may hold large numbers and minus infinity."""
+    """exp(x) divided by its sum, along the last dimension; x may hold large numbers and minus
+    infinity."""
     # TODO: take the largest number away first: exp(1000) is infinite, exp(1000 - 1000) is 1
     powers = torch.exp(x - x.amax(-1, keepdim=True))
     return powers / powers.sum(-1, keepdim=True)
@@ -40,8 +41,10 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-    """q (T, d), k and v (S, d), allowed (T, S) booleans: True where the query may see the key -> (T, d)."""
-    # TODO: scores, divided by the square root of d; minus infinity where it is not allowed; softmax; times v
+    """q (T, d), k and v (S, d), allowed (T, S) booleans: True where the query may see the key ->
+    (T, d)."""
+    # TODO: scores, divided by the square root of d; minus infinity where it is not allowed;
+    # softmax; times v
     scores = q @ k.T / q.shape[-1] ** 0.5
     scores = scores.masked_fill(~allowed, float("-inf"))
     return softmax(scores) @ v
@@ -53,13 +56,24 @@ def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
 
 def check(theirs: Any, report: Report) -> None:
     by_hand = theirs.softmax(torch.tensor([2.0, 1.0, 0.0]))
-    look = "exp of each, divided by the sum of all of them: e^2 is 7.389, e^1 is 2.718, e^0 is 1, their sum 11.107"
-    report.equal("softmax([2, 1, 0])", by_hand, torch.tensor([0.66524, 0.24473, 0.09003]), look=look)
+    look = (
+        "exp of each, divided by the sum of all of them: e^2 is 7.389, e^1 is 2.718, e^0 is "
+        "1, their sum 11.107"
+    )
+    report.equal(
+        "softmax([2, 1, 0])", by_hand, torch.tensor([0.66524, 0.24473, 0.09003]), look=look
+    )
     x = report.randn(3, 5) + 1000
-    look = "take the largest number of the row away before exp: the result is the same, and exp stays finite"
+    look = (
+        "take the largest number of the row away before exp: the result is the same, and exp "
+        "stays finite"
+    )
     report.equal("softmax of numbers near 1000", theirs.softmax(x), x.softmax(-1), look=look)
     far = torch.tensor([[1000.0, 999.0], [1.0, 0.0]])
-    look = "each row has a largest number of its own: amax(-1, keepdim=True), not that of the whole table"
+    look = (
+        "each row has a largest number of its own: amax(-1, keepdim=True), not that of the "
+        "whole table"
+    )
     report.equal("softmax([[1000, 999], [1, 0]])", theirs.softmax(far), far.softmax(-1), look=look)
     report.say("softmax([2, 1, 0]) is [0.6652, 0.2447, 0.0900], and large numbers are no trouble")
 
@@ -71,23 +85,30 @@ def check(theirs: Any, report: Report) -> None:
         return (q @ k.T * scale).masked_fill(~seen, float("-inf")).softmax(-1) @ v
 
     slips = {
-        "the scale: these are the numbers without it; divide the scores by sqrt(d_head)": lambda: right(1.0),
+        "the scale: these are the numbers without it; divide the scores by sqrt(d_head)": lambda: (
+            right(1.0)
+        ),
         "the scale: you divide by d_head, not by its square root": lambda: right(1 / 8),
-        "the scale: you divide by the square root of the number of keys; it is that of one head's width": lambda: right(
-            6**-0.5
+        "the scale: you divide by the square root of the number of keys; it is that of one "
+        "head's width": lambda: right(6**-0.5),
+        "the mask: you see all keys; where allowed is False the score is minus infinity": lambda: (
+            right(8**-0.5, allowed | True)
         ),
-        "the mask: you see all keys; where allowed is False the score is minus infinity": lambda: right(
-            8**-0.5, allowed | True
+        "the mask: it is turned round; True means that the key may be seen": lambda: right(
+            8**-0.5, ~allowed
         ),
-        "the mask: it is turned round; True means that the key may be seen": lambda: right(8**-0.5, ~allowed),
-        "the mask: minus infinity in the scores; 0 after the softmax leaves weights that do not sum to 1": lambda: (
-            ((q @ k.T * 8**-0.5).softmax(-1) * allowed) @ v
-        ),
+        "the mask: minus infinity in the scores; 0 after the softmax leaves weights that do not "
+        "sum to 1": lambda: ((q @ k.T * 8**-0.5).softmax(-1) * allowed) @ v,
         "the softmax: it goes along the keys, the last dimension": lambda: (
             (q @ k.T * 8**-0.5).masked_fill(~allowed, float("-inf")).softmax(0).nan_to_num() @ v
         ),
     }
-    report.equal("attention(q, k, v, allowed)", theirs.attention(q, k, v, allowed), right(8**-0.5), slips=slips)
+    report.equal(
+        "attention(q, k, v, allowed)",
+        theirs.attention(q, k, v, allowed),
+        right(8**-0.5),
+        slips=slips,
+    )
     report.say("4 queries over 6 keys: every number is right")
 
     # Scores so low that a number which is merely small would be the largest of its row.
@@ -97,20 +118,27 @@ def check(theirs: Any, report: Report) -> None:
         return (low @ keys.T / 8**0.5).masked_fill(~allowed, fill).softmax(-1) @ v
 
     slips = {
-        "the mask: a number such as -20 is larger than these scores; only minus infinity is below all": lambda: masked(
-            -20.0
-        )
+        "the mask: a number such as -20 is larger than these scores; only minus infinity is "
+        "below all": lambda: masked(-20.0)
     }
     look = "the mask: where allowed is False the score is minus infinity"
     answer, expected = theirs.attention(low, keys, v, allowed), masked(float("-inf"))
     report.equal("attention of low scores", answer, expected, slips=slips, look=look)
-    report.say("a key that may not be seen has the weight 0 however low the scores of the others are")
+    report.say(
+        "a key that may not be seen has the weight 0 however low the scores of the others are"
+    )
 
     model, tokenizer = models.real()
     ours = models.greedy(model, tokenizer)
     model = models.attend_with(
         model,
-        lambda q, k, v, allowed: torch.stack([theirs.attention(q[h], k[h], v[h], allowed) for h in range(len(q))]),
+        lambda q, k, v, allowed: torch.stack(
+            [theirs.attention(q[h], k[h], v[h], allowed) for h in range(len(q))]
+        ),
     )
-    report.equal("the text that our model writes with your attention in it", models.greedy(model, tokenizer), ours)
+    report.equal(
+        "the text that our model writes with your attention in it",
+        models.greedy(model, tokenizer),
+        ours,
+    )
     report.say(f"in the real model, all 16 heads by your function, the same text: {ours!r}")

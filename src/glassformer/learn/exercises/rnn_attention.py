@@ -1,14 +1,15 @@
 """Attention for an RNN
 
-Before 2015 a translator read the whole source into one vector, and long sentences did not fit. Bahdanau, Cho and Bengio
-let the decoder look back: its state s scores every state h_j of the source, by a small network of one hidden layer,
+Before 2015 a translator read the whole source into one vector, and long sentences did not fit.
+Bahdanau, Cho and Bengio let the decoder look back: its state s scores every state h_j of the
+source, by a small network of one hidden layer,
 
     score_j = w . tanh(W_s s + b + W_h h_j)
     weights = softmax(scores)             the share of padding is 0: its score is minus infinity
     context = sum of weights_j h_j
 
-S words of E numbers each, a state of C, a hidden layer of A. This came before queries and keys, and it is the same
-thought: W_s s is a query, W_h h_j a key, h_j the value.
+S words of E numbers each, a state of C, a hidden layer of A. This came before queries and keys, and
+it is the same thought: W_s s is a query, W_h h_j a key, h_j the value.
 """
 
 from typing import Any
@@ -29,13 +30,21 @@ from torch import Tensor
 
 
 def attend(
-    state: Tensor, source: Tensor, there: Tensor, w_state: Tensor, bias: Tensor, w_source: Tensor, w: Tensor
+    state: Tensor,
+    source: Tensor,
+    there: Tensor,
+    w_state: Tensor,
+    bias: Tensor,
+    w_source: Tensor,
+    w: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """state (C,), source (S, E), there (S,) booleans, w_state (A, C), bias (A,), w_source (A, E), w (A,).
+    """state (C,), source (S, E), there (S,) booleans, w_state (A, C), bias (A,), w_source (A, E), w
+    (A,).
 
     Returns the weights (S,) and the context (E,).
     """
-    # TODO: the scores; minus infinity where no word is there; softmax; the weighted sum of the source's states
+    # TODO: the scores; minus infinity where no word is there; softmax; the weighted sum of the
+    # source's states
     scores = torch.tanh(state @ w_state.T + bias + source @ w_source.T) @ w
     weights = scores.masked_fill(~there, float("-inf")).softmax(-1)
     return weights, weights @ source
@@ -48,26 +57,48 @@ def attend(
 def check(theirs: Any, report: Report) -> None:
     C, E, A, S = 5, 7, 4, 6
     state, source = report.randn(C), report.randn(S, E)
-    w_state, bias, w_source, w = report.randn(A, C), report.randn(A), report.randn(A, E), report.randn(A)
+    w_state, bias, w_source, w = (
+        report.randn(A, C),
+        report.randn(A),
+        report.randn(A, E),
+        report.randn(A),
+    )
     there = torch.arange(S) < 4
-    scores = torch.stack([torch.tanh(w_state.mv(state) + bias + w_source.mv(h)) @ w for h in source])
+    scores = torch.stack(
+        [torch.tanh(w_state.mv(state) + bias + w_source.mv(h)) @ w for h in source]
+    )
     right = torch.cat((scores[:4].softmax(0), torch.zeros(S - 4)))
     linear = torch.stack([(w_state.mv(state) + bias + w_source.mv(h)) @ w for h in source])
     no_bias = torch.stack([torch.tanh(w_state.mv(state) + w_source.mv(h)) @ w for h in source])
     slips = {
         "the padding: where no word is there the weight is 0": scores.softmax(0),
-        "the mask: minus infinity before the softmax, so that the others sum to 1": scores.softmax(0) * there,
-        "the padding: a score of 0 still has e^0 = 1; it is minus infinity": scores.masked_fill(~there, 0).softmax(0),
-        "tanh: the sum goes through it before the product with w": linear.masked_fill(~there, float("-inf")).softmax(0),
+        "the mask: minus infinity before the softmax, so that the others sum to 1": scores.softmax(
+            0
+        )
+        * there,
+        "the padding: a score of 0 still has e^0 = 1; it is minus infinity": scores.masked_fill(
+            ~there, 0
+        ).softmax(0),
+        "tanh: the sum goes through it before the product with w": linear.masked_fill(
+            ~there, float("-inf")
+        ).softmax(0),
         "the bias: it belongs to W_s s": no_bias.masked_fill(~there, float("-inf")).softmax(0),
-        "the weights: the scores have to go through softmax": scores.masked_fill(~there, float("-inf")),
+        "the weights: the scores have to go through softmax": scores.masked_fill(
+            ~there, float("-inf")
+        ),
     }
     given = theirs.attend(state, source, there, w_state, bias, w_source, w)
     report.true(
-        isinstance(given, tuple) and len(given) == 2, "attend gives back two things: the weights and the context."
+        isinstance(given, tuple) and len(given) == 2,
+        "attend gives back two things: the weights and the context.",
     )
     report.equal("the weights", given[0], right, slips=slips)
-    report.equal("the context", given[1], right @ source, look="the sum of the source's states, each times its weight")
+    report.equal(
+        "the context",
+        given[1],
+        right @ source,
+        look="the sum of the source's states, each times its weight",
+    )
     report.say("the weights of 4 words and 2 places of padding, and the context, are right")
 
     model = models.recurrent()
@@ -79,9 +110,15 @@ def check(theirs: Any, report: Report) -> None:
         cross = model.decoder.cross
 
         def pattern(h: Tensor, source: Any) -> Tensor:
-            valid = torch.ones(source.values.shape[:2], dtype=torch.bool) if source.valid is None else source.valid
+            valid = (
+                torch.ones(source.values.shape[:2], dtype=torch.bool)
+                if source.valid is None
+                else source.valid
+            )
             weights = (cross.q.weight, cross.q.bias, cross.k.weight, cross.score.weight[0])
-            rows = [theirs.attend(h[i], source.values[i], valid[i], *weights)[0] for i in range(len(h))]
+            rows = [
+                theirs.attend(h[i], source.values[i], valid[i], *weights)[0] for i in range(len(h))
+            ]
             return torch.stack(rows)
 
         cross.pattern = pattern

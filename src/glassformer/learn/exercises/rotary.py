@@ -1,8 +1,9 @@
 """Rotary positions
 
-Turn each query and key by an angle that grows with its place: then the score of two tokens depends on how far apart
-they are, not on where they stand. The d numbers of a head are d / 2 pairs: number i goes with number i + d / 2 (the
-halves, as Llama's code has it; the paper pairs neighbours). Pair i turns by
+Turn each query and key by an angle that grows with its place: then the score of two tokens depends
+on how far apart they are, not on where they stand. The d numbers of a head are d / 2 pairs: number
+i goes with number i + d / 2 (the halves, as Llama's code has it; the paper pairs neighbours). Pair
+i turns by
 
     angle = place * theta^(-2 i / d)                 i = 0 ... d / 2 - 1
     (a, b)  ->  (a cos - b sin,  b cos + a sin)
@@ -17,8 +18,10 @@ from glassformer.learn.report import Report
 
 ROAD = 3.2
 HINTS = (
-    "A number of the first half and its partner in the second are one hand of a clock: turn it by place times speed.",
-    "theta ** (-torch.arange(0, d, 2) / d) are the d / 2 speeds; places times speeds is a table (T, d / 2).",
+    "A number of the first half and its partner in the second are one hand of a clock: turn it "
+    "by place times speed.",
+    "theta ** (-torch.arange(0, d, 2) / d) are the d / 2 speeds; places times speeds is a table "
+    "(T, d / 2).",
     "a, b = x.chunk(2, dim=-1) are the two halves.",
     "torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1), with cos and sin (T, d / 2).",
 )
@@ -29,7 +32,8 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, places: Tensor, theta: float) -> Tensor:
-    """x (H, T, d) queries or keys, places (T,) integers -> (H, T, d), each pair (i, i + d / 2) turned."""
+    """x (H, T, d) queries or keys, places (T,) integers -> (H, T, d), each pair (i, i + d / 2)
+    turned."""
     # TODO: the angle of each place and pair, (T, d / 2); then turn the two halves of x
     d = x.shape[-1]
     speeds = theta ** (-torch.arange(0, d, 2) / d)
@@ -46,7 +50,9 @@ def rotate(x: Tensor, places: Tensor, theta: float) -> Tensor:
 def turned(x: Tensor, places: Tensor, theta: float, way: int = 1, step: int = 2) -> Tensor:
     d = x.shape[-1]
     angle = way * places[:, None].double() * theta ** (-torch.arange(d // 2).double() * step / d)
-    z = torch.complex(*(half.double() for half in x.chunk(2, -1))) * torch.polar(torch.ones_like(angle), angle)
+    z = torch.complex(*(half.double() for half in x.chunk(2, -1))) * torch.polar(
+        torch.ones_like(angle), angle
+    )
     return torch.cat((z.real, z.imag), -1).float()
 
 
@@ -56,34 +62,59 @@ def check(theirs: Any, report: Report) -> None:
     order = torch.arange(d).view(-1, 2).T.flatten()  # neighbours first to halves
     back = order.argsort()
     slips: Any = {
-        "the pairs: number i goes with number i + d / 2 here; yours pairs neighbours (2i, 2i + 1)": lambda: turned(
-            x[..., order], places, theta
-        )[..., back],
+        "the pairs: number i goes with number i + d / 2 here; yours pairs neighbours (2i, 2i + 1)": lambda: (
+            turned(x[..., order], places, theta)[..., back]
+        ),
         "the direction: a cos - b sin and b cos + a sin; yours turns the other way": lambda: turned(
             x, places, theta, -1
         ),
         "the speeds: theta^(-2 i / d); the 2 is missing": lambda: turned(x, places, theta, 1, 1),
-        "the places: use those that are given; they need not be 0, 1, 2": lambda: turned(x, torch.arange(T), theta),
+        "the places: use those that are given; they need not be 0, 1, 2": lambda: turned(
+            x, torch.arange(T), theta
+        ),
         "theta: it is an argument, and need not be 10,000": lambda: turned(x, places, 10000.0),
     }
-    report.equal("rotate(x, places, 10000)", theirs.rotate(x, places, theta), turned(x, places, theta), slips=slips)
+    report.equal(
+        "rotate(x, places, 10000)",
+        theirs.rotate(x, places, theta),
+        turned(x, places, theta),
+        slips=slips,
+    )
     other = float(report.randint(100, 900, (1,)))
     report.equal(
-        f"rotate(x, places, {other:g})", theirs.rotate(x, places, other), turned(x, places, other), slips=slips
+        f"rotate(x, places, {other:g})",
+        theirs.rotate(x, places, other),
+        turned(x, places, other),
+        slips=slips,
     )
     q, k = report.randn(1, 1, d), report.randn(1, 1, d)
     scores = [
-        float((theirs.rotate(q, torch.tensor([5 + s]), theta) * theirs.rotate(k, torch.tensor([2 + s]), theta)).sum())
+        float(
+            (
+                theirs.rotate(q, torch.tensor([5 + s]), theta)
+                * theirs.rotate(k, torch.tensor([2 + s]), theta)
+            ).sum()
+        )
         for s in (0, 40)
     ]
-    report.equal("the score of two tokens 3 apart, moved on by 40 places", scores[1], scores[0], tolerance=1e-3)
+    report.equal(
+        "the score of two tokens 3 apart, moved on by 40 places",
+        scores[1],
+        scores[0],
+        tolerance=1e-3,
+    )
     report.say(
-        f"a score depends on the distance alone: {scores[0]:.4f} at places 5 and 2, {scores[1]:.4f} at 45 and 42"
+        f"a score depends on the distance alone: {scores[0]:.4f} at places 5 and 2, "
+        f"{scores[1]:.4f} at 45 and 42"
     )
 
     model, tokenizer = models.real()
     ours = models.greedy(model, tokenizer)
     position = model.decoder.position
     position.rotate = lambda x, flow: theirs.rotate(x[0], flow.pos[0], position.theta)[None]
-    report.equal("the text that our model writes with your rotation", models.greedy(model, tokenizer), ours)
-    report.say(f"in the real model, queries and keys of 4 blocks turned by you, the same text: {ours!r}")
+    report.equal(
+        "the text that our model writes with your rotation", models.greedy(model, tokenizer), ours
+    )
+    report.say(
+        f"in the real model, queries and keys of 4 blocks turned by you, the same text: {ours!r}"
+    )

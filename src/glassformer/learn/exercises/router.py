@@ -1,7 +1,8 @@
 """A router with top-k
 
-A mixture of experts has many feed-forward networks and asks only a few of them for each token. A small matrix, the
-router, scores the experts; the k best are asked, and their answers are summed by weights that sum to 1:
+A mixture of experts has many feed-forward networks and asks only a few of them for each token. A
+small matrix, the router, scores the experts; the k best are asked, and their answers are summed by
+weights that sum to 1:
 
     probability = softmax(x W_router^T)             (N, experts)
     the k largest, divided by their sum             (N, k)
@@ -17,9 +18,11 @@ from glassformer.learn.report import Report
 
 ROAD = 10.1
 HINTS = (
-    "Softmax over the experts makes shares of a token's scores; topk gives the k largest and which they are.",
+    "Softmax over the experts makes shares of a token's scores; topk gives the k largest and "
+    "which they are.",
     "(x @ w_router.T).softmax(-1).topk(k, dim=-1) gives both; divide the values by their sum.",
-    "For each expert: (chosen == e).nonzero() tells the tokens and at which of their k places it was chosen.",
+    "For each expert: (chosen == e).nonzero() tells the tokens and at which of their k places it "
+    "was chosen.",
     "out[tokens] += weights[tokens, places][:, None] * experts[e](x[tokens])",
 )
 
@@ -31,15 +34,19 @@ from torch import Tensor
 
 
 def route(x: Tensor, w_router: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """x (N, C), w_router (E, C) -> weights (N, k), each row summing to 1, and the chosen experts (N, k), best first."""
+    """x (N, C), w_router (E, C) -> weights (N, k), each row summing to 1, and the chosen experts
+    (N, k), best first."""
     # TODO: probabilities, the k largest, divided by their sum
     weights, chosen = (x @ w_router.T).softmax(-1).topk(k, dim=-1)
     return weights / weights.sum(-1, keepdim=True), chosen
     # END
 
 
-def mixture(x: Tensor, weights: Tensor, chosen: Tensor, experts: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-    """x (N, C), weights and chosen (N, k), experts: functions (n, C) -> (n, C) -> the weighed sum (N, C)."""
+def mixture(
+    x: Tensor, weights: Tensor, chosen: Tensor, experts: Sequence[Callable[[Tensor], Tensor]]
+) -> Tensor:
+    """x (N, C), weights and chosen (N, k), experts: functions (n, C) -> (n, C) -> the weighed sum
+    (N, C)."""
     # TODO: ask each expert for the tokens that chose it, and for no others; sum by the weights
     out = torch.zeros_like(x)
     for number, expert in enumerate(experts):
@@ -61,7 +68,8 @@ def check(theirs: Any, report: Report) -> None:
     weights = best / best.sum(-1, keepdim=True)
     given = theirs.route(x, w_router, k)
     report.true(
-        isinstance(given, tuple) and len(given) == 2, "route gives back two things: the weights and the chosen."
+        isinstance(given, tuple) and len(given) == 2,
+        "route gives back two things: the weights and the chosen.",
     )
     slips: Any = {
         "the number: the k best of each token": chance.topk(1).indices,
@@ -71,7 +79,9 @@ def check(theirs: Any, report: Report) -> None:
     report.equal("the chosen experts", given[1], chosen, slips=slips, look=look)
     slips = {
         "the sum: the k weights of a token are divided by their sum, so that they sum to 1": best,
-        "the softmax: probabilities first; these are the bare scores": (x @ w_router.T).topk(k).values,
+        "the softmax: probabilities first; these are the bare scores": (x @ w_router.T)
+        .topk(k)
+        .values,
     }
     look = "softmax over the experts first, then the k largest, then divided by their sum"
     report.equal("the weights", given[0], weights, slips=slips, look=look)
@@ -89,9 +99,10 @@ def check(theirs: Any, report: Report) -> None:
     right = (answers[rows, chosen] * weights[..., None]).sum(1)
     slips = {
         "the weights: each answer is multiplied by its own": answers[rows, chosen].sum(1),
-        "the sum: over all k chosen experts, not the best one alone": answers[rows, chosen][:, 0] * weights[:, :1],
-        "overwriting: add to what other experts have given (+=), do not put in its place": lambda: overwritten(
-            answers, weights, chosen
+        "the sum: over all k chosen experts, not the best one alone": answers[rows, chosen][:, 0]
+        * weights[:, :1],
+        "overwriting: add to what other experts have given (+=), do not put in its place": lambda: (
+            overwritten(answers, weights, chosen)
         ),
     }
     report.equal(
@@ -99,12 +110,17 @@ def check(theirs: Any, report: Report) -> None:
         theirs.mixture(x, weights, chosen, [expert(e) for e in range(E)]),
         right,
         slips=slips,
-        look="each chosen expert's answer times its weight, added to what the others gave (+=, not =)",
+        look="each chosen expert's answer times its weight, added to what the others gave (+=, "
+        "not =)",
     )
     counts = torch.bincount(chosen.flatten(), minlength=E).tolist()
     look = "x[tokens] of those that chose the expert, not all of x"
-    report.true(sum(asked) <= N * k, f"Your experts computed {sum(asked)} rows; {N * k} were chosen.", look)
-    report.say(f"{N} tokens chose {k} of {E} experts each; their loads: {', '.join(map(str, counts))}")
+    report.true(
+        sum(asked) <= N * k, f"Your experts computed {sum(asked)} rows; {N * k} were chosen.", look
+    )
+    report.say(
+        f"{N} tokens chose {k} of {E} experts each; their loads: {', '.join(map(str, counts))}"
+    )
 
     from glassformer import config as c
     from glassformer.nn.experts import MoE
@@ -122,9 +138,14 @@ def check(theirs: Any, report: Report) -> None:
             return theirs.mixture(flat, weights, chosen, experts).view_as(x)
 
         module.forward = forward
-    report.equal("the logits of a Mixtral of 4 experts with your router", models.logits(model, tokens), before)
+    report.equal(
+        "the logits of a Mixtral of 4 experts with your router",
+        models.logits(model, tokens),
+        before,
+    )
     report.say(
-        f"in a small Mixtral (2 blocks, 2 of 4 experts): the same logits; loads {', '.join(f'{n:.0f}' for n in loads)}"
+        "in a small Mixtral (2 blocks, 2 of 4 experts): the same logits; loads "
+        f"{', '.join(f'{n:.0f}' for n in loads)}"
     )
 
 

@@ -1,11 +1,11 @@
 """Top-p sampling
 
-Draw from all tokens, and once in a while comes one that fits nothing. Top-p (nucleus sampling, Holtzman et al. 2020)
-keeps the fewest likeliest tokens whose probabilities reach p together, and draws from those. Where the model is sure
-these are few, where it is not they are many.
+Draw from all tokens, and once in a while comes one that fits nothing. Top-p (nucleus sampling,
+Holtzman et al. 2020) keeps the fewest likeliest tokens whose probabilities reach p together, and
+draws from those. Where the model is sure these are few, where it is not they are many.
 
-The token that brings the sum to p or above still belongs to the nucleus; so the likeliest one is always kept,
-even at p = 0.
+The token that brings the sum to p or above still belongs to the nucleus; so the likeliest one is
+always kept, even at p = 0.
 """
 
 from typing import Any
@@ -16,7 +16,8 @@ from glassformer.learn.report import Report
 ROAD = 7.1
 HINTS = (
     "Sort the probabilities, the largest first, and add them up with cumsum.",
-    "A token stays while the sum of those *before* it is below p: cumsum - itself < p. The first one always stays.",
+    "A token stays while the sum of those *before* it is below p: cumsum - itself < p. The first "
+    "one always stays.",
     "The sorted order has to be undone: sort gives indices, scatter puts back.",
 )
 
@@ -27,7 +28,8 @@ from torch import Tensor
 
 def top_p(logits: Tensor, p: float) -> Tensor:
     """logits (V,) -> the same, minus infinity for every token outside the nucleus."""
-    # TODO: probabilities, the largest first; which of them belong to the nucleus; back in the order of the vocabulary
+    # TODO: probabilities, the largest first; which of them belong to the nucleus; back in the order
+    # of the vocabulary
     values, order = logits.softmax(-1).sort(descending=True)
     before = values.cumsum(-1) - values
     beyond = (before >= p).index_fill(-1, torch.tensor(0), False)  # the likeliest one stays
@@ -57,23 +59,42 @@ def check(theirs: Any, report: Report) -> None:
         given = theirs.top_p(clear, p)
         found = [at for at in range(4) if float(given[at]) > float("-inf")]
         look = "the token that brings the sum to p or above is the last one that is kept"
-        report.equal(f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p}", found, kept, look=look)
+        report.equal(
+            f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p}",
+            found,
+            kept,
+            look=look,
+        )
     for p in (0.0, 1e-12):
-        kept = [at for at, logit in enumerate(theirs.top_p(clear, p).tolist()) if logit > float("-inf")]
-        look = "p = 0: the sum before the likeliest token is 0, and 0 < 0 is false; keep that token whatever p is"
-        report.equal(f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p:g}", kept, [1], look=look)
+        kept = [
+            at for at, logit in enumerate(theirs.top_p(clear, p).tolist()) if logit > float("-inf")
+        ]
+        look = (
+            "p = 0: the sum before the likeliest token is 0, and 0 < 0 is false; keep that "
+            "token whatever p is"
+        )
+        report.equal(
+            f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p:g}",
+            kept,
+            [1],
+            look=look,
+        )
     for _ in range(5):
         logits, p = report.randn(40) * 2, 0.2 + 0.7 * report.random.random()
         slips = {
-            "the last one: the token that reaches p belongs to the nucleus too": lambda logits=logits, p=p: nucleus(
-                logits, p, False
+            "the last one: the token that reaches p belongs to the nucleus too": lambda logits=logits, p=p: (
+                nucleus(logits, p, False)
             ),
             "the order: tokens must stand at their own places in the vocabulary again": lambda logits=logits, p=p: (
                 nucleus(logits, p).sort(descending=True).values
             ),
-            "what is asked for: logits, not probabilities": lambda logits=logits, p=p: nucleus(logits, p).softmax(-1),
+            "what is asked for: logits, not probabilities": lambda logits=logits, p=p: nucleus(
+                logits, p
+            ).softmax(-1),
         }
-        report.equal(f"top_p(logits, {p:.3f})", theirs.top_p(logits, p), nucleus(logits, p), slips=slips)
+        report.equal(
+            f"top_p(logits, {p:.3f})", theirs.top_p(logits, p), nucleus(logits, p), slips=slips
+        )
     report.say("the right tokens on clear and on drawn logits")
 
     from glassformer.generation import generate, sample
@@ -82,7 +103,9 @@ def check(theirs: Any, report: Report) -> None:
     seed, held = report.random.randrange(1000), list[int]()
 
     def text() -> str:
-        return generate(model, tokenizer, models.PROMPT, max_new=20, top_p=0.9, seed=seed).run().text
+        return (
+            generate(model, tokenizer, models.PROMPT, max_new=20, top_p=0.9, seed=seed).run().text
+        )
 
     def rows(logits: Tensor, p: float) -> Tensor:
         cut = torch.stack([theirs.top_p(row, p) for row in logits])
@@ -93,6 +116,7 @@ def check(theirs: Any, report: Report) -> None:
     sample.top_p = rows  # this process is yours alone
     report.equal(f"the text that our model draws with your top_p (--seed {seed})", text(), ours)
     report.say(
-        f"in the real model (--top-p 0.9 --seed {seed}) your nucleus held {min(held)} to {max(held)} tokens of 1,024"
+        f"in the real model (--top-p 0.9 --seed {seed}) your nucleus held {min(held)} to "
+        f"{max(held)} tokens of 1,024"
     )
     report.say(f"and the text is the same: {ours!r}")

@@ -1,12 +1,13 @@
 """word2vec: the loss of a pair with its noise
 
-A word is known by the company it keeps. Each word has two vectors: one as a centre, one as company. The vector u of a
-centre should fit the vector v of a word that stood beside it, and not those of some words drawn at random, n_1..n_k:
+A word is known by the company it keeps. Each word has two vectors: one as a centre, one as company.
+The vector u of a centre should fit the vector v of a word that stood beside it, and not those of
+some words drawn at random, n_1..n_k:
 
     loss = -log sigmoid(u . v)  -  sum over k of log sigmoid(-u . n_k)
 
-where sigmoid(x) = 1 / (1 + e^-x). (Skip-gram with negative sampling, Mikolov et al. 2013.) A batch's loss is the mean.
-For large negative x log(sigmoid(x)) must stay finite.
+where sigmoid(x) = 1 / (1 + e^-x). (Skip-gram with negative sampling, Mikolov et al. 2013.) A
+batch's loss is the mean. For large negative x log(sigmoid(x)) must stay finite.
 """
 
 from typing import Any
@@ -42,7 +43,8 @@ def loss(centre: Tensor, company: Tensor, noise: Tensor) -> Tensor:
 
 def ours(centre: Tensor, company: Tensor, noise: Tensor) -> Tensor:
     return (
-        F.softplus(-(centre * company).sum(-1)) + F.softplus(torch.einsum("bkd,bd->bk", noise, centre)).sum(-1)
+        F.softplus(-(centre * company).sum(-1))
+        + F.softplus(torch.einsum("bkd,bd->bk", noise, centre)).sum(-1)
     ).mean()
 
 
@@ -57,7 +59,9 @@ def check(theirs: Any, report: Report) -> None:
         "the noise: a sum over the K words, not their mean": -(
             F.logsigmoid(right) + F.logsigmoid(-wrong).mean(-1)
         ).mean(),
-        "the batch: the mean of the pairs, not their sum": -(F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)).sum(),
+        "the batch: the mean of the pairs, not their sum": -(
+            F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)
+        ).sum(),
         "the logarithm: it is missing": -(right.sigmoid() + (-wrong).sigmoid().sum(-1)).mean(),
         "the sign: a loss falls when the pair fits better; put a minus before all of it": (
             F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)
@@ -100,5 +104,6 @@ def check(theirs: Any, report: Report) -> None:
     own, fell = trained(theirs.loss)
     report.equal("the vectors after 40 steps with your loss", own, trained(ours)[0], tolerance=1e-3)
     report.say(
-        f"{len(words)} words, {len(pairs)} pairs, 40 steps by your gradient: loss {fell[0]:.3f} to {fell[-1]:.3f}"
+        f"{len(words)} words, {len(pairs)} pairs, 40 steps by your gradient: loss {fell[0]:.3f} "
+        f"to {fell[-1]:.3f}"
     )

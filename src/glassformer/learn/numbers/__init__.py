@@ -1,7 +1,8 @@
-"""The glossary's live numbers, a function a term: computed on the small model that comes with the package.
+"""The glossary's live numbers, a function a term: computed on the small model that comes with the
+package.
 
-Where that model has no such part (it is a decoder of plain multi-head attention) a small one of the family stands in,
-its weights drawn, or a published shape is counted; the sentence says so.
+Where that model has no such part (it is a decoder of plain multi-head attention) a small one of the
+family stands in, its weights drawn, or a published shape is counted; the sentence says so.
 
 shipped   one pass of the model over a sentence
 blocks    tokens, positions, attention, the block, three shapes

@@ -18,13 +18,17 @@ def token() -> str:
 
 
 def vocabulary() -> str:
-    return f"Our model knows {shipped_pass().tokenizer.size:,} tokens; GPT-2 {find('gpt2/124m').embed.vocab:,}."
+    return (
+        f"Our model knows {shipped_pass().tokenizer.size:,} tokens; GPT-2 "
+        f"{find('gpt2/124m').embed.vocab:,}."
+    )
 
 
 def embedding_matrix() -> str:
     table = shipped_pass().model.embed.token.weight
     return (
-        f"Our model's is {tuple(table.shape)}: {table.numel():,} numbers; of {shipped_pass().pieces[0]!r} the first is "
+        f"Our model's is {tuple(table.shape)}: {table.numel():,} numbers; of "
+        f"{shipped_pass().pieces[0]!r} the first is "
         f"{table[shipped_pass().ids[0], 0]:.4f}."
     )
 
@@ -32,7 +36,8 @@ def embedding_matrix() -> str:
 def positional_embedding() -> str:
     angle = 3 / 10000 ** (2 / 16)
     return (
-        f"Sinusoidal, width 16, place 3: the second pair is ({math.sin(angle):.4f}, {math.cos(angle):.4f}); our "
+        f"Sinusoidal, width 16, place 3: the second pair is ({math.sin(angle):.4f}, "
+        f"{math.cos(angle):.4f}); our "
         "model turns (rotary) instead."
     )
 
@@ -45,7 +50,8 @@ def rotary_embedding() -> str:
     one[..., 0] = 1
     turned = position.rotate(one, flow)[0, 0, 1]
     return (
-        f"In our model (1, 0) at place 1 becomes ({turned[0]:.4f}, {turned[d // 2]:.4f}) in the first of {d // 2} "
+        f"In our model (1, 0) at place 1 becomes ({turned[0]:.4f}, {turned[d // 2]:.4f}) in the "
+        f"first of {d // 2} "
         "pairs: one radian."
     )
 
@@ -54,7 +60,8 @@ def attention() -> str:
     pattern = value_of(1, "attn.pattern")[0, -1]
     at = int(pattern.argmax())
     return (
-        f"Block 1, head 0 of our model: {shipped_pass().pieces[-1]!r} spends {float(pattern[at]):.3f} of its weight on "
+        f"Block 1, head 0 of our model: {shipped_pass().pieces[-1]!r} spends "
+        f"{float(pattern[at]):.3f} of its weight on "
         f"{shipped_pass().pieces[at]!r}."
     )
 
@@ -62,7 +69,8 @@ def attention() -> str:
 def self_attention() -> str:
     pattern = value_of(0, "attn.pattern")
     return (
-        f"Of {TEXT!r} each head of our model makes a pattern {tuple(pattern.shape[1:])}; {pattern.shape[0] * 4} "
+        f"Of {TEXT!r} each head of our model makes a pattern {tuple(pattern.shape[1:])}; "
+        f"{pattern.shape[0] * 4} "
         "heads in 4 blocks."
     )
 
@@ -78,7 +86,8 @@ def multi_head_attention() -> str:
 def query() -> str:
     q = value_of(0, "attn.q")
     return (
-        f"{shipped_pass().pieces[-1]!r} in block 0, head 0 of our model: {q.shape[-1]} numbers, of length "
+        f"{shipped_pass().pieces[-1]!r} in block 0, head 0 of our model: {q.shape[-1]} numbers, "
+        "of length "
         f"{float(q[0, -1].norm()):.3f}."
     )
 
@@ -86,15 +95,18 @@ def query() -> str:
 def key() -> str:
     q, k = value_of(0, "attn.q")[0, -1], value_of(0, "attn.k")[0, 0]
     return (
-        f"Block 0, head 0 of our model: the query of {shipped_pass().pieces[-1]!r} times the key of "
-        f"{shipped_pass().pieces[0]!r} is {float(q @ k):.3f}, before it is divided by sqrt({len(q)})."
+        f"Block 0, head 0 of our model: the query of {shipped_pass().pieces[-1]!r} times the key "
+        "of "
+        f"{shipped_pass().pieces[0]!r} is {float(q @ k):.3f}, before it is divided by "
+        f"sqrt({len(q)})."
     )
 
 
 def value() -> str:
     v = value_of(0, "attn.v")
     return (
-        f"{shipped_pass().pieces[0]!r} in block 0, head 0 of our model hands over {v.shape[-1]} numbers of length "
+        f"{shipped_pass().pieces[0]!r} in block 0, head 0 of our model hands over {v.shape[-1]} "
+        "numbers of length "
         f"{float(v[0, 0].norm()):.3f}."
     )
 
@@ -102,7 +114,8 @@ def value() -> str:
 def softmax() -> str:
     shares = torch.tensor([2.0, 1.0, 0.0]).softmax(-1).tolist()
     return (
-        f"softmax([2, 1, 0]) = [{', '.join(f'{share:.4f}' for share in shares)}]; our model's likeliest next "
+        f"softmax([2, 1, 0]) = [{', '.join(f'{share:.4f}' for share in shares)}]; our model's "
+        "likeliest next "
         f"token has {float(shipped_pass().chance.max()):.4f}."
     )
 
@@ -110,7 +123,9 @@ def softmax() -> str:
 def causal_mask() -> str:
     scores = value_of(0, "attn.scores")[0]
     hidden = int(torch.isinf(scores).sum())
-    return f"{hidden} of the {scores.numel()} scores of each head of our model are -inf on {TEXT!r}."
+    return (
+        f"{hidden} of the {scores.numel()} scores of each head of our model are -inf on {TEXT!r}."
+    )
 
 
 def residual_connection() -> str:
@@ -125,7 +140,8 @@ def layer_normalization() -> str:
     raw, normed = value_of(3, "mid")[-1], value_of(3, "ffn.in")[-1]
     rms = [float(x.square().mean().sqrt()) for x in (raw, normed)]
     return (
-        f"Block 3 of our model (RMSNorm): the root mean square of {shipped_pass().pieces[-1]!r} is {rms[0]:.3f} before "
+        f"Block 3 of our model (RMSNorm): the root mean square of {shipped_pass().pieces[-1]!r} "
+        f"is {rms[0]:.3f} before "
         f"and {rms[1]:.3f} after."
     )
 
@@ -134,7 +150,8 @@ def feed_forward_network() -> str:
     part = shipped_pass().model.decoder.blocks[0].ffn
     count = sum(weight.numel() for weight in part.parameters())
     return (
-        f"In our model {part.up.in_features} numbers become {part.up.out_features} and {part.down.out_features} "
+        f"In our model {part.up.in_features} numbers become {part.up.out_features} and "
+        f"{part.down.out_features} "
         f"again: {count:,} weights a block."
     )
 
@@ -156,7 +173,8 @@ def encoder() -> str:
     other[0, -1] = 20
     moved = (models.logits(model, tokens) - models.logits(model, other))[0, 0].abs().max()
     return (
-        f"Another last token moves what a small encoder (weights drawn) says at the first by {float(moved):.4f}; "
+        "Another last token moves what a small encoder (weights drawn) says at the first by "
+        f"{float(moved):.4f}; "
         "in a decoder by 0."
     )
 
@@ -166,6 +184,7 @@ def decoder() -> str:
     other[-1] = 5
     moved = (models.logits(p.model, torch.tensor([other]))[0] - p.seen["logits"]).abs().amax(-1)
     return (
-        f"Another last token moves what our model says at the first by {float(moved[0]):.4f}, at the last by "
+        f"Another last token moves what our model says at the first by {float(moved[0]):.4f}, at "
+        "the last by "
         f"{float(moved[-1]):.2f}."
     )

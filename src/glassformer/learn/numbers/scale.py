@@ -18,7 +18,8 @@ def multi_query_attention() -> str:
     part = shipped_pass().model.decoder.blocks[0].attn
     own = cache_bytes(shipped_pass().model.config)
     return (
-        f"Our model's {part.heads} heads keep {own:,} bytes a token in bf16; with one key-value head "
+        f"Our model's {part.heads} heads keep {own:,} bytes a token in bf16; with one key-value "
+        "head "
         f"{own // part.heads:,}."
     )
 
@@ -28,7 +29,8 @@ def grouped_query_attention() -> str:
     part: Any = shape.decoder.pattern[0].attention  # type: ignore[union-attr]
     kept = cache_bytes(shape) / 1024
     return (
-        f"Llama 3 8B: {part.heads} query heads over {part.kv_heads}, {kept:.0f} KiB a token in bf16 instead of "
+        f"Llama 3 8B: {part.heads} query heads over {part.kv_heads}, {kept:.0f} KiB a token in "
+        "bf16 instead of "
         f"{kept * part.heads / part.kv_heads:.0f}."
     )
 
@@ -37,7 +39,10 @@ def sparse_attention() -> str:
     from ...inspection import masks
 
     told: Any = masks.picture("window(64)", 1024).to_dict()
-    return f"1,024 tokens: {told['causal_pairs']:,} pairs causally, {told['visited']['decoder']:,} in a window of 64."
+    return (
+        f"1,024 tokens: {told['causal_pairs']:,} pairs causally, "
+        f"{told['visited']['decoder']:,} in a window of 64."
+    )
 
 
 def ring_attention() -> str:
@@ -52,13 +57,17 @@ def ring_attention() -> str:
     merged = sum(out * (own - lse).exp()[:, None] for own, out in parts)
     apart = float((merged - scores.softmax(-1) @ v).abs().max())
     return (
-        f"Our model's last query over two halves of its keys, merged by their sums: {apart:.1e} from all keys at once."
+        f"Our model's last query over two halves of its keys, merged by their sums: {apart:.1e} "
+        "from all keys at once."
     )
 
 
 def mixture_of_experts() -> str:
     told = cost(find("mixtral/8x7b"))
-    return f"Mixtral 8x7B has {told.total / 1e9:.1f} billion parameters; a token uses {told.active / 1e9:.1f} of them."
+    return (
+        f"Mixtral 8x7B has {told.total / 1e9:.1f} billion parameters; a token uses "
+        f"{told.active / 1e9:.1f} of them."
+    )
 
 
 def router() -> str:
@@ -79,7 +88,9 @@ def logit_lens() -> str:
         said = p.model.head(p.model.decoder.last_norm(states), p.model.embed).softmax(-1)
     final = int(said[-1].argmax())
     shares = ", ".join(f"{float(one[final]):.3f}" for one in said)
-    return f"Our model's next token {p.word(final)} after {TEXT!r} has, after blocks 0 to 3: {shares}."
+    return (
+        f"Our model's next token {p.word(final)} after {TEXT!r} has, after blocks 0 to 3: {shares}."
+    )
 
 
 def activation_patching() -> str:
@@ -89,11 +100,15 @@ def activation_patching() -> str:
     best = int(p.chance.argmax())
     clean, corrupted = list(p.ids), list(p.ids)
     corrupted[AT] = p.ids[3]
-    grid = patch_grid(p.model, p.tokenizer, clean, corrupted, answer=best, parts="resid", progress=False)
+    grid = patch_grid(
+        p.model, p.tokenizer, clean, corrupted, answer=best, parts="resid", progress=False
+    )
     effects = [row[AT] for row in grid["resid"].effect]
     return (
-        f"Another word for {p.pieces[AT]!r} takes the logit of {p.word(best)} from {grid.clean_value:.3f} to "
-        f"{grid.corrupted_value:.3f}; its stream put back after block 0 undoes {effects[0]:.2f} of it, after the last "
+        f"Another word for {p.pieces[AT]!r} takes the logit of {p.word(best)} from "
+        f"{grid.clean_value:.3f} to "
+        f"{grid.corrupted_value:.3f}; its stream put back after block 0 undoes {effects[0]:.2f} "
+        "of it, after the last "
         f"block {effects[-1]:.2f}."
     )
 
@@ -107,7 +122,8 @@ def _heads() -> Any:
 def induction_head() -> str:
     best = max(_heads(), key=lambda head: head.scores["induction"])
     return (
-        f"Of our model's heads {best.path.removeprefix('decoder.')}, head {best.head}, does most of it: "
+        f"Of our model's heads {best.path.removeprefix('decoder.')}, head {best.head}, does most "
+        "of it: "
         f"{best.scores['induction']:.3f} of its weight on repeated random tokens."
     )
 
@@ -115,7 +131,8 @@ def induction_head() -> str:
 def attention_sink() -> str:
     best = max(_heads(), key=lambda head: head.scores["first"])
     return (
-        f"{best.path.removeprefix('decoder.')}, head {best.head}, of our model spends {best.scores['first']:.3f} "
+        f"{best.path.removeprefix('decoder.')}, head {best.head}, of our model spends "
+        f"{best.scores['first']:.3f} "
         "of its weight on the first token."
     )
 
@@ -129,7 +146,10 @@ def quantization() -> str:
         codes, scales = rounding.nearest(weight, bits, 32)
         again = rounding.decode(codes, scales, 32, torch.float32)
         errors.append(float((again - weight).norm() / weight.norm()))
-    return f"A {tuple(weight.shape)} matrix of our model is off by {errors[0]:.2%} in 8 bits, by {errors[1]:.1%} in 4."
+    return (
+        f"A {tuple(weight.shape)} matrix of our model is off by {errors[0]:.2%} in 8 bits, by "
+        f"{errors[1]:.1%} in 4."
+    )
 
 
 def speculative_decoding() -> str:
@@ -139,6 +159,7 @@ def speculative_decoding() -> str:
     guessed = PromptLookup().propose([*ids, *ids[:3]], 4)
     right = sum(one == other for one, other in zip(guessed, ids[3:7], strict=False))
     return (
-        f"{TEXT!r} begun a second time: of {len(guessed)} tokens guessed from the text itself {right} are its "
+        f"{TEXT!r} begun a second time: of {len(guessed)} tokens guessed from the text itself "
+        f"{right} are its "
         "next ones."
     )

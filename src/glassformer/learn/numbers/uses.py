@@ -17,7 +17,10 @@ from .shipped import TEXT, cache_bytes, shipped_pass, value_of
 def logits() -> str:
     u = shipped_pass().seen["logits"][-1]
     best = int(u.argmax())
-    return f"After {TEXT!r} our model's largest of {len(u):,} is {float(u[best]):.3f}, for {shipped_pass().word(best)}."
+    return (
+        f"After {TEXT!r} our model's largest of {len(u):,} is {float(u[best]):.3f}, for "
+        f"{shipped_pass().word(best)}."
+    )
 
 
 STACK = c.Stack(2, (c.Block(c.Attention(2), c.MLP(64)),), c.Sinusoidal())
@@ -26,11 +29,15 @@ STACK = c.Stack(2, (c.Block(c.Attention(2), c.MLP(64)),), c.Sinusoidal())
 def weight_tying() -> str:
     untied, tied = (c.Head(tied=way) for way in (False, True))
     counts = [
-        sum(w.numel() for w in build_model(c.Decoder(16, 10, c.Embed(50), STACK, head), seed=0).parameters())
+        sum(
+            w.numel()
+            for w in build_model(c.Decoder(16, 10, c.Embed(50), STACK, head), seed=0).parameters()
+        )
         for head in (untied, tied)
     ]
     return (
-        f"A decoder of width 16 with 50 tokens: {counts[0]:,} parameters untied, {counts[1]:,} tied; GPT-2 is "
+        f"A decoder of width 16 with 50 tokens: {counts[0]:,} parameters untied, {counts[1]:,} "
+        "tied; GPT-2 is "
         "tied, our model is not."
     )
 
@@ -50,7 +57,10 @@ def top_k() -> str:
 
 def top_p() -> str:
     sums = shipped_pass().chance.sort(descending=True).values.cumsum(-1)
-    return f"0.9 of what our model says next lies on {int((sums < 0.9).sum()) + 1} of {len(sums):,} tokens."
+    return (
+        f"0.9 of what our model says next lies on {int((sums < 0.9).sum()) + 1} of "
+        f"{len(sums):,} tokens."
+    )
 
 
 def beam_search() -> str:
@@ -58,17 +68,20 @@ def beam_search() -> str:
 
     p = shipped_pass()
     scores = [
-        beam(p.model, p.tokenizer, TEXT, beams=n, length_penalty=0.0, max_new=6, eos=())[0][0].score for n in (1, 4)
+        beam(p.model, p.tokenizer, TEXT, beams=n, length_penalty=0.0, max_new=6, eos=())[0][0].score
+        for n in (1, 4)
     ]
     return (
-        f"Six tokens of our model after {TEXT!r}: log-probability {scores[0]:.3f} greedily, {scores[1]:.3f} with "
+        f"Six tokens of our model after {TEXT!r}: log-probability {scores[0]:.3f} greedily, "
+        f"{scores[1]:.3f} with "
         "4 beams."
     )
 
 
 def kv_cache() -> str:
     return (
-        f"Our model keeps {cache_bytes(shipped_pass().model.config):,} bytes a token in bf16; Llama 3 8B "
+        f"Our model keeps {cache_bytes(shipped_pass().model.config):,} bytes a token in bf16; "
+        "Llama 3 8B "
         f"{cache_bytes(find('llama/3-8b')):,}."
     )
 
@@ -76,7 +89,8 @@ def kv_cache() -> str:
 def masked_language_modelling() -> str:
     hidden = (torch.rand(10_000, generator=torch.Generator().manual_seed(0)) < 0.15).sum()
     return (
-        f"Of 10,000 tokens a drawing at 15 % chose {int(hidden):,}; 80 % of those become the mask, 10 % another "
+        f"Of 10,000 tokens a drawing at 15 % chose {int(hidden):,}; 80 % of those become the "
+        "mask, 10 % another "
         "token, 10 % stay."
     )
 
@@ -90,7 +104,10 @@ def prefix_lm() -> str:
         p.model(torch.tensor([p.ids]), prefix=prefix, tape=tape)
     seen = int(torch.isfinite(tape["decoder.blocks.0.attn.scores"][0, 0]).sum())
     causal = int(torch.isfinite(value_of(0, "attn.scores")[0]).sum())
-    return f"With a prefix of 4 of {T} tokens a head of our model sees {seen} pairs, causally {causal}."
+    return (
+        f"With a prefix of 4 of {T} tokens a head of our model sees {seen} pairs, causally "
+        f"{causal}."
+    )
 
 
 def span_corruption() -> str:
@@ -98,8 +115,13 @@ def span_corruption() -> str:
 
     from ...training.objectives.span import cut_out
 
-    source, target = cut_out(np.arange(100), np.random.default_rng(0), 0.15, 3.0, np.arange(1000, 1100))
-    return f"100 tokens, 15 % of them in spans of 3: a source of {len(source)}, a target of {len(target)}."
+    source, target = cut_out(
+        np.arange(100), np.random.default_rng(0), 0.15, 3.0, np.arange(1000, 1100)
+    )
+    return (
+        f"100 tokens, 15 % of them in spans of 3: a source of {len(source)}, a target of "
+        f"{len(target)}."
+    )
 
 
 def fine_tuning() -> str:
@@ -114,7 +136,10 @@ def fine_tuning() -> str:
             for weight, grad in zip(weights, grads, strict=True):
                 weight -= 0.05 * grad
         losses.append(float(loss.detach()))
-    return f"One step on {len(p.ids)} tokens takes our model's loss on them from {losses[0]:.3f} to {losses[1]:.3f}."
+    return (
+        f"One step on {len(p.ids)} tokens takes our model's loss on them from {losses[0]:.3f} "
+        f"to {losses[1]:.3f}."
+    )
 
 
 def lora() -> str:
@@ -122,7 +147,8 @@ def lora() -> str:
     rank = 4
     few = rank * (part.in_features + part.out_features)
     return (
-        f"Rank {rank} beside one {part.out_features} x {part.in_features} matrix of our model: {few:,} numbers "
+        f"Rank {rank} beside one {part.out_features} x {part.in_features} matrix of our model: "
+        f"{few:,} numbers "
         f"learn instead of {part.weight.numel():,}."
     )
 
@@ -137,7 +163,8 @@ def _nats() -> tuple[float, int]:
 def perplexity() -> str:
     total, count = _nats()
     return (
-        f"Our model on {TEXT!r}: a loss of {total / count:.3f} a token, so {math.exp(total / count):.1f}; "
+        f"Our model on {TEXT!r}: a loss of {total / count:.3f} a token, so "
+        f"{math.exp(total / count):.1f}; "
         f"guessing would be {shipped_pass().tokenizer.size:,}."
     )
 
@@ -149,10 +176,16 @@ def bits_per_byte() -> str:
 
 
 def bleu() -> str:
-    written, reference = ["the", "cat", "sat", "on", "a", "mat"], ["the", "cat", "sat", "on", "the", "mat"]
+    written, reference = (
+        ["the", "cat", "sat", "on", "a", "mat"],
+        ["the", "cat", "sat", "on", "the", "mat"],
+    )
     shares = []
     for n in range(1, 5):
-        runs, known = ([tuple(words[i : i + n]) for i in range(len(words) - n + 1)] for words in (written, reference))
+        runs, known = (
+            [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+            for words in (written, reference)
+        )
         shares.append(sum(min(runs.count(one), known.count(one)) for one in set(runs)) / len(runs))
     score = 100 * math.exp(sum(math.log(share) for share in shares) / 4)
     return f"'{' '.join(written)}' against '{' '.join(reference)}': {score:.1f}."

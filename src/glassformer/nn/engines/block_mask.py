@@ -2,11 +2,13 @@
 
     mask.rule -> sub-rules      a union, each with an order of tokens in which its pairs lie close together
     sub-rule  -> BlockMask      tokens in blocks in that order, and which block of queries attends to which of keys,
-                                from the least and greatest position in each block: no tensor of T x S is made
+                                from the least and greatest position in each block: no tensor of T x
+                                S is made
     BlockMask -> tiles          query blocks with equally many key blocks, for one batched product, and the pairs masked
 
-T queries, S keys; R rows of positions (B or 1), M = B * H / R heads that share them; N slots of a layout, E tokens in a
-block, Q and P blocks of queries and of keys; a tile has G blocks of queries, each with n blocks of keys.
+T queries, S keys; R rows of positions (B or 1), M = B * H / R heads that share them; N slots of a
+layout, E tokens in a block, Q and P blocks of queries and of keys; a tile has G blocks of queries,
+each with n blocks of keys.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ BLOCK = 64
 TILE_SCORES = 1 << 18
 """Scores worked on at once: they stay in the processor's cache."""
 MASKED = -1e30
-"""The score of a masked pair: finite, so that where a query attends to nothing of a sub-rule, that weighs nothing."""
+"""The score of a masked pair: finite, so that where a query attends to nothing of a sub-rule, that
+weighs nothing."""
 
 
 class SubRule(NamedTuple):
-    """A rule whose pairs lie close together once tokens are sorted by position modulo ``stride`` and keys filtered."""
+    """A rule whose pairs lie close together once tokens are sorted by position modulo ``stride``
+    and keys filtered."""
 
     rule: config.MaskRule
     stride: int = 1
@@ -55,7 +59,8 @@ def split_rule(rule: config.MaskRule) -> list[SubRule]:
         case config.Every(step):
             return [SubRule(rule, step)]
         case config.Tail():
-            return [SubRule(config.Window(1)), SubRule(rule, 1, rule)]  # itself, and the keys that are filtered
+            # itself, and the keys that are filtered
+            return [SubRule(config.Window(1)), SubRule(rule, 1, rule)]
         case config.Either(rules):
             by_order: dict[tuple[int, config.Tail | None], SubRule] = {}
             for sub in (sub for one in rules for sub in split_rule(one)):
@@ -70,17 +75,20 @@ def split_rule(rule: config.MaskRule) -> list[SubRule]:
 
 @dataclass
 class BlockLayout:
-    """Queries or keys in blocks: the token in each slot (R, N) and the slot of each token (R, T), -1 for none."""
+    """Queries or keys in blocks: the token in each slot (R, N) and the slot of each token (R, T),
+    -1 for none."""
 
     tokens: Tensor
     slots: Tensor
     block_size: int
     identity: bool  # every token lies in its own slot
-    info: TokenInfo  # of the tokens in blocks, (R, N / E, E) each; position -1 where a slot is empty
+    # of the tokens in blocks, (R, N / E, E) each; position -1 where a slot is empty
+    info: TokenInfo
 
     @classmethod
     def of(cls, info: TokenInfo, keep: Tensor, stride: int) -> BlockLayout:
-        """The tokens to ``keep`` of each row, sorted by position modulo ``stride``; a class begins with a new block."""
+        """The tokens to ``keep`` of each row, sorted by position modulo ``stride``; a class begins
+        with a new block."""
         R, T = info.pos.shape
         kind = torch.where(keep, info.pos % stride, -1)
         kinds = int(kind.max()) + 1  # fewer than ``stride`` where it is longer than the row
@@ -120,28 +128,35 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
 
 
 class Tile(NamedTuple):
-    """Query blocks (G,) that attend to as many key blocks each, (G, n), counted through all rows."""
+    """Query blocks (G,) that attend to as many key blocks each, (G, n), counted through all
+    rows."""
 
     q_blocks: Tensor
     k_blocks: Tensor
-    masked: Tensor | None  # (G, E, n * E), or (1, E, n * E) where all query blocks are alike; None: no pair is masked
+    # (G, E, n * E), or (1, E, n * E) where all query blocks are alike; None: no pair is masked
+    masked: Tensor | None
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores: MASKED for masked pairs, or what fp16 can hold of it; 0 for the others."""
+        """What is added to the scores: MASKED for masked pairs, or what fp16 can hold of it; 0 for
+        the others."""
         if self.masked is None:
             return None
         lowest = max(MASKED, torch.finfo(dtype).min / 2)  # half: a score is added to it
-        return torch.zeros(self.masked.shape, dtype=dtype, device=self.masked.device).masked_fill_(self.masked, lowest)
+        return torch.zeros(self.masked.shape, dtype=dtype, device=self.masked.device).masked_fill_(
+            self.masked, lowest
+        )
 
 
 @dataclass
 class BlockMask:
-    """Which key blocks each query block attends to by one sub-rule, ``blocks`` (R, Q, P), and the pairs within them."""
+    """Which key blocks each query block attends to by one sub-rule, ``blocks`` (R, Q, P), and the
+    pairs within them."""
 
     queries: BlockLayout
     keys: BlockLayout
     blocks: Tensor
-    allowed: Callable[[TokenInfo, TokenInfo], Tensor]  # the pairs of this sub-rule and of none before it
+    # the pairs of this sub-rule and of none before it
+    allowed: Callable[[TokenInfo, TokenInfo], Tensor]
 
     @property
     def pairs(self) -> int:
@@ -161,10 +176,13 @@ class BlockMask:
         counts = flat.sum(1)
         first = torch.arange(R, device=flat.device).repeat_interleave(Q)[:, None] * P
         made: list[Tile] = []
-        for count in sorted(set(counts.tolist()) - {0}):  # blocks of queries with equally many blocks of keys
+        # blocks of queries with equally many blocks of keys
+        for count in sorted(set(counts.tolist()) - {0}):
             q_blocks = (counts == count).nonzero()[:, 0]
             k_blocks = flat[q_blocks].nonzero()[:, 1].view(-1, count) + first[q_blocks]
-            several = max(1, TILE_SCORES // (self.queries.block_size * self.keys.block_size * count))
+            several = max(
+                1, TILE_SCORES // (self.queries.block_size * self.keys.block_size * count)
+            )
             made += map(self._tile, torch.split(q_blocks, several), torch.split(k_blocks, several))
         return made
 
@@ -186,7 +204,8 @@ def block_masks(mask: Mask) -> list[BlockMask]:
     """A block mask for each sub-rule, made once for all layers that share the mask."""
     if mask.block_masks:
         return mask.block_masks
-    causal, prefix_length = mask.causal, mask.prefix_length  # for ``pairs``, which must not hold what holds it
+    # for ``pairs``, which must not hold what holds it
+    causal, prefix_length = mask.causal, mask.prefix_length
     q, k = mask.token_info(expand=True)
     rules: list[MaskFunction] = []
     for sub in split_rule(mask.rule):
@@ -194,17 +213,25 @@ def block_masks(mask: Mask) -> list[BlockMask]:
         keep = k.pos >= 0
         if sub.key_filter is not None:
             keep &= k.pos % sub.key_filter.size >= sub.key_filter.size - sub.key_filter.last
-        queries, keys = BlockLayout.of(q, q.pos >= 0, sub.stride), BlockLayout.of(k, keep, sub.stride)
+        queries, keys = (
+            BlockLayout.of(q, q.pos >= 0, sub.stride),
+            BlockLayout.of(k, keep, sub.stride),
+        )
 
         def pairs(
-            q: TokenInfo, k: TokenInfo, rule: MaskFunction | None = rule, earlier: tuple[MaskFunction, ...] = (*rules,)
+            q: TokenInfo,
+            k: TokenInfo,
+            rule: MaskFunction | None = rule,
+            earlier: tuple[MaskFunction, ...] = (*rules,),
         ) -> Tensor:
             found: Tensor = allowed(q, k, causal, prefix_length, rule)
             for other in earlier:  # what an earlier sub-rule allows is not counted twice
                 found = found & ~other(q.pos, k.pos)
             return found
 
-        mask.block_masks.append(BlockMask(queries, keys, visible_blocks(mask, sub, queries.info, keys.info), pairs))
+        mask.block_masks.append(
+            BlockMask(queries, keys, visible_blocks(mask, sub, queries.info, keys.info), pairs)
+        )
         if rule is None:
             break  # this sub-rule allows all there is
         rules.append(rule)
@@ -212,13 +239,17 @@ def block_masks(mask: Mask) -> list[BlockMask]:
 
 
 def density(mask: Mask) -> float:
-    """The share of all pairs that lie in the blocks to be computed: ``block_sparse``'s cost beside a dense engine."""
+    """The share of all pairs that lie in the blocks to be computed: ``block_sparse``'s cost beside
+    a dense engine."""
     made = block_masks(mask)
-    return sum(one.pairs for one in made) / (len(made[0].blocks) * mask.q_pos.shape[1] * mask.k_pos.shape[1])
+    return sum(one.pairs for one in made) / (
+        len(made[0].blocks) * mask.q_pos.shape[1] * mask.k_pos.shape[1]
+    )
 
 
 def visible_blocks(mask: Mask, sub: SubRule, q: TokenInfo, k: TokenInfo) -> Tensor:
-    """Whether any pair of two blocks may be allowed, (R, Q, P), from the least and greatest of each: never too few.
+    """Whether any pair of two blocks may be allowed, (R, Q, P), from the least and greatest of
+    each: never too few.
 
     ``q`` (R, Q, E) and ``k`` (R, P, E) are tokens in blocks, position -1 where there is none.
     """
@@ -232,19 +263,33 @@ def visible_blocks(mask: Mask, sub: SubRule, q: TokenInfo, k: TokenInfo) -> Tens
     if sub.stride > 1:
         blocks = blocks & (q_low % sub.stride == k_low % sub.stride)  # a block holds one class
     if q.document_ids is not None and k.document_ids is not None:
-        (q_low, q_high), (k_low, k_high) = _bounds(q.document_ids, q.pos >= 0), _bounds(k.document_ids, k.pos >= 0)
-        blocks = blocks & (k_low[:, None] <= q_high[:, :, None]) & (q_low[:, :, None] <= k_high[:, None])
+        (q_low, q_high), (k_low, k_high) = (
+            _bounds(q.document_ids, q.pos >= 0),
+            _bounds(k.document_ids, k.pos >= 0),
+        )
+        blocks = (
+            blocks & (k_low[:, None] <= q_high[:, :, None]) & (q_low[:, :, None] <= k_high[:, None])
+        )
     return blocks
 
 
 def _bounds(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the greatest of each block (R, N / E, E); of an empty one the least is above the greatest."""
+    """The least and the greatest of each block (R, N / E, E); of an empty one the least is above
+    the greatest."""
     far = torch.iinfo(x.dtype).max // 2
     return x.masked_fill(~real, far).amin(2), x.masked_fill(~real, -far).amax(2)
 
 
-def _near(rule: config.MaskRule, causal: bool, q_low: Tensor, q_high: Tensor, k_low: Tensor, k_high: Tensor) -> Tensor:
-    """Whether a rule may allow any pair between two ranges of positions; a rule that cannot say allows."""
+def _near(
+    rule: config.MaskRule,
+    causal: bool,
+    q_low: Tensor,
+    q_high: Tensor,
+    k_low: Tensor,
+    k_high: Tensor,
+) -> Tensor:
+    """Whether a rule may allow any pair between two ranges of positions; a rule that cannot say
+    allows."""
     bounds = (q_low, q_high, k_low, k_high)
     match rule:
         case config.Window(size):

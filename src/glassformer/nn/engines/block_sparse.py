@@ -1,14 +1,17 @@
-"""Block-sparse attention: FlashAttention's two passes (Dao et al. 2022, algorithms 1 and 4) over the tiles of a mask.
+"""Block-sparse attention: FlashAttention's two passes (Dao et al. 2022, algorithms 1 and 4) over
+the tiles of a mask.
 
     forward     S = q k^T * scale      P = softmax(S)      lse = log sum exp S      out = dropout(P) v
     backward    P again from q and k   delta = rowsum(dout * out)      dv = dropout(P)^T dout
                 dP = dropout(dout v^T)      dS = P * (dP - delta)      dq = dS k * scale      dk = dS^T q * scale
 
-P is not kept, so memory does not grow with the pairs. Where a rule is split in sub-rules, or keys lie in several places
-(``parallel/ring.py``), each has a softmax over its own keys; its share of the softmax over all keys is told by the
-log-sum-exps, as in split-KV decoding. A position scheme is asked for the bias of one tile at a time.
+P is not kept, so memory does not grow with the pairs. Where a rule is split in sub-rules, or keys
+lie in several places (``parallel/ring.py``), each has a softmax over its own keys; its share of the
+softmax over all keys is told by the log-sum-exps, as in split-KV decoding. A position scheme is
+asked for the bias of one tile at a time.
 
-B batch, T queries, S keys, H heads, K key-value heads, D head dim; the other letters as in block_mask.py.
+B batch, T queries, S keys, H heads, K key-value heads, D head dim; the other letters as in
+block_mask.py.
 """
 
 from __future__ import annotations
@@ -30,8 +33,11 @@ QKV: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 def block_sparse_attention(inputs: AttentionInputs) -> Tensor:
-    """Time and memory by the blocks that the mask leaves -> (B, H, T, D), zero where a query is padding; no bias."""
-    call = Call(inputs.scale, inputs.softcap, inputs.dropout, heads=inputs.q.shape[1], some=inputs.heads)
+    """Time and memory by the blocks that the mask leaves -> (B, H, T, D), zero where a query is
+    padding; no bias."""
+    call = Call(
+        inputs.scale, inputs.softcap, inputs.dropout, heads=inputs.q.shape[1], some=inputs.heads
+    )
     made = block_masks(inputs.mask)
     out: Tensor = _BlockSparse.apply(inputs.q, inputs.k, inputs.v, made, call)  # type: ignore[no-untyped-call]
     return out
@@ -41,7 +47,9 @@ class _BlockSparse(torch.autograd.Function):
     """Keeps q, k, v, out and, of several sub-rules, the log-sum-exp over the keys of all."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, block_masks: list[BlockMask], call: Call) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, block_masks: list[BlockMask], call: Call
+    ) -> Tensor:
         shape, kv_shape, rows = q.shape, k.shape, len(block_masks[0].blocks)
         q, k, v = (x.reshape(rows, -1, *x.shape[2:]) for x in (q, k, v))  # (R, M, T or S, D)
         several = len(block_masks) > 1
@@ -57,9 +65,16 @@ class _BlockSparse(torch.autograd.Function):
         (q, k, v, out, lse), call = ctx.saved_tensors, ctx.call
         dout = dout.reshape(out.shape)
         delta, keep = row_delta(dout, out), iter(call.keep)
-        parts = [call.backward(block_mask, (q, k, v), dout, delta, lse, keep) for block_mask in ctx.block_masks]
+        parts = [
+            call.backward(block_mask, (q, k, v), dout, delta, lse, keep)
+            for block_mask in ctx.block_masks
+        ]
         dq, dk, dv = (reduce(Tensor.add_, some) for some in zip(*parts, strict=True))
-        grads = dq.mul_(call.scale).view(ctx.shape), dk.mul_(call.scale).view(ctx.kv_shape), dv.view(ctx.kv_shape)
+        grads = (
+            dq.mul_(call.scale).view(ctx.shape),
+            dk.mul_(call.scale).view(ctx.kv_shape),
+            dv.view(ctx.kv_shape),
+        )
         return *(x.to(q.dtype) for x in grads), None, None
 
 
@@ -67,7 +82,8 @@ OutLse: TypeAlias = tuple[Tensor, Tensor]
 
 
 def merged(one: OutLse, other: OutLse) -> OutLse:
-    """Attention over the keys of both: out (.., T, D) and lse (.., T, 1) of each; ``one`` is overwritten."""
+    """Attention over the keys of both: out (.., T, D) and lse (.., T, 1) of each; ``one`` is
+    overwritten."""
     (out, lse), (more, more_lse) = one, other
     both = torch.logaddexp(lse, more_lse)
     return out.mul_((lse - both).exp()).add_(more.mul_((more_lse - both).exp())), both
@@ -80,10 +96,11 @@ def row_delta(dout: Tensor, out: Tensor) -> Tensor:
 
 @dataclass
 class Call:
-    """One call's settings, and the dropout masks it drew: one for each tile and head, in the order of computation.
+    """One call's settings, and the dropout masks it drew: one for each tile and head, in the order
+    of computation.
 
-    ``position`` is a scheme that adds to the scores; the gradient of what it is made of, by parameter, goes to
-    ``dposition``.
+    ``position`` is a scheme that adds to the scores; the gradient of what it is made of, by
+    parameter, goes to ``dposition``.
     """
 
     scale: float
@@ -98,7 +115,8 @@ class Call:
     def scores(
         self, q: Tensor, k: Tensor, bias: Tensor | None, more: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Scores (G, E, n * E) of q (G, E, D) and k (G, n * E, D) and, where they are capped, the cap's derivative.
+        """Scores (G, E, n * E) of q (G, E, D) and k (G, n * E, D) and, where they are capped, the
+        cap's derivative.
 
         ``bias`` masks, ``more`` is what the position scheme adds.
         """
@@ -123,10 +141,15 @@ class Call:
     @property
     def parameters(self) -> list[Tensor]:
         """What the position scheme is made of."""
-        return [] if self.position is None else [p for p in self.position.parameters() if p.requires_grad]
+        return (
+            []
+            if self.position is None
+            else [p for p in self.position.parameters() if p.requires_grad]
+        )
 
     def drawn(self, pattern: Tensor, head: int) -> Tensor:
-        """What is kept of a head's pattern; for the heads that are not here numbers are drawn all the same."""
+        """What is kept of a head's pattern; for the heads that are not here numbers are drawn all
+        the same."""
         first, many = self.some or (0, self.heads)
         for _ in range(first if head == 0 else 0):
             keep_mask(pattern, self.dropout)
@@ -139,7 +162,9 @@ class Call:
         """``x`` with 0 where ``keep`` is false, the rest divided by 1 - dropout."""
         return x.mul(keep).mul_(1 / (1 - self.dropout))
 
-    def forward(self, block_mask: BlockMask, q: Tensor, k: Tensor, v: Tensor, with_lse: bool) -> OutLse:
+    def forward(
+        self, block_mask: BlockMask, q: Tensor, k: Tensor, v: Tensor, with_lse: bool
+    ) -> OutLse:
         """Over one block mask: out (R, M, T, D) and, where it is asked for, lse (R, M, T, 1)."""
         group = q.shape[1] // k.shape[1]
         queries, keys = block_mask.queries, block_mask.keys
@@ -159,7 +184,9 @@ class Call:
                 if self.dropout:
                     self.keep.append(self.drawn(pattern, head % self.heads))
                     pattern = self.dropped(pattern, self.keep[-1])
-                out[head].index_copy_(0, tile.q_blocks, _in_fp32(torch.bmm(pattern.to(v.dtype), v_tile)))
+                out[head].index_copy_(
+                    0, tile.q_blocks, _in_fp32(torch.bmm(pattern.to(v.dtype), v_tile))
+                )
         return queries.from_blocks(out), queries.from_blocks(lse) if with_lse else lse
 
     def backward(
@@ -171,24 +198,41 @@ class Call:
         lse: Tensor | None,
         keep: Iterator[Tensor],
     ) -> QKV:
-        """One block mask's part of dq, dk (both still to be scaled) and dv; ``lse`` is that over all keys, if these
-        are not all."""
-        group, queries, keys = qkv[0].shape[1] // qkv[1].shape[1], block_mask.queries, block_mask.keys
+        """One block mask's part of dq, dk (both still to be scaled) and dv; ``lse`` is that over
+        all keys, if these are not all."""
+        group, queries, keys = (
+            qkv[0].shape[1] // qkv[1].shape[1],
+            block_mask.queries,
+            block_mask.keys,
+        )
         q, dout, delta = (queries.to_blocks(x) for x in (qkv[0], dout, delta))
         k, v = keys.to_blocks(qkv[1]), keys.to_blocks(qkv[2])
         lse = None if lse is None else queries.to_blocks(lse)
-        dq, dk, dv = _empty_out(block_mask, q), *(torch.zeros_like(x, dtype=delta.dtype) for x in (k, v))
+        dq, dk, dv = (
+            _empty_out(block_mask, q),
+            *(torch.zeros_like(x, dtype=delta.dtype) for x in (k, v)),
+        )
         for tile in block_mask.tiles:
             bias = tile.bias(q.dtype)
             with torch.enable_grad():
                 more = self.added(block_mask, tile)
-            dmore = None if more is None or not more.requires_grad else torch.zeros_like(more, dtype=delta.dtype)
+            dmore = (
+                None
+                if more is None or not more.requires_grad
+                else torch.zeros_like(more, dtype=delta.dtype)
+            )
             for head in range(len(q)):
-                q_tile, dout_tile, delta_tile = (_gather(x[head], tile.q_blocks) for x in (q, dout, delta))
+                q_tile, dout_tile, delta_tile = (
+                    _gather(x[head], tile.q_blocks) for x in (q, dout, delta)
+                )
                 k_tile, v_tile = (_gather(x[head // group], tile.k_blocks) for x in (k, v))
                 extra = None if more is None else more.detach()[:, head % self.heads]
                 scores, derivative = self.scores(q_tile, k_tile, bias, extra)
-                pattern = scores.softmax(-1) if lse is None else scores.sub_(_gather(lse[head], tile.q_blocks)).exp_()
+                pattern = (
+                    scores.softmax(-1)
+                    if lse is None
+                    else scores.sub_(_gather(lse[head], tile.q_blocks)).exp_()
+                )
                 dpattern, kept = _in_fp32(torch.bmm(dout_tile, v_tile.mT)), pattern
                 if self.dropout:
                     alive = next(keep)
@@ -201,7 +245,9 @@ class Call:
                 dq[head].index_copy_(0, tile.q_blocks, _in_fp32(torch.bmm(dscores, k_tile)))
                 _add(dk[head // group], tile.k_blocks, torch.bmm(dscores.mT, q_tile))
             if more is not None and dmore is not None:
-                found = torch.autograd.grad(more, self.parameters, dmore.to(more.dtype), materialize_grads=True)
+                found = torch.autograd.grad(
+                    more, self.parameters, dmore.to(more.dtype), materialize_grads=True
+                )
                 held = self.dposition or [torch.zeros_like(one) for one in found]
                 self.dposition = [a + b for a, b in zip(held, found, strict=True)]
         return queries.from_blocks(dq), keys.from_blocks(dk), keys.from_blocks(dv)
@@ -213,7 +259,8 @@ def _in_fp32(x: Tensor) -> Tensor:
 
 
 def _empty_out(block_mask: BlockMask, q: Tensor) -> Tensor:
-    """Memory for a result in the shape of ``q``, in fp32 at least; zeros where a query block attends to nothing."""
+    """Memory for a result in the shape of ``q``, in fp32 at least; zeros where a query block
+    attends to nothing."""
     make = torch.empty_like if block_mask.covers_queries else torch.zeros_like
     return make(q, dtype=torch.promote_types(q.dtype, torch.float32))
 
@@ -224,5 +271,6 @@ def _gather(x: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _add(x: Tensor, blocks: Tensor, value: Tensor) -> None:
-    """Add value (G, n * E, D) to some blocks (G, n) of one head's x; a block may come several times."""
+    """Add value (G, n * E, D) to some blocks (G, n) of one head's x; a block may come several
+    times."""
     x.index_add_(0, blocks.flatten(), _in_fp32(value).view(-1, *x.shape[1:]))

@@ -1,5 +1,6 @@
-"""Batched matrix products over blocks of queries, each with the keys it may attend to: where PyTorch's kernels are
-slow on a CPU. For training, which keeps the pattern for the gradient, and for prompts in bf16.
+"""Batched matrix products over blocks of queries, each with the keys it may attend to: where
+PyTorch's kernels are slow on a CPU. For training, which keeps the pattern for the gradient, and for
+prompts in bf16.
 
 B batch, T queries, S keys, H heads, K key-value heads, D head dim.
 """
@@ -25,29 +26,42 @@ def blocks_attention(inputs: AttentionInputs) -> Tensor:
     k, v = (x.repeat_interleave(group, dim=1) for x in (inputs.k, inputs.v))
     masked = None if mask.fast_path else ~mask.dense()
     out: Tensor = _Blocks.apply(  # type: ignore[no-untyped-call]
-        inputs.q, k, v, masked, mask.fast_path == "causal", inputs.scale, inputs.dropout, inputs.heads
+        inputs.q,
+        k,
+        v,
+        masked,
+        mask.fast_path == "causal",
+        inputs.scale,
+        inputs.dropout,
+        inputs.heads,
     )
     return out
 
 
 def prefill_attention(inputs: AttentionInputs) -> Tensor:
-    """Causal attention of a bf16 prompt, without gradient -> (B, H, T, D): scores and softmax in fp32, as fused
-    kernels have them; a group's queries side by side."""
+    """Causal attention of a bf16 prompt, without gradient -> (B, H, T, D): scores and softmax in
+    fp32, as fused kernels have them; a group's queries side by side."""
     q, k, v, group = inputs.q, inputs.k, inputs.v, inputs.group_size
     heads, keys = k.shape[0] * k.shape[1], k.shape[2]
     q = q.reshape(heads, group, *q.shape[2:]).float()  # (B * K, H / K, T, D)
-    k, v = k.reshape(heads, keys, -1).float(), v.reshape(heads, keys, -1)  # the pattern meets v in bf16
+    # the pattern meets v in bf16
+    k, v = k.reshape(heads, keys, -1).float(), v.reshape(heads, keys, -1)
     out = torch.empty(q.shape, dtype=v.dtype)
     for start, end, seen in _query_blocks(q.shape[2], keys, True, BLOCK // 2):
-        causal_bias = torch.full((end - start, seen), float("-inf")).triu_(1 + start).repeat(group, 1)
-        scores = torch.baddbmm(causal_bias, q[:, :, start:end].flatten(1, 2), k[:, :seen].mT, alpha=inputs.scale)
+        causal_bias = (
+            torch.full((end - start, seen), float("-inf")).triu_(1 + start).repeat(group, 1)
+        )
+        scores = torch.baddbmm(
+            causal_bias, q[:, :, start:end].flatten(1, 2), k[:, :seen].mT, alpha=inputs.scale
+        )
         part = torch.bmm(scores.softmax(-1).to(v.dtype), v[:, :seen])
         out[:, :, start:end] = part.view(heads, group, end - start, -1)
     return out.view(inputs.q.shape)
 
 
 class _Blocks(torch.autograd.Function):
-    """q, k and v (B, H, T or S, D); ``masked`` (B or 1, 1, T, S) is true for pairs that are not computed."""
+    """q, k and v (B, H, T or S, D); ``masked`` (B or 1, 1, T, S) is true for pairs that are not
+    computed."""
 
     @staticmethod
     def forward(
@@ -68,12 +82,18 @@ class _Blocks(torch.autograd.Function):
         blocks = list(_query_blocks(q.shape[1], k.shape[1], causal, BLOCK))
         for start, end, seen in blocks:
             if causal:  # the diagonal's mask and the scale go into the product itself
-                corner = torch.full((end - start, seen), float("-inf"), dtype=q.dtype, device=q.device)
-                scores = torch.baddbmm(corner.triu_(1 + start), q[:, start:end], k[:, :seen].mT, alpha=scale)
+                corner = torch.full(
+                    (end - start, seen), float("-inf"), dtype=q.dtype, device=q.device
+                )
+                scores = torch.baddbmm(
+                    corner.triu_(1 + start), q[:, start:end], k[:, :seen].mT, alpha=scale
+                )
             else:
                 scores = torch.bmm(q[:, start:end], k.mT).mul_(scale)
             if masked is not None:
-                scores.view(*shape[:2], end - start, seen).masked_fill_(masked[:, :, start:end], float("-inf"))
+                scores.view(*shape[:2], end - start, seen).masked_fill_(
+                    masked[:, :, start:end], float("-inf")
+                )
             pattern = scores.softmax(dim=-1)  # adds up in fp32 inside
             patterns.append(pattern)
             if dropout:
@@ -82,7 +102,13 @@ class _Blocks(torch.autograd.Function):
                 pattern = (pattern * keep[-1]).mul_(rescale)
             out[:, start:end] = torch.bmm(pattern, v[:, :seen])
         ctx.save_for_backward(q, k, v, *patterns, *keep)
-        ctx.shape, ctx.kv_shape, ctx.blocks, ctx.scale, ctx.rescale = shape, kv_shape, blocks, scale, rescale
+        ctx.shape, ctx.kv_shape, ctx.blocks, ctx.scale, ctx.rescale = (
+            shape,
+            kv_shape,
+            blocks,
+            scale,
+            rescale,
+        )
         return out.view(shape)
 
     @staticmethod
@@ -102,10 +128,21 @@ class _Blocks(torch.autograd.Function):
             dq[:, start:end] = torch.bmm(dscores, k[:, :seen])
             dk[:, :seen] += torch.bmm(dscores.mT, q[:, start:end])
         dq, dk = dq.mul_(ctx.scale), dk.mul_(ctx.scale)
-        return dq.view(ctx.shape), dk.view(ctx.kv_shape), dv.view(ctx.kv_shape), None, None, None, None, None
+        return (
+            dq.view(ctx.shape),
+            dk.view(ctx.kv_shape),
+            dv.view(ctx.kv_shape),
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
-def _query_blocks(queries: int, keys: int, causal: bool, size: int) -> Iterator[tuple[int, int, int]]:
+def _query_blocks(
+    queries: int, keys: int, causal: bool, size: int
+) -> Iterator[tuple[int, int, int]]:
     """The first query of each block, the one after its last, and how many keys it attends to."""
     for start in range(0, queries, size):
         end = min(queries, start + size)

@@ -25,7 +25,8 @@ BLOCK = 128
 def flex_attention(inputs: AttentionInputs) -> Tensor:
     """Attention -> (B, H, T, D), zero where a query may attend to nothing; no bias, no dropout.
 
-    On a GPU compiled, in time and memory by the blocks; elsewhere PyTorch's plain version, forward only.
+    On a GPU compiled, in time and memory by the blocks; elsewhere PyTorch's plain version, forward
+    only.
     """
     from torch.nn.attention.flex_attention import flex_attention as plain
 
@@ -38,7 +39,11 @@ def flex_attention(inputs: AttentionInputs) -> Tensor:
     if mask.flex_mask is None:
         mask.flex_mask = flex_mask(mask)
     run: Any = compiled() if q.device.type == "cuda" else plain
-    how = {"score_mod": None if softcap is None else cap, "block_mask": mask.flex_mask, "scale": scale}
+    how = {
+        "score_mod": None if softcap is None else cap,
+        "block_mask": mask.flex_mask,
+        "scale": scale,
+    }
     return run(q, k, v, enable_gqa=inputs.group_size > 1, **how)  # type: ignore[no-any-return]
 
 
@@ -51,19 +56,22 @@ def compiled() -> Any:
 
 
 def flex_mask(mask: Mask) -> Any:
-    """The mask as PyTorch's BlockMask: which blocks, told from their least and greatest positions, and which pairs."""
+    """The mask as PyTorch's BlockMask: which blocks, told from their least and greatest positions,
+    and which pairs."""
     from torch.nn.attention.flex_attention import BlockMask
 
     q, k = mask.token_info(expand=True)
     rule, several = build(mask.rule, mask.causal), len(q.pos) > 1
-    causal, prefix_length = mask.causal, mask.prefix_length  # not the mask, which holds what is made here
+    # not the mask, which holds what is made here
+    causal, prefix_length = mask.causal, mask.prefix_length
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
         row = b if several else 0
         q_info, k_info = q.map(lambda x: x[row, i]), k.map(lambda x: x[row, j])
         return allowed(q_info, k_info, causal, prefix_length, rule)
 
-    blocks = visible_blocks(mask, SubRule(mask.rule), _in_blocks(q), _in_blocks(k))[:, None].int()  # (R, 1, Q, P)
+    # (R, 1, Q, P)
+    blocks = visible_blocks(mask, SubRule(mask.rule), _in_blocks(q), _in_blocks(k))[:, None].int()
     order = torch.sort(blocks, dim=-1, descending=True, stable=True).indices.int()
     lengths = (q.pos.shape[1], k.pos.shape[1])
     return BlockMask.from_kv_blocks(
@@ -72,6 +80,9 @@ def flex_mask(mask: Mask) -> Any:
 
 
 def _in_blocks(info: TokenInfo) -> TokenInfo:
-    """What is known of the tokens, in blocks (R, N / BLOCK, BLOCK), the last filled up with padding."""
-    padded = info.map(lambda x: F.pad(x, (0, -x.shape[1] % BLOCK), value=0 if x.dtype == torch.bool else -1))
+    """What is known of the tokens, in blocks (R, N / BLOCK, BLOCK), the last filled up with
+    padding."""
+    padded = info.map(
+        lambda x: F.pad(x, (0, -x.shape[1] % BLOCK), value=0 if x.dtype == torch.bool else -1)
+    )
     return padded.map(lambda x: x.view(len(x), -1, BLOCK))

@@ -15,7 +15,8 @@ from ..dropout import SomeHeads
 from ..mask import Mask
 
 Look = Callable[[str, Tensor], Tensor]
-"""Called with the name of an intermediate value and the value; what it returns is used instead (see ``Flow.look``)."""
+"""Called with the name of an intermediate value and the value; what it returns is used instead (see
+``Flow.look``)."""
 
 
 def unwatched(name: str, x: Tensor) -> Tensor:
@@ -24,7 +25,8 @@ def unwatched(name: str, x: Tensor) -> Tensor:
 
 
 class AttentionInputs(NamedTuple):
-    """One attention call: dropout(softmax(cap(q k^T * scale) + bias, over the keys that ``mask`` allows)) v."""
+    """One attention call: dropout(softmax(cap(q k^T * scale) + bias, over the keys that ``mask``
+    allows)) v."""
 
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, K, S, D); query head h reads key-value head h // (H / K)
@@ -35,8 +37,10 @@ class AttentionInputs(NamedTuple):
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
     dropout: float = 0.0  # share of the attention pattern set to 0
     look: Look = unwatched  # given "scores" and "pattern" (B, H, T, S), by the eager engine alone
-    position: Any = None  # the scheme whose ``bias(mask)`` that is: for an engine that asks for some pairs at a time
-    heads: SomeHeads | None = None  # which ones those of q are, where other processes have others: what dropout draws
+    # the scheme whose ``bias(mask)`` that is: for an engine that asks for some pairs at a time
+    position: Any = None
+    # which ones those of q are, where other processes have others: what dropout draws
+    heads: SomeHeads | None = None
 
     @property
     def group_size(self) -> int:
@@ -46,14 +50,18 @@ class AttentionInputs(NamedTuple):
     @property
     def needs_grad(self) -> bool:
         """Whether a gradient will be asked for."""
-        return torch.is_grad_enabled() and (self.q.requires_grad or self.k.requires_grad or self.v.requires_grad)
+        return torch.is_grad_enabled() and (
+            self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
+        )
 
     @property
     def on_cpu(self) -> bool:
-        """On a CPU and not under torch.compile, which can follow none of the engines written for it."""
+        """On a CPU and not under torch.compile, which can follow none of the engines written for
+        it."""
         return self.q.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def fold_groups(x: Tensor, kv_heads: int) -> Tensor:
-    """(B, H, T, ..) -> (B, K, H / K * T, ..): the queries of a group side by side, as if they were one head's."""
+    """(B, H, T, ..) -> (B, K, H / K * T, ..): the queries of a group side by side, as if they were
+    one head's."""
     return x.reshape(x.shape[0], kv_heads, x.shape[1] * x.shape[2] // kv_heads, x.shape[3])

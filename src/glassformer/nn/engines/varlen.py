@@ -1,6 +1,8 @@
-"""Attention of packed documents by their borders: no mask is made, and time goes with each document's own pairs.
+"""Attention of packed documents by their borders: no mask is made, and time goes with each
+document's own pairs.
 
-B batch, T queries, S keys, H heads, K key-value heads, D head dim; N documents and stretches of padding of all rows.
+B batch, T queries, S keys, H heads, K key-value heads, D head dim; N documents and stretches of
+padding of all rows.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from ..mask import Mask
 from .inputs import AttentionInputs
 
 Span: TypeAlias = tuple[int, int]
-"""How far before and after its own place a query looks; -1: to the end (PyTorch's ``window_size``). The last query of a
-document stands at the place of its last key."""
+"""How far before and after its own place a query looks; -1: to the end (PyTorch's ``window_size``).
+The last query of a document stands at the place of its last key."""
 
 
 def varlen_attention(inputs: AttentionInputs) -> Tensor:
-    """PyTorch's ``varlen_attn`` (FlashAttention) over documents -> (B, H, T, D); on a CPU one after another, to the
-    same result. No bias, softcap or dropout."""
+    """PyTorch's ``varlen_attn`` (FlashAttention) over documents -> (B, H, T, D); on a CPU one after
+    another, to the same result. No bias, softcap or dropout."""
     q, k, v, mask = inputs[:4]
     span, borders = span_of(mask), mask.borders
     assert span is not None and borders is not None
@@ -44,16 +46,23 @@ def varlen_attention(inputs: AttentionInputs) -> Tensor:
 
 @functools.cache
 def kernel() -> tuple[Any, bool]:
-    """PyTorch's function, and whether it takes fewer heads of keys than of queries (torch 2.11's does not say so)."""
+    """PyTorch's function, and whether it takes fewer heads of keys than of queries (torch 2.11's
+    does not say so)."""
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def supports_varlen(inputs: AttentionInputs) -> bool:
-    """Whether borders are told, and the mask is what they and a span say; on a GPU also whether the kernel takes it."""
+    """Whether borders are told, and the mask is what they and a span say; on a GPU also whether the
+    kernel takes it."""
     q, mask = inputs.q, inputs.mask
-    if mask.borders is None or inputs.bias is not None or inputs.softcap is not None or inputs.dropout > 0:
+    if (
+        mask.borders is None
+        or inputs.bias is not None
+        or inputs.softcap is not None
+        or inputs.dropout > 0
+    ):
         return False
     fits = q.dtype in (torch.bfloat16, torch.float16) and q.shape[3] % 8 == 0 and q.shape[3] <= 256
     return (q.device.type == "cpu" or fits) and span_of(mask) is not None
@@ -83,11 +92,14 @@ def _one_by_one(
         if not len(one) or not len(keys):  # padding beside which there is none
             parts.append(torch.zeros_like(one))
             continue
-        away = torch.arange(len(keys) - len(one), len(keys))[:, None] - torch.arange(len(keys))  # both end together
+        # both end together
+        away = torch.arange(len(keys) - len(one), len(keys))[:, None] - torch.arange(len(keys))
         before, after = (len(one) + len(keys) if side < 0 else side for side in span)
         seen = (away <= before) & (-away <= after)
         one, keys, values = (x.transpose(0, 1)[None] for x in (one, keys, values))
         grouped = q.shape[1] > k.shape[1]
-        out = F.scaled_dot_product_attention(one, keys, values, attn_mask=seen, scale=scale, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(
+            one, keys, values, attn_mask=seen, scale=scale, enable_gqa=grouped
+        )
         parts.append(out[0].transpose(0, 1))
     return torch.cat(parts)

@@ -1,4 +1,5 @@
-"""Products and attention for inference on a CPU, in C where a compiled library is there, in torch where not.
+"""Products and attention for inference on a CPU, in C where a compiled library is there, in torch
+where not.
 
     packed = pack_int8(weight_q, scales)     a matrix in the order that the kernels read; also int4, bf16, fp32
     y = matmul(x, packed, bias)              (..., C) -> (..., N)
@@ -6,9 +7,10 @@
     y = paged_attention(q, pages, tables, rows, lengths, scale)
     path()                                   which build computes: "avx512-vnni-bf16", "avx2", ..., or "torch"
 
-The law: with a compiled build a row's bits depend on nothing but the row; not on how many rows there are, how they are
-cut, or how many threads compute. int8 and int4 keep it in torch as well, with the same bits. Each C file has its
-readable counterpart in ``reference``, which it must equal bit for bit.
+The law: with a compiled build a row's bits depend on nothing but the row; not on how many rows
+there are, how they are cut, or how many threads compute. int8 and int4 keep it in torch as well,
+with the same bits. Each C file has its readable counterpart in ``reference``, which it must equal
+bit for bit.
 """
 
 from .library import features, path, reason, use

@@ -20,7 +20,14 @@ MADV_HUGEPAGE = 14  # Linux: large pages here, please; refused is as good as bef
 VERSION = 5  # of the functions' arguments; an older library is not used
 NAME = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
 BUILDS = {
-    "avx512-vnni-bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni", "avx512_bf16"),
+    "avx512-vnni-bf16": (
+        "avx512_f",
+        "avx512_bw",
+        "avx512_vl",
+        "avx512_dq",
+        "avx512_vnni",
+        "avx512_bf16",
+    ),
     "avx512-vnni": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni"),
     "avx2": ("avx2", "fma3", "f16c"),
 }
@@ -30,7 +37,8 @@ _chosen: list[str] = []  # by ``use``; empty: the best
 
 
 def path() -> str:
-    """Which build computes: "avx512-vnni-bf16", "avx512-vnni", "avx2", or "torch" where none can."""
+    """Which build computes: "avx512-vnni-bf16", "avx512-vnni", "avx2", or "torch" where none
+    can."""
     return _chosen[-1] if _chosen else (builds() or ["torch"])[0]
 
 
@@ -39,12 +47,21 @@ def reason() -> str:
     if _chosen:
         return f"{_chosen[-1]} was asked for."
     if builds():
-        return f"{NAME} is there, and {builds()[0]} is the best of its builds that this processor can run."
+        return (
+            f"{NAME} is there, and {builds()[0]} is the best of its builds that this "
+            "processor can run."
+        )
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"The kernels are written for x86-64; this is {platform.machine()}."
     if library() is None:
-        return f"{NAME} is not there, or of another version: it was not compiled when Glassformer was installed."
-    return f"This processor lacks {', '.join(flag for flag in BUILDS['avx2'] if not features().get(flag))}."
+        return (
+            f"{NAME} is not there, or of another version: it was not compiled when "
+            "Glassformer was installed."
+        )
+    return (
+        "This processor lacks "
+        f"{', '.join(flag for flag in BUILDS['avx2'] if not features().get(flag))}."
+    )
 
 
 @contextmanager
@@ -70,12 +87,17 @@ def builds() -> list[str]:
 @cache
 def features() -> dict[str, bool]:
     """What the processor can do, by torch's names: {"avx2": True, ...}."""
-    return {name: value for name, value in torch.cpu.get_capabilities().items() if isinstance(value, bool)}
+    return {
+        name: value
+        for name, value in torch.cpu.get_capabilities().items()
+        if isinstance(value, bool)
+    }
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled library beside this file, with torch's thread pool in its hands; None where there is none."""
+    """The compiled library beside this file, with torch's thread pool in its hands; None where
+    there is none."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     try:
@@ -90,7 +112,8 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def pool() -> ctypes.c_void_p:
-    """The function that runs another on all threads of torch's own OpenMP pool; null where torch brings none.
+    """The function that runs another on all threads of torch's own OpenMP pool; null where torch
+    brings none.
 
     A second pool would fight with torch's for the cores.
     """
@@ -101,13 +124,17 @@ def pool() -> ctypes.c_void_p:
 
 
 def in_large_pages(tensor: Tensor) -> Tensor:
-    """A copy in memory pages of 2 MiB, where the system gives them (Linux); small ones share such pages.
+    """A copy in memory pages of 2 MiB, where the system gives them (Linux); small ones share such
+    pages.
 
-    A matrix that is read once a token is read a fifth faster than in pages of 4 KiB: 38 instead of 32 GB/s by one core.
+    A matrix that is read once a token is read a fifth faster than in pages of 4 KiB: 38 instead of
+    32 GB/s by one core.
     """
     if tensor.nbytes < LARGE // 128:
         return tensor.contiguous()
-    place = large_pages(tensor.nbytes) if tensor.nbytes >= 2 * LARGE else _shared.take(tensor.nbytes)
+    place = (
+        large_pages(tensor.nbytes) if tensor.nbytes >= 2 * LARGE else _shared.take(tensor.nbytes)
+    )
     return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
@@ -117,7 +144,9 @@ def large_pages(size: int) -> Tensor:
     ahead = -room.data_ptr() % LARGE
     if sys.platform.startswith("linux"):
         whole = size // LARGE * LARGE
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(room.data_ptr() + ahead), ctypes.c_size_t(whole), MADV_HUGEPAGE)
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(room.data_ptr() + ahead), ctypes.c_size_t(whole), MADV_HUGEPAGE
+        )
     return room[ahead : ahead + size]
 
 
@@ -142,7 +171,8 @@ _shared = _Shared()
 
 
 def has(name: str) -> bool:
-    """Whether the library that computes has a function: one compiled before it was written has not."""
+    """Whether the library that computes has a function: one compiled before it was written has
+    not."""
     return path() != "torch" and hasattr(library(), f"{name}_{path().replace('-', '_')}")
 
 
@@ -170,4 +200,9 @@ SIGNATURES = {
     "stack": "p",
 }
 """What the C functions take: addresses, long, float and int."""
-_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
+_TYPES: dict[str, Any] = {
+    "p": ctypes.c_void_p,
+    "l": ctypes.c_long,
+    "i": ctypes.c_int,
+    "f": ctypes.c_float,
+}

@@ -19,11 +19,12 @@ CHUNK = 512  # keys whose part of the result is computed apart
 
 @dataclass(frozen=True)
 class Pages:
-    """``keys`` (P, K, D / step, 32, step) and ``values`` (P, K, 32, D); step is 1 for fp32, 2 for bf16.
+    """``keys`` (P, K, D / step, 32, step) and ``values`` (P, K, 32, D); step is 1 for fp32, 2 for
+    bf16.
 
     The D of values is filled up to a multiple of 16.
-    A register holds one number (bf16: two) of 16 keys, so that a query's product with 16 keys needs no sum across it.
-    Slot s is key s % 32 of page s // 32.
+    A register holds one number (bf16: two) of 16 keys, so that a query's product with 16 keys needs
+    no sum across it. Slot s is key s % 32 of page s // 32.
     """
 
     keys: Tensor
@@ -53,7 +54,9 @@ class Pages:
         if path() != "torch" and self.keys.device.type == "cpu":
             k, v = (x.detach().to(self.keys.dtype).contiguous() for x in (k, v))
             slots, sizes = slots.contiguous(), (*k.shape, self.values.shape[3], k.element_size())
-            function("write_pages", path())(*(x.data_ptr() for x in (k, v, self.keys, self.values, slots)), *sizes)
+            function("write_pages", path())(
+                *(x.data_ptr() for x in (k, v, self.keys, self.values, slots)), *sizes
+            )
             return
         page, at = slots // PAGE, slots % PAGE
         step = self.keys.shape[-1]
@@ -66,18 +69,25 @@ class Pages:
         return self.keys[page, :, :, at].flatten(-2), self.values[page, :, at, : self.head_dim]
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Whole pages ``source`` to pages ``target``, both (n,) int64: before one of several sharers writes."""
+        """Whole pages ``source`` to pages ``target``, both (n,) int64: before one of several
+        sharers writes."""
         for part in (self.keys, self.values):
             if path() == "torch" or part.device.type != "cpu":
                 part[target] = part[source]
             else:
                 where = source.contiguous().data_ptr(), target.contiguous().data_ptr()
-                function("copy_pages", path())(part.data_ptr(), *where, len(source), part[:1].nbytes)
+                function("copy_pages", path())(
+                    part.data_ptr(), *where, len(source), part[:1].nbytes
+                )
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
-    return large_pages(size).view(dtype).view(shape) if size >= 2 * LARGE else torch.empty(shape, dtype=dtype)
+    return (
+        large_pages(size).view(dtype).view(shape)
+        if size >= 2 * LARGE
+        else torch.empty(shape, dtype=dtype)
+    )
 
 
 def paged_attention(
@@ -91,12 +101,14 @@ def paged_attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Each token's softmax(q k^T) v over the keys of its sequence: q (T, H, D) -> (T, H, D); no gradients.
+    """Each token's softmax(q k^T) v over the keys of its sequence: q (T, H, D) -> (T, H, D); no
+    gradients.
 
-    ``tables`` (S, n) int32 are the sequences' pages, in order; ``rows`` (T,) int32 says which sequence a token belongs
-    to, ``lengths`` (T,) int32 how many of its keys it sees: the first ones, itself included where it is causal; with
-    ``window`` the last so many of these. ``softcap`` bounds scores; ``bias`` (H, most) fp32 is added to the score of
-    the key that lies so many places before the last one seen. Every length is at least 1.
+    ``tables`` (S, n) int32 are the sequences' pages, in order; ``rows`` (T,) int32 says which
+    sequence a token belongs to, ``lengths`` (T,) int32 how many of its keys it sees: the first
+    ones, itself included where it is causal; with ``window`` the last so many of these. ``softcap``
+    bounds scores; ``bias`` (H, most) fp32 is added to the score of the key that lies so many places
+    before the last one seen. Every length is at least 1.
     """
     if path() != "torch":
         return _compiled(q, pages, tables, rows, lengths, scale, window or 0, softcap or 0.0, bias)
@@ -105,7 +117,8 @@ def paged_attention(
     for row in set(rows.tolist()):
         mine = (rows == row).nonzero().flatten()
         length = lengths[mine].long()
-        first = 0 if window is None else max(0, int(length.min()) - window)  # what is before may be gone
+        # what is before may be gone
+        first = 0 if window is None else max(0, int(length.min()) - window)
         places = torch.arange(first, int(length.max()))
         slots = tables[row, places // PAGE].long() * PAGE + places % PAGE
         k, v = (one.float().repeat_interleave(heads // kv_heads, 1) for one in pages.read(slots))
@@ -135,7 +148,9 @@ def _compiled(
     asked = q.detach().to(pages.keys.dtype).contiguous()
     (tokens, heads, dim), (kv_heads, wide) = q.shape, pages.values.shape[1:4:2]
     if dim != pages.head_dim or heads % kv_heads:
-        raise ValueError(f"{heads} heads of {dim} for pages of {kv_heads} heads of {pages.head_dim}")
+        raise ValueError(
+            f"{heads} heads of {dim} for pages of {kv_heads} heads of {pages.head_dim}"
+        )
     y = torch.empty_like(asked)
     tables, rows, lengths = (one.to(torch.int32).contiguous() for one in (tables, rows, lengths))
     bias = None if bias is None else bias.detach().float().contiguous()
@@ -143,8 +158,20 @@ def _compiled(
     parts = torch.empty(tokens * heads * chunks * (2 + wide) if chunks > 1 else 0)
     runs = torch.empty(3 * (tokens + 1), dtype=torch.int32)
     given = (asked, pages.keys, pages.values, tables, rows, lengths, bias, y, parts, runs)
-    sizes = (tokens, heads, kv_heads, dim, wide, tables.shape[1], window, 0 if bias is None else bias.shape[1], chunks)
+    sizes = (
+        tokens,
+        heads,
+        kv_heads,
+        dim,
+        wide,
+        tables.shape[1],
+        window,
+        0 if bias is None else bias.shape[1],
+        chunks,
+    )
     bf16 = asked.dtype == torch.bfloat16
     addresses = [None if one is None else one.data_ptr() for one in given]
-    function("paged_attention", path())(*addresses, *sizes, scale, softcap, bf16, torch.get_num_threads())
+    function("paged_attention", path())(
+        *addresses, *sizes, scale, softcap, bf16, torch.get_num_threads()
+    )
     return y.to(q.dtype)

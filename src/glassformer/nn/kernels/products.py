@@ -17,10 +17,11 @@ AT_ONCE = 1 << 22  # results of whole numbers that torch's path holds at a time
 
 
 def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
-    """x (..., C) fp32 or bf16 times the matrix (N, C), plus bias (N,) -> (..., N) in the dtype of x; no gradients.
+    """x (..., C) fp32 or bf16 times the matrix (N, C), plus bias (N,) -> (..., N) in the dtype of
+    x; no gradients.
 
-    int8 and int4 round x to whole numbers, one scale for each 32 inputs of a row; bf16 rounds x to bf16. Sums are in
-    fp32 (of whole numbers in int32) and rounded at the end.
+    int8 and int4 round x to whole numbers, one scale for each 32 inputs of a row; bf16 rounds x to
+    bf16. Sums are in fp32 (of whole numbers in int32) and rounded at the end.
     """
     if x.shape[-1] != packed.inputs:
         raise ValueError(f"rows of {x.shape[-1]} numbers for a matrix of {packed.inputs} inputs")
@@ -30,21 +31,39 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
 
 
 def _compiled_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    kind = torch.float32 if packed.kind == "fp32" else torch.bfloat16 if packed.kind == "bf16" else rows.dtype
+    kind = (
+        torch.float32
+        if packed.kind == "fp32"
+        else torch.bfloat16
+        if packed.kind == "bf16"
+        else rows.dtype
+    )
     rows = rows.to(kind if kind in (torch.float32, torch.bfloat16) else torch.float32)
     if packed.scales is None and packed.inputs % STEP[packed.kind]:
         rows = F.pad(rows, (0, 1))
     rows = rows.contiguous()
     y = rows.new_empty(len(rows), packed.outputs)
     added = None if bias is None else bias.detach().float().contiguous()
-    matrix = [packed.data.data_ptr()] if packed.scales is None else [packed.data.data_ptr(), packed.scales.data_ptr()]
+    matrix = (
+        [packed.data.data_ptr()]
+        if packed.scales is None
+        else [packed.data.data_ptr(), packed.scales.data_ptr()]
+    )
     matrix.append(0 if added is None else added.data_ptr())
     how = [] if packed.scales is None else [rows.dtype == torch.bfloat16]
     threads = torch.get_num_threads()
     for some, part in zip(torch.split(rows, MOST), torch.split(y, MOST), strict=True):
         size = some.nbytes if packed.scales is None else len(some) * packed.groups * (GROUP + 8)
         sizes = (len(some), rows.shape[1], packed.outputs)
-        packed.multiply(some.data_ptr(), *matrix, part.data_ptr(), scratch(size).data_ptr(), *sizes, *how, threads)
+        packed.multiply(
+            some.data_ptr(),
+            *matrix,
+            part.data_ptr(),
+            scratch(size).data_ptr(),
+            *sizes,
+            *how,
+            threads,
+        )
     return y
 
 
@@ -52,7 +71,8 @@ _kept = threading.local()
 
 
 def scratch(size: int) -> Tensor:
-    """Memory that a call may write to, kept for the thread's next: fresh memory costs more than the copy into it."""
+    """Memory that a call may write to, kept for the thread's next: fresh memory costs more than the
+    copy into it."""
     if size > getattr(_kept, "size", -1):
         _kept.memory, _kept.size = torch.empty(size, dtype=torch.uint8), size
     return _kept.memory  # type: ignore[no-any-return]
@@ -61,10 +81,14 @@ def scratch(size: int) -> Tensor:
 def _torch_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     if packed.scales is None:
         matrix = packed.matrix()
-        return F.linear(rows.to(matrix.dtype), matrix, None if bias is None else bias.to(matrix.dtype))
+        return F.linear(
+            rows.to(matrix.dtype), matrix, None if bias is None else bias.to(matrix.dtype)
+        )
     weight, scales = packed.integers()
     step = max(16, AT_ONCE // max(len(rows), 1))
-    biases: Sequence[Tensor | None] = [None] * -(-len(weight) // step) if bias is None else torch.split(bias, step)
+    biases: Sequence[Tensor | None] = (
+        [None] * -(-len(weight) // step) if bias is None else torch.split(bias, step)
+    )
     cut = zip(torch.split(weight, step), torch.split(scales, step), biases, strict=True)
     parts = [reference.integer_product(rows, w, s, b) for w, s, b in cut]
     return torch.cat(parts, 1) if parts else rows.new_zeros(len(rows), 0, dtype=torch.float32)

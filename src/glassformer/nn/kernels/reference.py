@@ -1,4 +1,5 @@
-"""What each C file computes, readable, in torch; slow. The compiled functions must equal these bit for bit.
+"""What each C file computes, readable, in torch; slow. The compiled functions must equal these bit
+for bit.
 
 M rows, N outputs, C inputs, G groups of 32 inputs.
 """
@@ -16,8 +17,8 @@ LANES = 16
 def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """a * b + c in fp32, rounded once, as the processor's instruction does it.
 
-    The product of two fp32 is exact in fp64. Their sum with c is rounded there to odd, after which rounding it again to
-    fp32 cannot go wrong (Boldo and Melquiond, 2008).
+    The product of two fp32 is exact in fp64. Their sum with c is rounded there to odd, after which
+    rounding it again to fp32 cannot go wrong (Boldo and Melquiond, 2008).
     """
     product, c = a.double() * b.double(), c.double()
     total = product + c
@@ -30,24 +31,29 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (M, C) -> whole numbers (M, G, 32) from -127 to 127 and their scales (M, G), one for each 32 of a row.
+    """x (M, C) -> whole numbers (M, G, 32) from -127 to 127 and their scales (M, G), one for each
+    32 of a row.
 
-    A group with something that is not a number, or infinite, has a scale that is not a number: it cannot hide.
+    A group with something that is not a number, or infinite, has a scale that is not a number: it
+    cannot hide.
     """
     groups = F.pad(x.float(), (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
     largest = groups.abs().amax(-1)
     sound = largest.isfinite()
-    inverse = torch.where(sound & (largest > 1e-30), torch.full_like(largest, 127) / largest, 0.0)  # truly divided
+    # truly divided
+    inverse = torch.where(sound & (largest > 1e-30), torch.full_like(largest, 127) / largest, 0.0)
     scale = torch.where(largest > 1e-30, largest / 127, 0.0)
     whole = (groups * inverse[..., None]).nan_to_num(0.0).round()
     return whole, torch.where(sound, scale, torch.nan)
 
 
-def integer_product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+def integer_product(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """x (M, C) times weight (N, C) int8 with scales (N, G) -> (M, N) fp32.
 
-    The sum over a group is a whole number below 2^24, exact in fp32 in any order. Groups are added from the first to
-    the last, each product and each sum rounded.
+    The sum over a group is a whole number below 2^24, exact in fp32 in any order. Groups are added
+    from the first to the last, each product and each sum rounded.
     """
     whole, row_scale = quantize_rows(x)
     wide = F.pad(weight, (0, -weight.shape[1] % GROUP)).view(len(weight), -1, GROUP).float()
@@ -59,8 +65,9 @@ def integer_product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | No
 
 
 def float_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (M, C) times weight (N, C), both fp32 or both bf16 -> (M, N) fp32: input by input, each a multiplication
-    and addition rounded once. bf16 takes pairs of inputs, the second of each first, as vdpbf16ps does."""
+    """x (M, C) times weight (N, C), both fp32 or both bf16 -> (M, N) fp32: input by input, each a
+    multiplication and addition rounded once. bf16 takes pairs of inputs, the second of each first,
+    as vdpbf16ps does."""
     y = x.new_zeros(len(x), len(weight), dtype=torch.float32)
     last = x.shape[1] - 1
     swapped = x.dtype == torch.bfloat16
@@ -81,17 +88,22 @@ def exponential(x: Tensor) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum of 32 weights (..., 32), as registers are added: i and i + 16, then i + 8, i + 4, i + 2, i + 1."""
+    """The sum of 32 weights (..., 32), as registers are added: i and i + 16, then i + 8, i + 4, i +
+    2, i + 1."""
     while x.shape[-1] > 1:
         low, high = x.chunk(2, -1)
         x = low + high
     return x[..., 0]
 
 
-def normed(x: Tensor, gain: Tensor | None, shift: Tensor | None, eps: float, centred: bool) -> Tensor:
-    """x (M, C), less its mean where ``centred``, over its root mean square, times gain plus shift (C,) -> (M, C) fp32.
+def normed(
+    x: Tensor, gain: Tensor | None, shift: Tensor | None, eps: float, centred: bool
+) -> Tensor:
+    """x (M, C), less its mean where ``centred``, over its root mean square, times gain plus shift
+    (C,) -> (M, C) fp32.
 
-    Sums are sixteen: of every sixteenth number, from the first to the last, then as registers are added.
+    Sums are sixteen: of every sixteenth number, from the first to the last, then as registers are
+    added.
     """
     lanes = F.pad(x.float(), (0, -x.shape[1] % LANES)).view(len(x), -1, LANES)
     mean, sums = torch.zeros(len(x), 1), torch.zeros(len(x), LANES)
@@ -103,14 +115,16 @@ def normed(x: Tensor, gain: Tensor | None, shift: Tensor | None, eps: float, cen
     sums = torch.zeros(len(x), LANES)
     for step in F.pad(away, (0, -x.shape[1] % LANES)).view(len(x), -1, LANES).unbind(1):
         sums = fma(step, step, sums)
-    size = (total(sums) / x.shape[1] + eps).double().sqrt().float()  # torch's own of fp32 is off by a last place
+    # torch's own of fp32 is off by a last place
+    size = (total(sums) / x.shape[1] + eps).double().sqrt().float()
     y = away * (1 / size)[:, None]
     y = y if gain is None else y * gain.float()
     return y if shift is None else y + shift.float()
 
 
 def activated(name: str, x: Tensor) -> Tensor:
-    """relu, relu2, silu or gelu_tanh of each number of x, in fp32: both of the latter by 1 / (1 + exp(-x))."""
+    """relu, relu2, silu or gelu_tanh of each number of x, in fp32: both of the latter by 1 / (1 +
+    exp(-x))."""
     x = x.float()
     if name in ("relu", "relu2"):
         return x.clamp_min(0) if name == "relu" else x.clamp_min(0).square()
@@ -120,17 +134,28 @@ def activated(name: str, x: Tensor) -> Tensor:
 
 
 def attention_row(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    bias: Tensor | None,
 ) -> Tensor:
     """One token's softmax(q k^T) v: q (H, D), k and v (L, H, D), all seen -> (H, D) fp32.
 
-    Pages of 32 keys one after the other, each with the greatest score so far; chunks of 512 keys apart, then together.
+    Pages of 32 keys one after the other, each with the greatest score so far; chunks of 512 keys
+    apart, then together.
     """
     heads, dim, length = *q.shape, len(k)
     start = 0 if window is None else max(0, length - window)
     parts = []
     for chunk in range(start // 512, -(-length // 512)):
-        most, sums, o = torch.full((heads,), -torch.inf), torch.zeros(heads), torch.zeros(heads, dim)
+        most, sums, o = (
+            torch.full((heads,), -torch.inf),
+            torch.zeros(heads),
+            torch.zeros(heads, dim),
+        )
         for page in range(max(chunk * 512, start // 32 * 32), min(chunk * 512 + 512, length), 32):
             places = torch.arange(page, page + 32)
             seen = (places >= start) & (places < length)

@@ -1,8 +1,9 @@
 """Matrices in the order that the kernels read: panels of 16 outputs, of each some inputs at a time.
 
-A vector register holds 16 outputs; what a step multiplies lies together, so that a panel is read from its first byte
-to its last. ``step`` is how many inputs one instruction takes: 4 of int8, 2 of bf16, 1 of fp32. Outputs are padded to a
-multiple of 16 and inputs to one of the group (or of ``step``), with zeros.
+A vector register holds 16 outputs; what a step multiplies lies together, so that a panel is read
+from its first byte to its last. ``step`` is how many inputs one instruction takes: 4 of int8, 2 of
+bf16, 1 of fp32. Outputs are padded to a multiple of 16 and inputs to one of the group (or of
+``step``), with zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ OFFSET = {"int8": 128, "int4": 8}  # added, so that weights are unsigned: what v
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix (N, C): ``data`` in panels, or as it lies where ``build`` is "torch"; ``scales`` in fp16, of int8, int4.
+    """A matrix (N, C): ``data`` in panels, or as it lies where ``build`` is "torch"; ``scales`` in
+    fp16, of int8, int4.
 
     ``outputs`` is N, ``inputs`` C.
     """
@@ -61,7 +63,10 @@ class Packed:
         if self.kind == "int4":
             data = torch.cat([data & 15, data >> 4], 2)
         wide = data.shape[1] * GROUP
-        matrix = _unpaneled(data.reshape(len(data), wide // 4, PANEL, 4)).to(torch.int16) - OFFSET[self.kind]
+        matrix = (
+            _unpaneled(data.reshape(len(data), wide // 4, PANEL, 4)).to(torch.int16)
+            - OFFSET[self.kind]
+        )
         scales = self.scales.transpose(1, 2).reshape(-1, self.groups).float()
         return matrix[: self.outputs, : self.inputs].to(torch.int8), scales[: self.outputs]
 
@@ -76,12 +81,14 @@ class Packed:
 
 
 def pack_int8(weight: Tensor, scales: Tensor) -> Packed:
-    """weight (N, C) int8 and its scales (N, C / 32), which are rounded to fp16: the number is weight * scale."""
+    """weight (N, C) int8 and its scales (N, C / 32), which are rounded to fp16: the number is
+    weight * scale."""
     return _pack_integers("int8", weight, scales)
 
 
 def pack_int4(weight: Tensor, scales: Tensor) -> Packed:
-    """weight (N, C) int8 with values from -8 to 7, and its scales (N, C / 32) as for int8: 4.5 bits a weight."""
+    """weight (N, C) int8 with values from -8 to 7, and its scales (N, C / 32) as for int8: 4.5 bits
+    a weight."""
     return _pack_integers("int4", weight, scales)
 
 
@@ -100,7 +107,9 @@ def _pack_integers(kind: str, weight: Tensor, scales: Tensor) -> Packed:
     groups = -(-inputs // GROUP)
     half = scales.detach().to(torch.float16)
     if weight.dtype != torch.int8 or scales.shape != (outputs, groups):
-        raise ValueError(f"weight {tuple(weight.shape)} must be int8 with scales {(outputs, groups)}")
+        raise ValueError(
+            f"weight {tuple(weight.shape)} must be int8 with scales {(outputs, groups)}"
+        )
     if not half.isfinite().all():
         raise ValueError("a scale does not fit in fp16, whose greatest number is 65,504")
     low, high = (-8, 7) if kind == "int4" else (-128, 127)
@@ -112,7 +121,14 @@ def _pack_integers(kind: str, weight: Tensor, scales: Tensor) -> Packed:
     data = _paneled(unsigned, 4).reshape(-1, groups, 8, PANEL, 4)
     if kind == "int4":
         data = data[:, :, :4] | (data[:, :, 4:] << 4)
-    return Packed(kind, outputs, inputs, in_large_pages(data), in_large_pages(_paneled(half, 1).squeeze(-1)), path())
+    return Packed(
+        kind,
+        outputs,
+        inputs,
+        in_large_pages(data),
+        in_large_pages(_paneled(half, 1).squeeze(-1)),
+        path(),
+    )
 
 
 def _pack_floats(kind: str, weight: Tensor) -> Packed:

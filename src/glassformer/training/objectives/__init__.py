@@ -1,7 +1,9 @@
-"""What a model can be trained to do, a page each: settings, shapes, special tokens, examples, loss, metrics.
+"""What a model can be trained to do, a page each: settings, shapes, special tokens, examples, loss,
+metrics.
 
-A page is an ``Objective`` (config/objective.py says what one may define) and is known by its line here; one in a file
-of your own by ``config.member(Objective)``. Reading a page does not import torch: what computes imports it.
+A page is an ``Objective`` (config/objective.py says what one may define) and is known by its line
+here; one in a file of your own by ``config.member(Objective)``. Reading a page does not import
+torch: what computes imports it.
 """
 
 from ...config.objective import Objective as Objective

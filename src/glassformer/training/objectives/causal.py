@@ -20,8 +20,14 @@ class Causal(Objective):
     generates = True
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
-        sentence = "Label smoothing is a setting of training now, for any objective; set train.label_smoothing"
-        need(not label_smoothing, f"{sentence}, in Python config.run.Train(label_smoothing={label_smoothing}).")
+        sentence = (
+            "Label smoothing is a setting of training now, for any objective; set "
+            "train.label_smoothing"
+        )
+        need(
+            not label_smoothing,
+            f"{sentence}, in Python config.run.Train(label_smoothing={label_smoothing}).",
+        )
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         """The cross-entropy of each next token, with label smoothing (Szegedy et al. 2016)."""

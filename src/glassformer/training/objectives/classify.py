@@ -28,14 +28,17 @@ if TYPE_CHECKING:
 class Classify(Objective):
     """The label of one text or of two; ``regression`` learns a number instead.
 
-    Where examples are few: ``rdrop`` reads each text twice, with other dropout, and weighs how far apart both answers
-    are (R-Drop, Liang et al. 2021); ``adversarial`` reads it once more with its embedded tokens moved to where the
-    loss grows fastest, all together by that many times the length of one (Miyato et al. 2017). 0 is neither.
+    Where examples are few: ``rdrop`` reads each text twice, with other dropout, and weighs how far
+    apart both answers are (R-Drop, Liang et al. 2021); ``adversarial`` reads it once more with its
+    embedded tokens moved to where the loss grows fastest, all together by that many times the
+    length of one (Miyato et al. 2017). 0 is neither.
     """
 
     regression: bool = False  # learn a number instead of a label
-    rdrop: float = 0.0  # weight of how far two readings with other dropout are apart (R-Drop); 0: one reading
-    adversarial: float = 0.0  # length of the adversarial step, in lengths of the embedded text; 0: none
+    # weight of how far two readings with other dropout are apart (R-Drop); 0: one reading
+    rdrop: float = 0.0
+    # length of the adversarial step, in lengths of the embedded text; 0: none
+    adversarial: float = 0.0
 
     shapes = (Encoder, Decoder)
     parts = ("text", "second", "label")
@@ -49,13 +52,20 @@ class Classify(Objective):
             value = getattr(self, name)
             need(0 <= value < math.inf, f"Classify.{name} is {value:g}; give 0 or more.")
 
-    def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
+    def check(
+        self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None
+    ) -> None:
         """UserError for R-Drop without dropout too."""
         super().check(model, tokenizer, examples=examples)
         rates = [body.dropout for body in bodies(model).values()]
         rates += [getattr(part, "dropout", 0.0) for part in (model.pool, tune)]
-        sentence = "Classify.rdrop compares readings with different dropout, and this model has none; set"
-        need(not self.rdrop or any(rates), f"{sentence} {next(iter(bodies(model)))}.dropout, or rdrop = 0.")
+        sentence = (
+            "Classify.rdrop compares readings with different dropout, and this model has none; set"
+        )
+        need(
+            not self.rdrop or any(rates),
+            f"{sentence} {next(iter(bodies(model)))}.dropout, or rdrop = 0.",
+        )
 
     def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
         """A pool that ends in the labels."""
@@ -78,7 +88,8 @@ class Classify(Objective):
         return lay
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """Summed over documents, of ``Output.pooled`` against labels (D,), long, or float for regression."""
+        """Summed over documents, of ``Output.pooled`` against labels (D,), long, or float for
+        regression."""
         import torch
 
         from ...nn import Tape
@@ -95,22 +106,36 @@ class Classify(Objective):
         total = self._error(answer, labels, smoothing)
         if self.rdrop and model.training:
             other = self._answer(forward(model, batch))
-            total = (total + self._error(other, labels, smoothing) + self.rdrop * self.divergence(answer, other)) / 2
+            total = (
+                total
+                + self._error(other, labels, smoothing)
+                + self.rdrop * self.divergence(answer, other)
+            ) / 2
         if tape is not None:
             (embedded,) = tape.records.values()
             (grad,) = torch.autograd.grad(total, embedded, retain_graph=True)
             step = self.adversarial * ascent(grad, embedded.detach(), batch.pos, len(labels))
             moved = Tape(edits={"*.embed": lambda path, x: x + step})
-            total = (total + self._error(self._answer(forward(model, batch, moved)), labels, smoothing)) / 2
+            total = (
+                total + self._error(self._answer(forward(model, batch, moved)), labels, smoothing)
+            ) / 2
         if not self.regression:
             metrics["accuracy"] = (answer.argmax(-1) == labels).float().mean()
-        return Loss(total, len(labels), aux_loss(output), tokens_in(batch), metrics, answer.detach(), labels)
+        return Loss(
+            total, len(labels), aux_loss(output), tokens_in(batch), metrics, answer.detach(), labels
+        )
 
-    def metrics(self, predictions: Tensor, labels: Tensor, names: tuple[str, ...] = ()) -> dict[str, float]:
+    def metrics(
+        self, predictions: Tensor, labels: Tensor, names: tuple[str, ...] = ()
+    ) -> dict[str, float]:
         """Correlations of numbers, Matthews' of two labels."""
         if self.regression:
             return correlations(predictions, labels)
-        return {"matthews": matthews(predictions.argmax(-1), labels)} if predictions.shape[1] == 2 else {}
+        return (
+            {"matthews": matthews(predictions.argmax(-1), labels)}
+            if predictions.shape[1] == 2
+            else {}
+        )
 
     def _answer(self, output: Any) -> Tensor:
         """The logits of each document's labels (D, L), or a number (D,)."""
@@ -126,7 +151,8 @@ class Classify(Objective):
         return cross_entropy(answer, labels, reduction="sum", label_smoothing=smoothing)
 
     def divergence(self, one: Tensor, other: Tensor) -> Tensor:
-        """Of two answers, the Kullback-Leibler divergence both ways (Liang et al. 2021, 2), or the square; summed."""
+        """Of two answers, the Kullback-Leibler divergence both ways (Liang et al. 2021, 2), or the
+        square; summed."""
         if self.regression:
             return (one - other).square().sum()
         p, q = one.log_softmax(-1), other.log_softmax(-1)
@@ -134,8 +160,8 @@ class Classify(Objective):
 
 
 def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None, documents: int) -> Tensor:
-    """``grad`` (B, T, C), in each of so many documents scaled to the mean length of its embedded tokens; padding has
-    none."""
+    """``grad`` (B, T, C), in each of so many documents scaled to the mean length of its embedded
+    tokens; padding has none."""
     import torch
 
     from ...nn.flow import document_starts
@@ -144,7 +170,13 @@ def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None, documents: int) -
     pos = torch.arange(grad.shape[1], device=grad.device).expand_as(lengths) if pos is None else pos
     which = (document_starts(pos).flatten().cumsum(0) - 1).clamp(min=0)
     real = (pos.flatten() >= 0).float()
-    parts = torch.stack((grad.float().square().sum(-1).flatten(), lengths.flatten(), torch.ones_like(real))) * real
-    square, length, tokens = lengths.new_zeros(3, documents).index_add_(1, which, parts)  # of each document
+    parts = (
+        torch.stack(
+            (grad.float().square().sum(-1).flatten(), lengths.flatten(), torch.ones_like(real))
+        )
+        * real
+    )
+    # of each document
+    square, length, tokens = lengths.new_zeros(3, documents).index_add_(1, which, parts)
     scale: Tensor = length / tokens / square.sqrt().clamp(min=1e-30)
     return grad * scale[which].view(*lengths.shape, 1).to(grad.dtype)

@@ -43,7 +43,8 @@ def share(part: object, name: str) -> None:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a batch: where they begin in its flattened tokens, how long they are; ``of`` (B, T), or -1."""
+    """The documents of a batch: where they begin in its flattened tokens, how long they are; ``of``
+    (B, T), or -1."""
 
     starts: Array
     lengths: Array
@@ -69,7 +70,8 @@ def documents(batch: Batch) -> Documents:
 
 
 def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:
-    """An encoder without its head over tokens, which what asks about texts has no use for; and the note of it."""
+    """An encoder without its head over tokens, which what asks about texts has no use for; and the
+    note of it."""
     if not isinstance(model, Encoder) or model.head is None:
         return model, []
     note = f"The head over tokens is left out: {type(objective).__name__} has no use for it."
@@ -77,16 +79,20 @@ def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:
 
 
 def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, list[str]]:
-    """The config with a pool that ends in so many labels, or in a vector (0), and notes of what else changed."""
+    """The config with a pool that ends in so many labels, or in a vector (0), and notes of what
+    else changed."""
     made, notes = without_head(objective, model)
     if getattr(made, "token_head", None) is not None:
         made = serial.change(made, {"token_head": None})
         notes.append("The head over labels of tokens is left out.")
     if made.pool is not None:
         return replace(
-            made, pool=replace(made.pool, labels=labels, normalize=made.pool.normalize and not labels)
+            made,
+            pool=replace(made.pool, labels=labels, normalize=made.pool.normalize and not labels),
         ), notes
-    labelled = Pool("last", None, labels) if isinstance(made, Decoder) else Pool("first", "tanh", labels)
+    labelled = (
+        Pool("last", None, labels) if isinstance(made, Decoder) else Pool("first", "tanh", labels)
+    )
     pool = labelled if labels else Pool("mean", normalize=True)
     notes.append(f'The model has no pool; one of the kind "{pool.mode}" is added.')
     return replace(made, pool=pool), notes

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @frozen
 class Contrast(Objective):
-    """Which of the batch's second texts belongs to each first one (in-batch negatives, Henderson et al. 2017).
+    """Which of the batch's second texts belongs to each first one (in-batch negatives, Henderson et
+    al. 2017).
 
     Cosines are divided by ``temperature`` before the softmax; both directions count.
     """
@@ -51,7 +52,9 @@ class Contrast(Objective):
 
         def lay(one: Example, first: list[int], second: list[int] | None) -> list[Item]:
             assert second is not None
-            left, right = (framing.texts([text]) for text in fit(one, [first, second], around, "pair"))
+            left, right = (
+                framing.texts([text]) for text in fit(one, [first, second], around, "pair")
+            )
             return [{name: left[name] + right[name] for name in left}]
 
         return lay
@@ -64,7 +67,9 @@ class Contrast(Objective):
         assert output.pooled is not None
         loss = self.of_vectors(output.pooled, smoothing)
         metrics = {**output.metrics, **loss.metrics}
-        return dataclasses.replace(loss, aux=aux_loss(output), tokens=tokens_in(batch), metrics=metrics)
+        return dataclasses.replace(
+            loss, aux=aux_loss(output), tokens=tokens_in(batch), metrics=metrics
+        )
 
     def of_vectors(self, vectors: Tensor, smoothing: float = 0.0) -> Loss:
         """The loss of vectors (2N, C), the two of a pair one after the other."""
@@ -77,16 +82,19 @@ class Contrast(Objective):
         first, second = vectors[0::2], vectors[1::2]
         scores = first @ second.mT / self.temperature  # (N, N)
         right = torch.arange(len(scores), device=scores.device)
-        error = functools.partial(cross_entropy, target=right, reduction="sum", label_smoothing=smoothing)
+        error = functools.partial(
+            cross_entropy, target=right, reduction="sum", label_smoothing=smoothing
+        )
         forth, back = error(scores), error(scores.mT)
         accuracy = (scores.argmax(-1) == right).float().mean()
         return Loss((forth + back) / 2, len(scores), metrics={"accuracy": accuracy})
 
     def all_pieces(self, model: Any, pieces: Pieces, smoothing: float = 0.0) -> list[Loss]:
-        """The loss of all pieces as of one batch, its gradients left in ``.grad``; no more than one piece is held.
+        """The loss of all pieces as of one batch, its gradients left in ``.grad``; no more than one
+        piece is held.
 
-        All are read for their vectors, then each once more for its gradients (Gao et al. 2021, gradient cache). The
-        first piece's loss has the sum of all.
+        All are read for their vectors, then each once more for its gradients (Gao et al. 2021,
+        gradient cache). The first piece's loss has the sum of all.
         """
         import torch
 
@@ -115,7 +123,9 @@ class Contrast(Objective):
             if counts:
                 first = pieces.has_first and not found
                 aux = None if added is None else added.detach()
-                metrics = {name: metric.detach() for name, metric in output.metrics.items()} | whole.metrics
+                metrics = {
+                    name: metric.detach() for name, metric in output.metrics.items()
+                } | whole.metrics
                 loss = whole.sum.detach() if first else torch.zeros_like(whole.sum)
                 found.append(Loss(loss, pairs, aux, tokens_in(piece), metrics))
         return found

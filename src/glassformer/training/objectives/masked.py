@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 @renamed(rate="mask_rate")
 @frozen
 class Masked(SomeTokens):
-    """The tokens that were hidden (Devlin et al. 2019): ``mask_rate`` of them are chosen, 80 % become the mask,
-    10 % another token, 10 % stay. ``whole_words`` chooses all pieces of a word together.
+    """The tokens that were hidden (Devlin et al. 2019): ``mask_rate`` of them are chosen, 80 %
+    become the mask, 10 % another token, 10 % stay. ``whole_words`` chooses all pieces of a word
+    together.
     """
 
     mask_rate: float = 0.15  # share of tokens that are chosen
@@ -42,16 +43,22 @@ class Masked(SomeTokens):
     def __post_init__(self) -> None:
         share(self, "mask_rate")
 
-    def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
+    def check(
+        self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None
+    ) -> None:
         """UserError for a tokenizer without a mask too."""
         super().check(model, tokenizer, examples=examples)
         if tokenizer is not None:
             _mask_of(tokenizer)
 
-    def prepare(self, batch: Batch, random: np.random.Generator, tokenizer: Tokenizer | None) -> Batch:
-        """Hide each token with probability ``mask_rate``, or each word; the targets are what was there.
+    def prepare(
+        self, batch: Batch, random: np.random.Generator, tokenizer: Tokenizer | None
+    ) -> Batch:
+        """Hide each token with probability ``mask_rate``, or each word; the targets are what was
+        there.
 
-        Special tokens and padding are never chosen. Raises UserError when the tokenizer has no mask.
+        Special tokens and padding are never chosen. Raises UserError when the tokenizer has no
+        mask.
         """
         import torch
 
@@ -63,7 +70,9 @@ class Masked(SomeTokens):
         may = ordinary[tokens] & (found.of >= 0)
         if self.whole_words:
             after = np.pad(may, ((0, 0), (1, 0)))[:, :-1]
-            word = (opens[tokens] | (found.place == 0) | ~may | ~after).cumsum().reshape(tokens.shape)
+            word = (
+                (opens[tokens] | (found.place == 0) | ~may | ~after).cumsum().reshape(tokens.shape)
+            )
             chosen = may & (random.random(word.max() + 1) < self.mask_rate)[word]
         else:
             chosen = may & (random.random(tokens.shape) < self.mask_rate)
@@ -71,25 +80,35 @@ class Masked(SomeTokens):
             chosen.flat[random.choice(np.flatnonzero(may))] = True  # a batch asks something
         fate, others = random.random(tokens.shape), np.flatnonzero(ordinary)
         shown = np.where(chosen & (fate < 0.8), mask, tokens)
-        shown = np.where(chosen & (fate >= 0.9), others[random.integers(len(others), size=tokens.shape)], shown)
+        shown = np.where(
+            chosen & (fate >= 0.9), others[random.integers(len(others), size=tokens.shape)], shown
+        )
         targets = np.where(chosen, tokens, -1)
-        return dataclasses.replace(batch, tokens=torch.from_numpy(shown), targets=torch.from_numpy(targets))
+        return dataclasses.replace(
+            batch, tokens=torch.from_numpy(shown), targets=torch.from_numpy(targets)
+        )
 
 
 def _mask_of(tokenizer: Tokenizer | None) -> int:
     if tokenizer is None or tokenizer.mask is None:
-        sentence = "This tokenizer has no mask token to hide tokens with; use one that has, or train one with"
+        sentence = (
+            "This tokenizer has no mask token to hide tokens with; use one that has, or "
+            "train one with"
+        )
         raise UserError(f'{sentence} "[MASK]".')
     return tokenizer.mask
 
 
 @functools.lru_cache(maxsize=4)
 def _kinds(tokenizer: Tokenizer) -> tuple[Array, Array]:
-    """Two masks over the ids (V,): not a special token; begins a word (words are split at white space)."""
+    """Two masks over the ids (V,): not a special token; begins a word (words are split at white
+    space)."""
     special = set(tokenizer.specials.values())
     names = [tokenizer.token(id) for id in range(tokenizer.size)]
     ordinary = np.array([bool(name) and id not in special for id, name in enumerate(names)])
     prefix = json.loads(tokenizer.to_json())["model"].get("continuing_subword_prefix")
     if prefix:  # WordPiece marks what goes on instead
         return ordinary, np.array([not name.startswith(prefix) for name in names])
-    return ordinary, np.array([tokenizer.bytes_of(id)[:1].isspace() for id in range(tokenizer.size)])
+    return ordinary, np.array(
+        [tokenizer.bytes_of(id)[:1].isspace() for id in range(tokenizer.size)]
+    )

@@ -20,25 +20,35 @@ if TYPE_CHECKING:
 
 @frozen
 class Prefix(SomeTokens):
-    """The second part of each document, after a first part that is seen both ways (Raffel et al. 2020, 3.2.1).
+    """The second part of each document, after a first part that is seen both ways (Raffel et al.
+    2020, 3.2.1).
 
-    Where it is cut is drawn anew each time, between the shares ``least`` and ``most`` of the document.
+    Where it is cut is drawn anew each time, between the shares ``least`` and ``most`` of the
+    document.
     """
 
     least: float = 0.1  # smallest share of a document that its prefix is
     most: float = 0.9  # largest share of a document that its prefix is
 
     def __post_init__(self) -> None:
-        need(0 < self.least <= self.most < 1, "Prefix.least and most are shares between 0 and 1, least first.")
+        need(
+            0 < self.least <= self.most < 1,
+            "Prefix.least and most are shares between 0 and 1, least first.",
+        )
 
     def prepare(self, batch: Batch, random: np.random.Generator, tokenizer: Any = None) -> Batch:
-        """Cut each document in two: ``prefix`` before, targets only after. The prefix's last token predicts too."""
+        """Cut each document in two: ``prefix`` before, targets only after. The prefix's last token
+        predicts too."""
         import torch
 
         found = documents(batch)
         shares = random.uniform(self.least, self.most, len(found.lengths))
-        cut = np.clip(np.rint(shares * found.lengths).astype(np.int64), 1, np.maximum(found.lengths - 1, 1))
+        cut = np.clip(
+            np.rint(shares * found.lengths).astype(np.int64), 1, np.maximum(found.lengths - 1, 1)
+        )
         inside, place = found.of >= 0, found.place
         prefix = torch.from_numpy(inside & (place < cut[found.of]))
         asked = torch.from_numpy(inside & (place >= cut[found.of] - 1))
-        return dataclasses.replace(batch, prefix=prefix, targets=torch.where(asked, batch.targets, -1))
+        return dataclasses.replace(
+            batch, prefix=prefix, targets=torch.where(asked, batch.targets, -1)
+        )

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @frozen
 class Seq2Seq(SomeTokens):
-    """The target text after the source text: translation, summarization. A decoder alone reads both as one."""
+    """The target text after the source text: translation, summarization. A decoder alone reads both
+    as one."""
 
     shapes = (EncoderDecoder, Decoder)
     parts = ("source", "target")
@@ -32,7 +33,8 @@ class Seq2Seq(SomeTokens):
         return Example(source, targets[0], line=row.line, references=targets)
 
     def layout(self, framing: Framing, fit: Fit) -> Layout:
-        """The source for the encoder and the target for the decoder, or both as one text of which the end is asked."""
+        """The source for the encoder and the target for the decoder, or both as one text of which
+        the end is asked."""
         eos = framing.end_of_target
 
         def pair(one: Example, source: list[int], target: list[int] | None) -> list[Item]:
@@ -46,7 +48,9 @@ class Seq2Seq(SomeTokens):
 
         def one_text(one: Example, source: list[int], target: list[int] | None) -> list[Item]:
             assert target is not None
-            source, target = fit(one, [source, target], len(framing.question([])), "source and target")
+            source, target = fit(
+                one, [source, target], len(framing.question([])), "source and target"
+            )
             asked = framing.question(source)
             targets = [-1] * (len(asked) - 1) + [*target, eos]
             return [{"tokens": asked + target, "targets": targets, "pos": [*range(len(targets))]}]

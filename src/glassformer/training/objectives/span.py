@@ -20,7 +20,8 @@ from .common import SomeTokens, documents, share
 if TYPE_CHECKING:
     from .common import Array, Batch, Tokenizer
 
-SHORTEST = 4  # tokens of a document out of which a span is cut: with a sentinel and an end on both sides it fits
+# tokens of a document out of which a span is cut: with a sentinel and an end on both sides it fits
+SHORTEST = 4
 
 
 @renamed(rate="corruption_rate")
@@ -28,8 +29,8 @@ SHORTEST = 4  # tokens of a document out of which a span is cut: with a sentinel
 class Span(SomeTokens):
     """The spans that were cut out (Raffel et al. 2020, 3.1.4): ``corruption_rate`` of the tokens.
 
-    ``length`` is a span's on average. Each is a sentinel in the source; the target is every sentinel and what it stands
-    for.
+    ``length`` is a span's on average. Each is a sentinel in the source; the target is every
+    sentinel and what it stands for.
     """
 
     corruption_rate: float = 0.15  # share of tokens that are cut out
@@ -42,17 +43,23 @@ class Span(SomeTokens):
         share(self, "corruption_rate")
         above_zero(self, "length")
 
-    def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
+    def check(
+        self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None
+    ) -> None:
         """UserError for a tokenizer without sentinels too."""
         super().check(model, tokenizer, examples=examples)
         if tokenizer is not None:
             _sentinels_of(tokenizer)
 
-    def prepare(self, batch: Batch, random: np.random.Generator, tokenizer: Tokenizer | None) -> Batch:
-        """Cut spans out of each document: a sentinel stands for each in the source, the decoder writes what was there.
+    def prepare(
+        self, batch: Batch, random: np.random.Generator, tokenizer: Tokenizer | None
+    ) -> Batch:
+        """Cut spans out of each document: a sentinel stands for each in the source, the decoder
+        writes what was there.
 
-        Fewer and longer ones where there are not enough sentinels. Documents below four tokens are left out. Raises
-        UserError when the tokenizer lacks sentinels or an end, or when no document is long enough.
+        Fewer and longer ones where there are not enough sentinels. Documents below four tokens are
+        left out. Raises UserError when the tokenizer lacks sentinels or an end, or when no document
+        is long enough.
         """
         from ...tokenizer.framing import decoder_start, end_of_target
         from ..encoded import Encoded, Side
@@ -75,17 +82,26 @@ class Span(SomeTokens):
                 targets.append(np.append(target, eos))
                 row.append(first // context)
         if not sources:
-            raise UserError(f"No document of a batch has the {SHORTEST} tokens that Span needs; give longer documents.")
+            raise UserError(
+                f"No document of a batch has the {SHORTEST} tokens that Span needs; "
+                "give longer documents."
+            )
         written = [np.append(start, target[:-1]) for target in targets]
         pos, source_pos = ([np.arange(len(ids)) for ids in side] for side in (written, sources))
-        sides = Side.of(tokens=written, targets=targets, pos=pos), Side.of(source=sources, source_pos=source_pos)
+        sides = (
+            Side.of(tokens=written, targets=targets, pos=pos),
+            Side.of(source=sources, source_pos=source_pos),
+        )
         places = [np.flatnonzero(np.array(row) == number) for number in range(rows)]
         return batch_of(Encoded("spans", sides), places, context, full="source")
 
 
 def _sentinels_of(tokenizer: Tokenizer | None) -> list[int]:
     sentinels = [] if tokenizer is None else tokenizer.sentinels
-    sentence = "This tokenizer has no sentinels (<extra_id_0> ...) to stand for spans; use one that has, as T5's, or"
+    sentence = (
+        "This tokenizer has no sentinels (<extra_id_0> ...) to stand for spans; use one "
+        "that has, as T5's, or"
+    )
     need(bool(sentinels), f'{sentence} train one with "<extra_id_0>" and on.')
     return sentinels
 
@@ -93,7 +109,8 @@ def _sentinels_of(tokenizer: Tokenizer | None) -> list[int]:
 def cut_out(
     ids: Array, random: np.random.Generator, rate: float, length: float, sentinels: Array
 ) -> tuple[Array, Array]:
-    """A document with sentinels for spans, and every sentinel with its span; both, with an end, no longer than it.
+    """A document with sentinels for spans, and every sentinel with its span; both, with an end, no
+    longer than it.
 
     Spans never touch, may stand at both ends, and all divisions into spans are equally likely.
     """

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @frozen
 class Tag(Objective):
-    """The label of each word, read at its first token; its other tokens are not counted (Devlin et al. 2019, 5.3)."""
+    """The label of each word, read at its first token; its other tokens are not counted (Devlin et
+    al. 2019, 5.3)."""
 
     shapes = (Encoder, Decoder)
     parts = ("tokens", "labels")
@@ -42,10 +43,14 @@ class Tag(Objective):
 
     def example(self, row: Row) -> Example:
         """A sentence of words with a label each."""
-        sentence = "Words that are tagged have no text before them; leave data.prefix (--before) out."
+        sentence = (
+            "Words that are tagged have no text before them; leave data.prefix (--before) out."
+        )
         need(not row.before, sentence)
         words, labels = row.words("tokens"), row.list("labels")
-        counts = f"{row.where} has {len(words)} words and {len(labels)} labels; give one for each word."
+        counts = (
+            f"{row.where} has {len(words)} words and {len(labels)} labels; give one for each word."
+        )
         need(len(words) == len(labels), counts)
         tags = tuple(row.labels.number(row.line, label) for label in labels)
         return Example(" ".join(words), line=row.line, words=words, tags=tags)
@@ -57,9 +62,15 @@ class Tag(Objective):
 
         def lay(one: Example, words: list[list[int]], second: list[int] | None) -> list[Item]:
             ids = [id for word in words for id in word]
-            tags = [t for tag, word in zip(one.tags, words, strict=True) for t in (tag, *[-1] * (len(word) - 1))]
+            tags = [
+                t
+                for tag, word in zip(one.tags, words, strict=True)
+                for t in (tag, *[-1] * (len(word) - 1))
+            ]
             (ids,), (tags,) = (fit(one, [part], around, "sentence") for part in (ids, tags))
-            return [{**framing.texts([ids]), "targets": [-1] * start + tags + [-1] * (around - start)}]
+            return [
+                {**framing.texts([ids]), "targets": [-1] * start + tags + [-1] * (around - start)}
+            ]
 
         return lay
 
@@ -79,14 +90,21 @@ class Tag(Objective):
         chosen, count = answer.argmax(-1), len(labels)
         metrics = {**output.metrics, "accuracy": (chosen == labels).float().sum() / max(1, count)}
         rows = batch.targets
-        pos = torch.arange(rows.shape[1], device=rows.device).expand_as(rows) if batch.pos is None else batch.pos
+        pos = (
+            torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+            if batch.pos is None
+            else batch.pos
+        )
         sentence = document_starts(pos).flatten().cumsum(0)[asked]
         first = sentence.diff(prepend=sentence.new_zeros(1)).clamp(max=1)
         labels = torch.stack((labels, first), 1)
         return Loss(total, count, aux_loss(output), tokens_in(batch), metrics, chosen, labels)
 
-    def metrics(self, predictions: Tensor, labels: Tensor, names: tuple[str, ...] = ()) -> dict[str, float]:
-        """How many entities were found, if labels tell of any; labels (N, 2), and 1 where a sentence begins."""
+    def metrics(
+        self, predictions: Tensor, labels: Tensor, names: tuple[str, ...] = ()
+    ) -> dict[str, float]:
+        """How many entities were found, if labels tell of any; labels (N, 2), and 1 where a
+        sentence begins."""
         import torch
 
         from ...data.entities import agreement, are_bio
@@ -95,5 +113,7 @@ class Tag(Objective):
             return {}
         begins = labels[:, 1].nonzero()[1:, 0].cpu()
         sides = (torch.tensor_split(side.cpu(), begins) for side in (predictions, labels[:, 0]))
-        predicted, true = ([[names[label] for label in one.tolist()] for one in side] for side in sides)
+        predicted, true = (
+            [[names[label] for label in one.tolist()] for one in side] for side in sides
+        )
         return agreement(predicted, true)

@@ -24,11 +24,16 @@ class QK(Kind):
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         b, h, t, s = at
         q, k = read.input(0, b, h, t, None), read.input(1, b, h // op.params["group"], s, None)
-        return products((q, k), f"Query {t} with key {s} in head {h}: {len(q.values)} products.", "sum_d q_d k_d")
+        return products(
+            (q, k),
+            f"Query {t} with key {s} in head {h}: {len(q.values)} products.",
+            "sum_d q_d k_d",
+        )
 
 
 class Bias(Kind):
-    """A number for the distance between query and key, for each head (T5's buckets, ALiBi's slopes)."""
+    """A number for the distance between query and key, for each head (T5's buckets, ALiBi's
+    slopes)."""
 
     name = "bias"
 
@@ -47,7 +52,15 @@ class Bias(Kind):
         bucket = op.params["bucket"](away)
         line = read.weight("table", bucket, h)
         assert line is not None
-        return same(line, f"Distance {away} is in bucket {bucket}.", "table[bucket, head]", None, q, k, bucket=bucket)
+        return same(
+            line,
+            f"Distance {away} is in bucket {bucket}.",
+            "table[bucket, head]",
+            None,
+            q,
+            k,
+            bucket=bucket,
+        )
 
 
 class Mask(Kind):
@@ -63,7 +76,11 @@ class Mask(Kind):
         b, _, t, s = at
         line, q, k = read.input(0, *at), read.input(1, b, t), read.input(2, b, s)
         visible = bool(op.params["allowed"](q.values.long()[None], k.values.long()[None]))
-        words = "The mask lets this query see this key." if visible else "The mask hides this key: -infinity."
+        words = (
+            "The mask lets this query see this key."
+            if visible
+            else "The mask hides this key: -infinity."
+        )
         value = one(line) if visible else -math.inf
         return same(line, words, "x" if visible else "-inf", value, q, k)
 
@@ -83,12 +100,24 @@ class Softmax(Kind):
         exps = (row.values - top).exp()
         total = float(exps.sum())
         own = float(exps[at[-1]])
-        hidden = "The mask hides this key: e^-infinity is 0" if op.axes[-1] == "S" else "e^-infinity is 0"
+        hidden = (
+            "The mask hides this key: e^-infinity is 0"
+            if op.axes[-1] == "S"
+            else "e^-infinity is 0"
+        )
         words = hidden if row.values[at[-1]] == -math.inf else f"e^(x - {top:.6g}) = {own:.6g}"
         words += f", divided by the sum of all {len(exps)}, {total:.6g}."
         numbers = {"max": top, "sum": total, "exp": own}
         line = read.input(0, *at)
-        return Worked(own / total, exps / total, (row,), words, "e^(x_j - max) / sum_i e^(x_i - max)", (line,), numbers)
+        return Worked(
+            own / total,
+            exps / total,
+            (row,),
+            words,
+            "e^(x_j - max) / sum_i e^(x_i - max)",
+            (line,),
+            numbers,
+        )
 
 
 class AV(Kind):
@@ -106,7 +135,9 @@ class AV(Kind):
         b, h, t, d = at if len(at) == 4 else (at[0], 0, *at[1:])
         place = (b, h // op.params["group"], None, d) if len(at) == 4 else (b, None, d)
         pattern, v = read.input(0, b, h, t, None), read.input(1, *place)
-        return products((pattern, v), f"Dimension {d} of {len(v.values)} weighed values.", "sum_s a_s v_s")
+        return products(
+            (pattern, v), f"Dimension {d} of {len(v.values)} weighed values.", "sum_s a_s v_s"
+        )
 
 
 class TopK(Kind):
@@ -126,9 +157,17 @@ class TopK(Kind):
         expert = int(chosen[at[-1]])
         own = Line(row.id, (*row.index[:-1], expert), row.values[expert : expert + 1])
         if op.params["gives"] == "chosen":
-            return same(own, f"Expert {expert} has the share number {at[-1] + 1}.", "argtop_k p", float(expert), row)
+            return same(
+                own,
+                f"Expert {expert} has the share number {at[-1] + 1}.",
+                "argtop_k p",
+                float(expert),
+                row,
+            )
         total = float(weight.sum()) if op.params["normalize"] else 1.0
         words = f"The share of expert {expert}" + (
             f", divided by the chosen ones' sum {total:.6g}." if total != 1 else "."
         )
-        return same(own, words, "p_e / sum of the chosen", float(weight[at[-1]]) / total, row, sum=total)
+        return same(
+            own, words, "p_e / sum of the chosen", float(weight[at[-1]]) / total, row, sum=total
+        )

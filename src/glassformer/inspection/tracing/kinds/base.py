@@ -1,7 +1,9 @@
-"""The kinds of operation: what each computes from its inputs, written out, and what one cell of it is made of.
+"""The kinds of operation: what each computes from its inputs, written out, and what one cell of it
+is made of.
 
-A closed set. ``compute`` takes whole values (or a head, or a few rows of them) and gives the operation's result;
-``cell`` gives one number's arithmetic: its terms, each a product of factors that have addresses of their own.
+A closed set. ``compute`` takes whole values (or a head, or a few rows of them) and gives the
+operation's result; ``cell`` gives one number's arithmetic: its terms, each a product of factors
+that have addresses of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Line:
-    """Cells side by side: ``values`` (n,) in float64 of the value ``id``, at ``index`` with None where they run."""
+    """Cells side by side: ``values`` (n,) in float64 of the value ``id``, at ``index`` with None
+    where they run."""
 
     id: str
     index: tuple[int | None, ...]
@@ -38,9 +41,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Worked:
-    """The arithmetic of a cell: the number that its operands give, terms (n,) and the factors of each term.
+    """The arithmetic of a cell: the number that its operands give, terms (n,) and the factors of
+    each term.
 
-    A factor of one cell takes part in every term. ``others`` are read too, but are no factor of a term.
+    A factor of one cell takes part in every term. ``others`` are read too, but are no factor of a
+    term.
     """
 
     value: float
@@ -87,16 +92,31 @@ def one(line: Line) -> float:
     return float(line.values[0])
 
 
-def products(factors: Sequence[Line], words: str, equation: str, bias: Line | None = None, scale: float = 1) -> Worked:
+def products(
+    factors: Sequence[Line], words: str, equation: str, bias: Line | None = None, scale: float = 1
+) -> Worked:
     """A sum of products, and a bias that is a term of its own (its other factor is 1)."""
-    terms = math.prod([line.values for line in factors], start=torch.tensor(scale, dtype=torch.float64))
+    terms = math.prod(
+        [line.values for line in factors], start=torch.tensor(scale, dtype=torch.float64)
+    )
     if bias is None:
         return Worked(float(terms.sum()), terms, tuple(factors), words, equation)
     value = float(terms.sum()) + one(bias)
-    return Worked(value, terms, tuple(factors), words, f"{equation} + b", (bias,), {"bias": one(bias)})
+    return Worked(
+        value, terms, tuple(factors), words, f"{equation} + b", (bias,), {"bias": one(bias)}
+    )
 
 
-def same(line: Line, words: str, equation: str, value: float | None = None, *others: Line, **numbers: float) -> Worked:
+def same(
+    line: Line,
+    words: str,
+    equation: str,
+    value: float | None = None,
+    *others: Line,
+    **numbers: float,
+) -> Worked:
     """One operand, and what is made of it."""
     made = one(line) if value is None else value
-    return Worked(made, torch.tensor([made], dtype=torch.float64), (line,), words, equation, others, numbers)
+    return Worked(
+        made, torch.tensor([made], dtype=torch.float64), (line,), words, equation, others, numbers
+    )

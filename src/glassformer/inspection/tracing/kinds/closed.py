@@ -1,4 +1,5 @@
-"""What has no arithmetic of ours: what is given, what an edit put there, parts that nobody has described."""
+"""What has no arithmetic of ours: what is given, what an edit put there, parts that nobody has
+described."""
 
 from __future__ import annotations
 
@@ -36,7 +37,13 @@ class Generic(Kind):
 
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         empty = torch.zeros(0, dtype=torch.float64)
-        return Worked(math.nan, empty, (), "A part that nobody has described: what goes in and what comes out.", "f(x)")
+        return Worked(
+            math.nan,
+            empty,
+            (),
+            "A part that nobody has described: what goes in and what comes out.",
+            "f(x)",
+        )
 
 
 class Leaf(Kind):

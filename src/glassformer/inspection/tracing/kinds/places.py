@@ -39,7 +39,14 @@ class Lookup(Kind):
         line = read.weight("table", row, at[-1])
         assert line is not None
         told = "" if not back else f", of the token {back} before" if t >= 0 else ", of no token"
-        return same(line, f"Row {row} of the table{told}, column {at[-1]}.", "table[row, column]", None, token, row=row)
+        return same(
+            line,
+            f"Row {row} of the table{told}, column {at[-1]}.",
+            "table[row, column]",
+            None,
+            token,
+            row=row,
+        )
 
 
 class PosSin(Kind):
@@ -54,7 +61,9 @@ class PosSin(Kind):
         pair = column % half if p["halves"] else column // 2
         cosine = column >= half if p["halves"] else column % 2 == 1
         last = max(dim - 2, 1) if p["endpoint"] else dim
-        return (pos[..., None] + p["first"]).float() * p["theta"] ** (-(2 * pair).float() / last), cosine
+        return (pos[..., None] + p["first"]).float() * p["theta"] ** (
+            -(2 * pair).float() / last
+        ), cosine
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         angle, cosine = self.angle(op, x[0], torch.arange(op.shape[-1], device=x[0].device))
@@ -65,7 +74,10 @@ class PosSin(Kind):
         angle, cosine = self.angle(op, pos.values, torch.tensor([at[-1]]))
         wave = "cos" if bool(cosine) else "sin"
         value = float(angle.cos() if bool(cosine) else angle.sin())
-        words = f"The {'cosine' if wave == 'cos' else 'sine'} of position {int(one(pos))} x frequency of this column."
+        words = (
+            f"The {'cosine' if wave == 'cos' else 'sine'} of position {int(one(pos))} x "
+            "frequency of this column."
+        )
         return same(pos, words, f"{wave}(pos * theta^(-2i/d))", value, angle=float(angle))
 
 
@@ -90,7 +102,13 @@ class Shift(Kind):
             return same(read.input(0, b, t, c), "The state of the step before.", "h[t-1]")
         if len(op.inputs) > 1:
             return same(read.input(1, b, c), "The first state, made of the source.", "h[0]")
-        return Worked(0.0, torch.zeros(0, dtype=torch.float64), (), "Before the first token the state is 0.", "0")
+        return Worked(
+            0.0,
+            torch.zeros(0, dtype=torch.float64),
+            (),
+            "Before the first token the state is 0.",
+            "0",
+        )
 
 
 class Split(Kind):
@@ -110,9 +128,15 @@ class Split(Kind):
         if len(at) == 4:
             b, h, t, d = at
             column = begin + h * op.shape[3] + d
-            return same(read.input(0, b, t, column), f"Column {column}: head {h}, its dimension {d}.", "x[t, h D + d]")
+            return same(
+                read.input(0, b, t, column),
+                f"Column {column}: head {h}, its dimension {d}.",
+                "x[t, h D + d]",
+            )
         column = begin + at[-1]
-        return same(read.input(0, *at[:-1], column), f"Column {column} of the vector.", "x[.., column]")
+        return same(
+            read.input(0, *at[:-1], column), f"Column {column} of the vector.", "x[.., column]"
+        )
 
 
 class Concat(Kind):
@@ -130,12 +154,20 @@ class Concat(Kind):
         if op.params.get("heads"):
             width = op.shape[-1] // op.params["heads"]
             head, d = divmod(column, width)
-            return same(read.input(0, at[0], head, at[1], d), f"Head {head}, its dimension {d}.", "z[h, t, d]")
+            return same(
+                read.input(0, at[0], head, at[1], d),
+                f"Head {head}, its dimension {d}.",
+                "z[h, t, d]",
+            )
         number = 0
         while column >= op.params["sizes"][number]:
             column -= op.params["sizes"][number]
             number += 1
-        return same(read.input(number, *at[:-1], column), f"Column {column} of part {number}.", "part[.., column]")
+        return same(
+            read.input(number, *at[:-1], column),
+            f"Column {column} of part {number}.",
+            "part[.., column]",
+        )
 
 
 class Repeat(Kind):
@@ -152,7 +184,8 @@ class Repeat(Kind):
 
 
 class Pick(Kind):
-    """One vector for a whole text: of its first token, its last, the mean, the greatest, or a weighed mean of all."""
+    """One vector for a whole text: of its first token, its last, the mean, the greatest, or a
+    weighed mean of all."""
 
     name = "pool"
     whole = True
@@ -179,15 +212,27 @@ class Pick(Kind):
             t, c, of = (0, c, "first") if c < width else (-1, c - width, "last")
             return same(read.input(0, n, t, c), f"Of the {of} token.", "x[t, c]")
         if of in ("first", "last"):
-            return same(read.input(0, n, 0 if of == "first" else -1, c), f"Of the {of} token.", "x[t, c]")
+            return same(
+                read.input(0, n, 0 if of == "first" else -1, c), f"Of the {of} token.", "x[t, c]"
+            )
         line = read.input(0, n, None, c)
         if of == "max":
-            return same(line, f"The greatest of {len(line.values)} tokens.", "max_t x[t, c]", float(line.values.max()))
+            return same(
+                line,
+                f"The greatest of {len(line.values)} tokens.",
+                "max_t x[t, c]",
+                float(line.values.max()),
+            )
         if of == "attention":
             fit = read.input(1, n, None, 0)
             terms = fit.values.softmax(0) * line.values
-            words = f"{len(terms)} tokens, each by its share: the softmax of how well it fits the query."
-            return Worked(float(terms.sum()), terms, (line, fit), words, "sum_t softmax(fit)_t x[t, c]")
+            words = (
+                f"{len(terms)} tokens, each by its share: the softmax of how well it fits "
+                "the query."
+            )
+            return Worked(
+                float(terms.sum()), terms, (line, fit), words, "sum_t softmax(fit)_t x[t, c]"
+            )
         n = len(line.values)
         return products((line,), f"The mean of {n} tokens.", "sum_t x[t, c] / T", scale=1 / n)
 
@@ -205,7 +250,9 @@ class Rope(Kind):
         value, pos = x
         turned = op.params["turned"]
         cos, sin = op.params["table"](pos, turned, value.dtype)
-        index = torch.tensor([self.partner(op, d, turned) for d in range(turned)], device=value.device)
+        index = torch.tensor(
+            [self.partner(op, d, turned) for d in range(turned)], device=value.device
+        )
         part = value[..., :turned]
         return torch.cat((part * cos + part[..., index] * sin, value[..., turned:]), -1)
 
@@ -216,9 +263,17 @@ class Rope(Kind):
         if d >= turned:
             return same(own, "This dimension is not turned.", "x", None, pos)
         position = pos.values.long()[None]
-        cos, sin = (float(table[0, 0, 0, d]) for table in op.params["table"](position, turned, torch.float64))
+        cos, sin = (
+            float(table[0, 0, 0, d])
+            for table in op.params["table"](position, turned, torch.float64)
+        )
         other = read.input(0, *place, self.partner(op, d, turned))
         terms = torch.tensor([one(own) * cos, one(other) * sin], dtype=torch.float64)
-        words = f"Turned with its pair by the angle of position {int(one(pos))}: cos {cos:.6g}, sin {sin:.6g}."
+        words = (
+            f"Turned with its pair by the angle of position {int(one(pos))}: cos {cos:.6g}, "
+            f"sin {sin:.6g}."
+        )
         numbers = {"cos": cos, "sin": sin}
-        return Worked(float(terms.sum()), terms, (), words, "x cos + pair sin", (own, other, pos), numbers)
+        return Worked(
+            float(terms.sum()), terms, (), words, "x cos + pair sin", (own, other, pos), numbers
+        )

@@ -14,7 +14,8 @@ from .base import Index, Kind, Reader, Weights, Worked, one
 
 
 class Cell(Kind):
-    """The next state of a GRU (Cho et al. 2014) or LSTM (Hochreiter & Schmidhuber 1997) from its gates."""
+    """The next state of a GRU (Cho et al. 2014) or LSTM (Hochreiter & Schmidhuber 1997) from its
+    gates."""
 
     name = "cell"
 
@@ -40,12 +41,22 @@ class Cell(Kind):
             show = sigmoid(one(given[3]) + one(carried[3]))
             value = show * math.tanh(one(kept))
             words = f"The output gate {show:.6g} times tanh of the cell's memory {one(kept):.6g}."
-            return Worked(value, torch.tensor([value]).double(), (), words, "o * tanh(c)", others, {"output": show})
+            return Worked(
+                value,
+                torch.tensor([value]).double(),
+                (),
+                words,
+                "o * tanh(c)",
+                others,
+                {"output": show},
+            )
         reset = sigmoid(one(given[0]) + one(carried[0]))
         stay = sigmoid(one(given[1]) + one(carried[1]))
         candidate = math.tanh(one(given[2]) + reset * one(carried[2]))
         terms = torch.tensor([(1 - stay) * candidate, stay * one(kept)], dtype=torch.float64)
-        words = f"{stay:.6g} of the state before and {1 - stay:.6g} of the candidate {candidate:.6g}."
+        words = (
+            f"{stay:.6g} of the state before and {1 - stay:.6g} of the candidate {candidate:.6g}."
+        )
         numbers = {"reset": reset, "update": stay, "candidate": candidate}
         return Worked(float(terms.sum()), terms, (), words, "(1 - z) n + z h", others, numbers)
 
@@ -61,38 +72,55 @@ class Memory(Kind):
         memory, steps = torch.zeros_like(new[:, 0]), range(new.shape[1])
         made = [memory] * len(steps)
         for t in reversed(steps) if op.params.get("reverse") else steps:
-            memory = torch.sigmoid(stay[:, t]) * memory + torch.sigmoid(enter[:, t]) * torch.tanh(new[:, t])
+            memory = torch.sigmoid(stay[:, t]) * memory + torch.sigmoid(enter[:, t]) * torch.tanh(
+                new[:, t]
+            )
             made[t] = memory
         return torch.stack(made, 1)
 
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         b, t, c = at
         width = op.shape[-1]
-        lines = [(read.input(0, b, t, gate * width + c), read.input(1, b, t, gate * width + c)) for gate in range(3)]
+        lines = [
+            (read.input(0, b, t, gate * width + c), read.input(1, b, t, gate * width + c))
+            for gate in range(3)
+        ]
         enter, stay, new = (one(given) + one(carried) for given, carried in lines)
         before = t + 1 if op.params.get("reverse") else t - 1
         old = read.input(2, b, before, c) if 0 <= before < op.shape[1] else None
         kept = 0.0 if old is None else one(old)
-        terms = torch.tensor([sigmoid(stay) * kept, sigmoid(enter) * math.tanh(new)], dtype=torch.float64)
-        words = f"{sigmoid(stay):.6g} of the memory before and {sigmoid(enter):.6g} of the new {math.tanh(new):.6g}."
+        terms = torch.tensor(
+            [sigmoid(stay) * kept, sigmoid(enter) * math.tanh(new)], dtype=torch.float64
+        )
+        words = (
+            f"{sigmoid(stay):.6g} of the memory before and {sigmoid(enter):.6g} of the new "
+            f"{math.tanh(new):.6g}."
+        )
         others = (*(line for pair in lines for line in pair), *(() if old is None else (old,)))
         numbers = {"input": sigmoid(enter), "forget": sigmoid(stay)}
         return Worked(float(terms.sum()), terms, (), words, "f * c[t-1] + i * g", others, numbers)
 
 
 class Additive(Kind):
-    """How well a state of the source fits the state before: w tanh(q + k) (Bahdanau et al. 2015)."""
+    """How well a state of the source fits the state before: w tanh(q + k) (Bahdanau et al.
+    2015)."""
 
     name = "additive"
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         q, k = x  # (B, T, A), (B, S, A)
-        rows = [F.linear(torch.tanh(q[:, t, None] + k), w["weight"])[..., 0] for t in range(q.shape[1])]
+        rows = [
+            F.linear(torch.tanh(q[:, t, None] + k), w["weight"])[..., 0] for t in range(q.shape[1])
+        ]
         return torch.stack(rows, 1)[:, None]
 
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         b, _, t, s = at
-        q, k, w = read.input(0, b, t, None), read.input(1, b, s, None), read.weight("weight", 0, None)
+        q, k, w = (
+            read.input(0, b, t, None),
+            read.input(1, b, s, None),
+            read.weight("weight", 0, None),
+        )
         assert w is not None
         terms = w.values * torch.tanh(q.values + k.values)
         words = f"State {t} with state {s} of the source: {len(terms)} terms."

@@ -30,7 +30,9 @@ class Add(Kind):
         lines = [read.input(number, *at) for number in range(len(op.inputs))]
         terms = torch.cat([line.values for line in lines])
         words = self.words.format(n=len(lines))
-        return Worked(float(terms.sum()), terms, (), words, " + ".join("xyzuvw"[: len(lines)]), tuple(lines))
+        return Worked(
+            float(terms.sum()), terms, (), words, " + ".join("xyzuvw"[: len(lines)]), tuple(lines)
+        )
 
 
 class Residual(Add):
@@ -51,7 +53,13 @@ class Scale(Kind):
 
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         by, line = float(op.params["by"]), read.input(0, *at)
-        return same(line, f"Multiplied by {by:.6g}{op.params.get('why', '')}.", f"x * {by:.6g}", one(line) * by, by=by)
+        return same(
+            line,
+            f"Multiplied by {by:.6g}{op.params.get('why', '')}.",
+            f"x * {by:.6g}",
+            one(line) * by,
+            by=by,
+        )
 
 
 class Linear(Kind):
@@ -65,7 +73,11 @@ class Linear(Kind):
         return y * op.params["factor"] if "factor" in op.params else y
 
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        x, row, bias = read.input(0, *at[:-1], None), read.weight("weight", at[-1], None), read.weight("bias", at[-1])
+        x, row, bias = (
+            read.input(0, *at[:-1], None),
+            read.weight("weight", at[-1], None),
+            read.weight("bias", at[-1]),
+        )
         assert row is not None
         words = self.words.format(o=at[-1], n=len(x.values), bias=", and a bias" if bias else "")
         return products((x, row), words, "sum_i x_i W[o,i]", bias, op.params.get("factor", 1.0))
@@ -107,7 +119,9 @@ class Expert(Kind):
         out = rows.new_zeros(*chosen.shape, w["weight"].shape[1])
         for expert in sorted(set(chosen.flatten().tolist())):
             here = chosen == expert
-            out[here] = F.linear(rows[here], w["weight"][expert], w["bias"][expert] if "bias" in w else None)
+            out[here] = F.linear(
+                rows[here], w["weight"][expert], w["bias"][expert] if "bias" in w else None
+            )
         return out
 
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
@@ -119,7 +133,15 @@ class Expert(Kind):
         assert row is not None
         words = f"Expert {expert}, choice {k} of this token: row {o} of its matrix times the input."
         made = products((x, row), words, "sum_i x_i W[e,o,i]", bias)
-        return Worked(made.value, made.terms, made.factors, words, made.equation, (*made.others, chosen), made.numbers)
+        return Worked(
+            made.value,
+            made.terms,
+            made.factors,
+            words,
+            made.equation,
+            (*made.others, chosen),
+            made.numbers,
+        )
 
 
 class Combine(Kind):
@@ -134,7 +156,11 @@ class Combine(Kind):
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         b, t, c = at
         lines = (read.input(0, b, t, None, c), read.input(1, b, t, None))
-        return products(lines, f"{len(lines[0].values)} experts' answers, weighed by the router.", "sum_k weight_k y_k")
+        return products(
+            lines,
+            f"{len(lines[0].values)} experts' answers, weighed by the router.",
+            "sum_k weight_k y_k",
+        )
 
 
 class Softcap(Kind):
@@ -148,7 +174,13 @@ class Softcap(Kind):
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         cap, line = float(op.params["cap"]), read.input(0, *at)
         value = cap * math.tanh(one(line) / cap)
-        return same(line, f"Kept between -{cap:g} and {cap:g}.", f"{cap:g} tanh(x / {cap:g})", value, cap=cap)
+        return same(
+            line,
+            f"Kept between -{cap:g} and {cap:g}.",
+            f"{cap:g} tanh(x / {cap:g})",
+            value,
+            cap=cap,
+        )
 
 
 class Act(Kind):
@@ -161,7 +193,9 @@ class Act(Kind):
 
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         act, line = op.params["act"], read.input(0, *at)
-        return same(line, f"{act} of {one(line):.6g}.", f"{act}(x)", float(ACTIVATIONS[act](line.values)))
+        return same(
+            line, f"{act} of {one(line):.6g}.", f"{act}(x)", float(ACTIVATIONS[act](line.values))
+        )
 
 
 class GLU(Kind):
@@ -173,11 +207,16 @@ class GLU(Kind):
         return x[0] * x[1]
 
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        return products((read.input(0, *at), read.input(1, *at)), "The gate times what it lets through.", "gate * up")
+        return products(
+            (read.input(0, *at), read.input(1, *at)),
+            "The gate times what it lets through.",
+            "gate * up",
+        )
 
 
 class Norm(Kind):
-    """LayerNorm (Ba et al. 2016), RMSNorm (Zhang & Sennrich 2019), or length 1 (``type`` "unit")."""
+    """LayerNorm (Ba et al. 2016), RMSNorm (Zhang & Sennrich 2019), or length 1 (``type``
+    "unit")."""
 
     name = "norm"
 
@@ -187,15 +226,28 @@ class Norm(Kind):
             return F.normalize(x[0], dim=-1)
         if p["type"] == "layer":
             return F.layer_norm(x[0], x[0].shape[-1:], w["weight"], w.get("bias"), p["eps"])
-        gain = None if "weight" not in w else (w["weight"] + p["offset"] if p["offset"] else w["weight"])
-        return F.rms_norm(x[0], x[0].shape[-1:], None if gain is None else gain.to(x[0].dtype), p["eps"])
+        gain = (
+            None
+            if "weight" not in w
+            else (w["weight"] + p["offset"] if p["offset"] else w["weight"])
+        )
+        return F.rms_norm(
+            x[0], x[0].shape[-1:], None if gain is None else gain.to(x[0].dtype), p["eps"]
+        )
 
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         p, whole = op.params, read.input(0, *at[:-1], None)
         row, own = whole.values, read.input(0, *at)
         if p["type"] == "unit":
             length = max(float(row.norm()), 1e-12)
-            return same(own, "Divided by the vector's length.", "x / |x|", one(own) / length, whole, length=length)
+            return same(
+                own,
+                "Divided by the vector's length.",
+                "x / |x|",
+                one(own) / length,
+                whole,
+                length=length,
+            )
         gain, shift = read.weight("weight", at[-1]), read.weight("bias", at[-1])
         mean = float(row.mean()) if p["type"] == "layer" else 0.0
         spread = math.sqrt(float((row - mean).square().mean()) + p["eps"])
@@ -205,9 +257,14 @@ class Norm(Kind):
         others = tuple(line for line in (gain, shift, whole) if line is not None)
         if p["type"] == "layer":
             words = (
-                f"Minus the vector's mean {mean:.6g}, divided by its deviation {spread:.6g}, times the gain {by:.6g}."
+                f"Minus the vector's mean {mean:.6g}, divided by its deviation {spread:.6g}, "
+                f"times the gain {by:.6g}."
             )
-            equation = "(x - mean) / sqrt(var + eps) * gain" + (" + bias" if shift is not None else "")
+            equation = "(x - mean) / sqrt(var + eps) * gain" + (
+                " + bias" if shift is not None else ""
+            )
             return same(own, words, equation, value, *others, mean=mean, deviation=spread, gain=by)
         words = f"Divided by the vector's root mean square {spread:.6g}, times the gain {by:.6g}."
-        return same(own, words, "x / sqrt(mean(x^2) + eps) * gain", value, *others, rms=spread, gain=by)
+        return same(
+            own, words, "x / sqrt(mean(x^2) + eps) * gain", value, *others, rms=spread, gain=by
+        )

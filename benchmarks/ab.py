@@ -28,16 +28,9 @@ START = """
 import torch
 from glassformer import config
 from glassformer.nn import Cache, build_model
-try:
-    from glassformer.config import run
-except ImportError:  # as it was called
-    from glassformer import run
+from glassformer.config import run
 from glassformer.recipes import find
-from glassformer import training as rooms
-from glassformer.training import Batch, Causal, train
-for choose in ("choose_execution", "make_execution_plan", "make_plan"):  # as it was called, newest first
-    if hasattr(rooms, choose):
-        break
+from glassformer.training import Batch, Causal, choose_execution, train
 torch.set_num_threads(1)
 
 def training(cfg, rows, length, dtype="float32"):
@@ -46,23 +39,23 @@ def training(cfg, rows, length, dtype="float32"):
             iter(lambda: torch.randint(cfg.embed.vocab, (rows, length + 1), generator=draw), None))
     model = build_model(cfg, seed=0)
     how = run.Train(steps=10**9, batch=rows, schedule=run.Constant(), dtype=dtype, compile="no")
-    decided = getattr(rooms, choose)(model, next(feed), Causal(), how)
-    return train(model, feed, settings=how, **{"execution" if choose == "choose_execution" else "plan": decided})
+    decided = choose_execution(model, next(feed), Causal(), how)
+    return train(model, feed, settings=how, execution=decided)
 
 def decoder(depth, heads, dim, context, feedforward, mask=None, norm=None):
     attention = config.Attention(heads) if mask is None else config.Attention(heads, **mask)
     block = config.Block(attention, feedforward, norm or config.RMSNorm())
     return config.Decoder(dim, context, config.Embed(65), config.Stack(depth, (block,), config.Rotary()))
 
-def mask(rule):  # the field that held the rule
-    return {"mask" if "mask" in config.Attention.__dataclass_fields__ else "see": rule}
+def mask(rule):
+    return {"mask": rule}
 """
 STRIDED = (
     "steps = training(decoder(4, 4, 128, 2048, config.GatedMLP(384), "
     "mask(config.Strided(64))), 1, 2048, {!r})"
 )
 EXPERTS = """
-experts = config.MoE(8, 2, config.MLP(512, "gelu"), balance=0.01, z=0.001)
+experts = config.MoE(8, 2, config.MLP(512, "gelu"), balance_loss=0.01, z_loss=0.001)
 steps = training(decoder(8, 8, 128, 64, experts, norm=config.LayerNorm(bias=False)), 32, 64, {!r})
 """
 COPIED = """
@@ -187,10 +180,7 @@ ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
     "tokens": (
         "400 documents by a byte-level BPE of 4,096",
         """
-try:
-    from glassformer.tokenizer.trainers import train
-except ImportError:
-    from glassformer.text.trainers import train
+from glassformer.tokenizer.trainers import train
 from pathlib import Path
 texts = Path("DATA/tinystories/val.txt").read_text().split("<|endoftext|>")[:1200]
 tokenizer = train("bpe", texts[400:], 4096)

@@ -18,7 +18,6 @@ import sys
 from contextlib import contextmanager
 
 from . import threads
-from ._moved import MOVED, Finder
 from .errors import UserError
 
 TYPE_CHECKING = False  # as in typing, whose import is a tenth of the time that --help takes
@@ -106,12 +105,9 @@ _ROOMS = (
 
 # here, since every door leads through the package: commands, their processes, notebooks
 threads.prepare()
-sys.meta_path.insert(0, Finder)
 
 
 def __getattr__(name: str) -> Any:
-    if name in MOVED:
-        return importlib.import_module(f".{name}", __name__)
     if name not in _HOME and name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _nothing_to_collect():

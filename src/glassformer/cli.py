@@ -7,18 +7,16 @@ import importlib
 import io
 import os
 import sys
-import warnings
 
 from . import __version__
 from .commands import VERBS
-from .errors import OldNameWarning, UserError, note
+from .errors import UserError, note
 
 # Nothing else is imported up here: `glassformer --help` answers without torch, argparse, pathlib
 # and typing.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from typing import Any
 
     from .commands.parsing import Parser
 
@@ -35,8 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # a terminal that cannot show a character shows another
             stream.reconfigure(errors="replace")
-    warnings.formatwarning = _warning  # type: ignore[assignment]
-    _told.clear()
     try:
         code = _run(words)
         if sys.stdout is not None:  # None where it was closed before we began
@@ -112,20 +108,6 @@ def overview() -> str:
             line += word + " "
         lines.append(line.rstrip())
     return "\n".join([*lines, "", EPILOG, "glassformer --version shows the version.", ""])
-
-
-def _warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
-    """A warning as Python writes it; of an old name the sentence alone, since no line of code said
-    it."""
-    if issubclass(category, OldNameWarning):  # once a command, however often its settings are read
-        again = str(message) in _told
-        _told.add(str(message))
-        return "" if again else f"glassformer: {message}\n"
-    return _PYTHONS(message, category, *place)
-
-
-_PYTHONS = warnings.formatwarning
-_told = set[str]()
 
 
 def parser(full: Collection[str]) -> Parser:

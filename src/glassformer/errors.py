@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import warnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,16 +64,6 @@ def note(text: str) -> None:
                 sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
-class OldNameWarning(FutureWarning):
-    """Something was called by a name that it had once; it is understood."""
-
-
-def old_name(old: str, new: str, hint: str = "", depth: int = 1) -> None:
-    """Warn that ``old`` is ``new`` now; ``depth``: how many calls above the caller's own it was
-    said."""
-    warnings.warn(f"{old} is {new} now{hint}.", OldNameWarning, stacklevel=depth + 2)
-
-
 def install_extra(extra: str) -> str:
     """How to add an extra. The name is nobody's on a package index yet: it comes from the wheel, or
     from a checkout."""
@@ -102,7 +91,7 @@ WORDS = {
     "dim": "d_model embed_dim embedding_size hidden_size n_embd width",
     "dropout": "attention_dropout drop dropout_p hidden_dropout resid_pdrop",
     "dtype": "amp bf16 fp16 half mixed_precision precision torch_dtype",
-    "early_stop": "early_stopping early_stopping_patience",
+    "early_stop": "early_stopping early_stopping_patience patience",
     "eps": "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps",
     "epochs": "epoch num_epochs",
     "evaluate_batches": "eval_batches eval_iters",

@@ -212,8 +212,8 @@ def test_a_bag_of_words_beside_a_model(tmp_path: Path, capfd: pytest.CaptureFixt
         )
     run = tmp_path / "encoder.toml"
     run.write_text(
-        f'[model]\nrecipe = "glass/encoder-1m"\nencoder.depth = 1\npool = {{ of = "mean", labels '
-        f"= 2 }}\ndim = 32\n"
+        f'[model]\nrecipe = "glass/encoder-1m"\nencoder.depth = 1\npool = {{ mode = "mean", '
+        f"labels = 2 }}\ndim = 32\n"
         f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/train.tsv"\ntokenizer = "words"\n'
         f'valid = "{tmp_path}/test.tsv"\n' + TRAIN.replace("Seq2Seq", "Classify")
     )

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from glassformer import UserError, nn, training
+from glassformer import UserError
 from glassformer import config as c
 from glassformer.config import objective, recurrence, run, serial
+from glassformer.config.context_length import for_context
 from glassformer.training import objectives
 
 BLOCK = c.Block(c.Attention(4), c.MLP(16))
@@ -249,77 +247,6 @@ def test_another_type_drops_the_settings_of_the_one_before() -> None:
         serial.change(block, {"feedforward.type": "GatedMLP"})
     with pytest.raises(UserError, match='GatedMLP has no setting "act_bias"'):
         serial.change(block, {"feedforward.act_bias": "1", **gated})
-    turned = c.Stack(2, (block,), c.Rotary(scaling=c.YarnScaling(2.0, 64, beta_fast=16.0)))
-    assert serial.change(turned, {"position.scaling.type": "YarnStretch"}) == turned
-
-
-def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
-    """Names of fields and types as they were: in files and overrides silently, in Python with a
-    warning."""
-    old = {"heads": 4, "see": {"type": "Window", "size": 3}}
-    new = c.Attention(4, mask=c.Window(3))
-    assert serial.from_dict(c.Attention, old) == new
-    assert serial.change(c.Attention(4), {"see": {"type": "Window", "size": "3"}}) == new
-    with pytest.raises(UserError, match='"see" is "mask" now'):
-        serial.from_dict(c.Attention, {**old, "mask": "Full"})
-    scaled = serial.from_dict(c.Rotary, {"stretch": {"type": "LinearStretch", "factor": 2.0}})
-    assert scaled == c.Rotary(scaling=c.LinearScaling(2.0))
-    with pytest.warns(FutureWarning, match=r"Attention.see is Attention.mask now"):
-        assert c.Attention(4, see=c.Window(3)) == new  # type: ignore[call-arg]
-    for both in (
-        lambda: c.Attention(2, see=c.Window(4), mask=c.Full()),
-        lambda: replace(new, see=c.Window(4)),
-    ):  # type: ignore[call-arg]
-        with pytest.raises(
-            UserError,
-            match=r"Attention\.see is Attention\.mask now; give mask "
-            r"alone",
-        ):
-            both()
-    with pytest.warns(FutureWarning, match=r"Embed.lags is Embed.previous_token_embeddings now"):
-        assert c.Embed(8, previous_token_embeddings=2).lags == 2  # type: ignore[attr-defined]
-    with pytest.warns(FutureWarning, match=r"config.See is glassformer.config.MaskRule now"):
-        assert c.See is c.MaskRule  # type: ignore[attr-defined]
-    with pytest.warns(FutureWarning, match=r"nn.Part is glassformer.nn.TracedModule now"):
-        assert nn.Part is nn.TracedModule  # type: ignore[attr-defined]
-    with pytest.warns(
-        FutureWarning,
-        match=r"training.Plan is "
-        r"glassformer.training.ExecutionSettings now",
-    ):
-        assert training.Plan is training.ExecutionSettings
-    with pytest.warns(
-        FutureWarning,
-        match=r"training.make_plan is "
-        r"glassformer.training.choose_execution now",
-    ):
-        assert training.make_plan is training.choose_execution
-
-
-def test_modules_are_found_where_they_were() -> None:
-    """By the finder of ``_moved``."""
-    code = (
-        "import warnings; warnings.simplefilter('error', FutureWarning)\n"
-        "try:\n from glassformer.serial import change\nexcept FutureWarning as w: assert "
-        "'config.serial' in str(w)\n"
-        "warnings.simplefilter('ignore')\n"
-        "from glassformer import run, text, store; from glassformer.serial import change\n"
-        "run.Run, text.open, text.find, text.Tokenizer, store.load\n"
-        "from glassformer.training.data import Batch; from glassformer import lengths; "
-        "lengths.for_context\n"
-        "from glassformer.training.objective import Causal, Loss; import glassformer.training as "
-        "t\n"
-        "assert (Causal, Loss) == (t.Causal, t.Loss) and t.objective.Loss is t.Loss\n"
-        "from glassformer.config.ends import Embed, Init, LayerNorm; from glassformer.config.rnn "
-        "import GRU\n"
-        "from glassformer.nn.ends import Head; from glassformer.nn.recurrent import LSTM\n"
-        "from glassformer.training.checkpoint import average; from glassformer.training import "
-        "checkpoint\n"
-        "from glassformer import config, nn; assert Embed is config.Embed and LayerNorm is "
-        "config.LayerNorm\n"
-        "assert Head is nn.embed_head.Head and checkpoint.average is average is t.average"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_field_that_there_is_not_is_told_in_python_as_in_a_file() -> None:
@@ -329,3 +256,13 @@ def test_a_field_that_there_is_not_is_told_in_python_as_in_a_file() -> None:
         c.Attention(n_heads=4)  # type: ignore[call-arg]
     with pytest.raises(UserError, match=r'AdamW has no setting "wd". Did you mean "weight_decay"'):
         run.AdamW(wd=0.1)  # type: ignore[call-arg]
+
+
+def test_a_model_without_a_position_table_takes_another_context() -> None:
+    block = c.Block(c.Attention(4), c.GatedMLP(64))
+    model = c.Decoder(
+        dim=32, context=16, embed=c.Embed(50), decoder=c.Stack(1, (block,), c.Rotary())
+    )
+    assert for_context(model, 64) == dataclasses.replace(model, context=64)
+    with pytest.raises(UserError, match="context is 0; give an integer, 1 or more"):
+        for_context(model, 0)

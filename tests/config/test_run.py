@@ -1,13 +1,12 @@
 """The run file: reading, overrides, and what it says to a mistake."""
 
-import warnings
 from pathlib import Path
 
 import pytest
 
 from glassformer import config
-from glassformer.config import old_names, run, run_file, serial
-from glassformer.errors import OldNameWarning, UserError
+from glassformer.config import run, run_file, serial
+from glassformer.errors import UserError
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.training import plan_run
 
@@ -218,23 +217,11 @@ def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rest):
     assert run_file.read(None, changes).train.optimizer.rest.lr == pytest.approx(rest)
 
 
-def test_patience_was_the_name_of_skipped_steps(tmp_path):
-    for told in (
-        {"patience": "3"},
-        {"train.patience": "3"},
-        write(tmp_path, "[train]\npatience = 3\n"),
-    ):
-        given = (None, told) if isinstance(told, dict) else (told,)
-        with pytest.warns(
-            OldNameWarning,
-            match=r"patience is max_skipped_steps now; early_stop "
-            r"counts evaluations",
-        ):
-            assert run_file.read(*given).train.max_skipped_steps == 3
-    with pytest.warns(OldNameWarning):
-        assert run.Train(patience=3).patience == 3  # type: ignore[attr-defined, call-arg]
-    with pytest.raises(UserError, match='"early_stop"'):
-        run_file.read(None, {"early_stopping": "5"})
+@pytest.mark.parametrize("word", ["patience", "early_stopping"])
+def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
+    for given in ((None, {word: "5"}), (write(tmp_path, f"[train]\n{word} = 5\n"),)):
+        with pytest.raises(UserError, match='Did you mean "early_stop"'):
+            run_file.read(*given)
 
 
 @pytest.mark.parametrize(
@@ -298,103 +285,6 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
 def test_a_mask_that_is_none_is_one_sentence(text, said):
     with pytest.raises(UserError, match=said):
         plan_run(run_file.read(None, {"decoder.pattern.attention.mask": text}))
-
-
-def test_a_run_file_of_an_older_version_is_read_and_each_old_name_told(tmp_path):
-    """What `rate`, `decay`, `paths`, `cut` and others said; what files of today say gives the very
-    same run."""
-    old = """
-    [train]
-    plan = "measure"
-    objective = { type = "Masked", rate = 0.2 }
-    tune = { type = "LoRA", paths = ["*.q"], train = [] }
-    [train.optimizer]
-    type = "Muon"
-    rate = 0.01
-    decay = 0.2
-    rest = { rate = 0.02, groups = [ { paths = "head.*", rate = 0.5, decay = 0.1 } ] }
-    """
-    new = """
-    [train]
-    auto_by = "measure"
-    objective = { type = "Masked", mask_rate = 0.2 }
-    tune = { type = "LoRA", target_modules = ["*.q"], modules_to_save = [] }
-    [train.optimizer]
-    type = "Muon"
-    lr = 0.01
-    weight_decay = 0.2
-    rest = { lr = 0.02, groups = [ { pattern = "head.*", lr_scale = 0.5, weight_decay = 0.1 } ] }
-    """
-    with pytest.warns(OldNameWarning, match=r"Group.decay is weight_decay now"):
-        found = run_file.read(write(tmp_path, old))
-    assert found == run_file.read(write(tmp_path, new))
-    with pytest.warns(OldNameWarning, match=r"^rate is lr now"):
-        changed = run_file.read(
-            None, {"rate": "1e-3", "data.type": "Examples", "data.train": "a.tsv"}
-        )
-    assert changed.train.optimizer == run_file.read(None, {"lr": "1e-3"}).train.optimizer
-    with pytest.warns(OldNameWarning, match=r"optimizer.rate is lr now"):
-        assert (
-            run_file.read(None, {"optimizer.rate": "1e-3"}).train.optimizer
-            == changed.train.optimizer
-        )
-    with pytest.warns(OldNameWarning, match=r"cut is truncate now"):
-        read = run_file.read(
-            None, {"data.type": "Examples", "data.train": "a.tsv", "data.cut": "end"}
-        )
-    assert read.data.truncate == "end"
-
-
-def test_a_checkpoint_of_an_older_version_is_read_without_a_word():
-    """Nobody can be asked to edit a config.json: names of then become those of now, at any
-    depth."""
-    scaling = {
-        "type": "YarnStretch",
-        "factor": 4.0,
-        "length": 16,
-        "fast": 8.0,
-        "slow": 1.0,
-        "size": 1.2,
-    }
-    expert = {"type": "GatedMLP", "hidden": 8}
-    mixture = {
-        "type": "MoE",
-        "experts": 4,
-        "top_k": 2,
-        "expert": expert,
-        "balance": 0.1,
-        "z": 0.2,
-        "capacity": 1.5,
-    }
-    block = {
-        "type": "Block",
-        "attention": {"type": "Attention", "heads": 2, "see": "Full"},
-        "feedforward": mixture,
-    }
-    stack = {
-        "type": "Stack",
-        "depth": 1,
-        "pattern": [block],
-        "position": {"type": "Rotary", "stretch": scaling},
-    }
-    old = {
-        "type": "Decoder",
-        "dim": 16,
-        "context": 64,
-        "embed": {"type": "Embed", "vocab": 9, "lags": 1},
-        "decoder": stack,
-    }
-    old["pool"] = {"type": "Pool", "of": "mean", "unit": True}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = serial.from_dict(config.Model, old_names.with_current_names(old))
-    assert model.decoder.position.scaling == config.YarnScaling(4.0, 16, 8.0, 1.0, 1.2)
-    assert model.decoder.pattern[0].feedforward == config.MoE(
-        4, 2, config.GatedMLP(8), balance_loss=0.1, z_loss=0.2, capacity_factor=1.5
-    )
-    assert model.embed.previous_token_embeddings == 1 and model.pool == config.Pool(
-        "mean", normalize=True
-    )
 
 
 def test_one_context_is_that_of_the_rows_and_of_a_new_model():

@@ -320,7 +320,7 @@ def test_what_cannot_be_compared_says_why() -> None:
 
 def test_an_adapted_model_is_verified_with_its_own_adapter() -> None:
     model = tiny.model(tiny.ALL["llama"])
-    lora.tune(model, objectives.LoRA(rank=2, alpha=4.0, paths=("*.attn.v",)))
+    lora.tune(model, objectives.LoRA(rank=2, alpha=4.0, target_modules=("*.attn.v",)))
     with torch.no_grad():
         [layer.up.normal_(0, 0.1) for layer in lora.adapted(model).values()]
     before = {name: weight.clone() for name, weight in model.named_parameters()}

@@ -141,12 +141,6 @@ def test_a_batch_gets_smaller_within_its_own_memory(name: str, order: list[int])
         torch.testing.assert_close(found[row], model(alone).logits[0, -3:], rtol=0, atol=2e-5)
 
 
-def test_a_model_in_place_of_its_config_is_taken_with_a_warning() -> None:
-    model = tiny.model(DECODERS["llama"])
-    with pytest.warns(FutureWarning, match=r"Cache\(model.config\)"):
-        assert len(Cache(model).layers) == len(Cache(model.config).layers)  # type: ignore[arg-type]
-
-
 def test_a_trim_that_goes_too_far_is_refused() -> None:
     model = tiny.model(
         replace(DECODERS["glass"], decoder=replace(DECODERS["glass"].decoder, position=c.Rotary()))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.errors import OldNameWarning, UserError
+from glassformer.errors import UserError
 from glassformer.nn import Mask, build_model, engines
 from glassformer.nn.engines import attend, choose
 from glassformer.nn.engines.inputs import AttentionInputs
@@ -267,8 +267,7 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
 
 
 def test_an_engine_is_named_as_its_file_is() -> None:
-    """What is no engine is refused where it is set, not in the forward pass; old names are
-    understood."""
+    """What is no engine is refused where it is set, not in the forward pass."""
     model = build_model(find("glass/200k"), device="meta")
     with pytest.raises(
         UserError,
@@ -276,8 +275,7 @@ def test_an_engine_is_named_as_its_file_is() -> None:
         r"prefill",
     ):
         model.engine = "flash"
-    with pytest.warns(OldNameWarning, match='"sparse" is "block_sparse" now'):
-        model.engine = "sparse"
+    model.engine = "block_sparse"
     assert model.engine == "block_sparse"
     home = Path(engines.__file__).parent
     # in cpu_blocks.py

@@ -106,33 +106,6 @@ def test_auxiliary_losses_under_fsdp_are_those_of_one_process() -> None:
     assert said[0].count("\n") == len(MODELS)
 
 
-def test_old_names_of_arguments_are_read_with_a_warning() -> None:
-    cut = torch.tensor([[0, 0, 0, 1, 1, 1]])
-    alone, pair = (
-        build_model(tiny.DECODERS["llama"], seed=1),
-        build_model(tiny.vaswani(), seed=1).eval(),
-    )
-    ids = torch.arange(6)[None]
-    with pytest.warns(FutureWarning, match=r"forward\(docs=\.\.\.\) is document_ids now"):
-        old = alone(ids, docs=cut).logits
-    assert torch.equal(old, alone(ids, document_ids=cut).logits) and not torch.equal(
-        old, alone(ids).logits
-    )
-    with pytest.warns(
-        FutureWarning,
-        match=r"forward\(source_docs=\.\.\.\) is "
-        r"source_document_ids now",
-    ):
-        old = pair(ids, ids, docs=cut, source_docs=cut).logits
-    assert torch.equal(old, pair(ids, ids, document_ids=cut, source_document_ids=cut).logits)
-    with pytest.warns(FutureWarning, match=r"encode\(docs"):
-        assert torch.equal(
-            pair.encode(ids, docs=cut).hidden, pair.encode(ids, document_ids=cut).hidden
-        )
-    with pytest.raises(TypeError, match="doks"):
-        alone(ids, doks=cut)
-
-
 def test_where_documents_begin() -> None:
     """At position 0, and where a row's first token goes on from elsewhere; padding begins none."""
     pos = torch.tensor(

@@ -24,7 +24,7 @@ CELLS = [
 def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths):
     """PyTorch's recurrent kernels, the halves of an attending cell's input, and the router in
     fp32."""
-    model = moved(tiny.ALL[name], objectives.LoRA(rank=3, alpha=6.0, paths=paths))
+    model = moved(tiny.ALL[name], objectives.LoRA(rank=3, alpha=6.0, target_modules=paths))
     source = (tiny.tokens(3, 9, seed=5),) if hasattr(model, "encoder") else ()
     beside = model(tiny.tokens(), *source).logits
     beside.square().mean().backward()

@@ -112,7 +112,7 @@ def test_rules_survive_json_toml_and_their_own_words(mask_rule: c.MaskRule) -> N
 
 def test_rules_are_written_in_toml() -> None:
     text = (
-        'heads = 4\nsee = {type="Either", rules=[{type="Window", size=4}, {type="Both", '
+        'heads = 4\nmask = {type="Either", rules=[{type="Window", size=4}, {type="Both", '
         'rules=["Causal", "Full"]}]}'
     )
     attention = serial.from_dict(c.Attention, tomllib.loads(text))

@@ -41,7 +41,7 @@ def test_what_is_appended_is_read_once(tmp_path: Path) -> None:
 def test_a_column_that_comes_later_stands_at_its_steps(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     write(path, 1, 2)
-    write(path, 3, 3, valid=1.5)  # as it was called
+    write(path, 3, 3, valid_loss=1.5)
     write(path, 4, 4, valid_loss=1.0)
     told = Tail(path).series(0, 100)
     assert told["columns"]["valid_loss"]["mean"] == [None, None, 1.5, 1.0]

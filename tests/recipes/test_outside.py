@@ -16,7 +16,6 @@ import glassformer
 from glassformer import UserError, cli, recipes
 from glassformer.checkpoints import store
 from glassformer.nn import build_model
-from glassformer.recipes import Recipe, Rule, llama
 
 PAGE = '''
 """Llama with capped logits, its weights as Llama's first files hold them: rotary pairs are neighbours."""
@@ -118,13 +117,3 @@ def test_names_that_are_taken(page: Path) -> None:
         with pytest.raises(UserError, match=said):
             recipes.add(replace(mine, **changed))
     assert list(recipes.RECIPES)[-1] == "first-llama"
-
-
-def test_old_names_are_read_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match=r"Recipe\.read is Recipe\.read_config now"):
-        old = Recipe(name="old", paper="", sizes={}, read=llama.read_config)  # type: ignore[call-arg]
-    assert old.read_config is llama.read_config
-    with pytest.warns(FutureWarning, match=r"Rule\.flip is Rule\.transpose now"):
-        assert Rule("a", "b", flip=True) == Rule("a", "b", transpose=True)  # type: ignore[call-arg]
-    with pytest.warns(FutureWarning, match=r"recipes\.BOOK is glassformer\.recipes\.RECIPES now"):
-        assert recipes.BOOK is recipes.RECIPES

@@ -442,26 +442,3 @@ def test_a_batch_moves() -> None:
     batch = next(Batches(corpus([5] * 20), 2, 16))
     assert equal(batch.to("cpu"), batch)
     assert batch.to("meta").tokens.device.type == "meta"
-
-
-def test_a_batch_is_made_and_read_by_the_old_names_with_a_warning() -> None:
-    ids = torch.arange(6)[None]
-    with pytest.warns(FutureWarning, match=r"Batch\.docs is Batch\.document_ids now"):
-        batch = Batch(ids, ids, docs=ids, source_docs=ids + 1)  # type: ignore[call-arg]
-    assert batch.document_ids is ids and batch.rows(0, 1).source_document_ids.tolist() == [
-        [1, 2, 3, 4, 5, 6]
-    ]  # type: ignore[union-attr]
-    with pytest.warns(FutureWarning, match=r"Batch\.docs is"):
-        assert batch.docs is ids  # type: ignore[attr-defined]
-
-
-def test_causal_says_where_its_label_smoothing_went() -> None:
-    from glassformer.training import Causal
-
-    assert Causal() == Causal(label_smoothing=0.0)
-    with pytest.raises(
-        UserError,
-        match=r"train\.label_smoothing, in Python "
-        r".*Train\(label_smoothing=0\.1\)",
-    ):
-        Causal(label_smoothing=0.1)

@@ -22,11 +22,9 @@ import glassformer
 from glassformer import training
 from glassformer.checkpoints import Checkpoint, resolve, store
 from glassformer.config import run, run_file, serial
-from glassformer.config.old_names import LOG_KEYS
 from glassformer.config.run import PAUSED
 from glassformer.errors import UserError
 from glassformer.training import hooks, progress
-from glassformer.training.compare import figures
 
 SETTINGS = {
     "dim": "16",
@@ -85,7 +83,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever this test was started u
 from pathlib import Path
 from types import SimpleNamespace
 torch.set_num_threads(int(sys.argv[4]))
-from glassformer import run, serial, training
+from glassformer import training
+from glassformer.config import run, serial
 from glassformer.training import launch
 slow = launch.Log.__call__
 launch.Log.__call__ = lambda self, step: (slow(self, step), time.sleep(0.03))  # so that there is a moment to strike
@@ -308,48 +307,6 @@ def test_a_run_that_is_older_than_a_setting_is_resumed(corpus, tmp_path):
     (tmp_path / "run" / "run.json").write_text(json.dumps(about))
     assert training.run(settings(corpus, steps="3"), tmp_path / "run", resume=True).step == 3
     refuse("train.clip", settings(corpus, steps="3", clip="0.5"), tmp_path / "run", resume=True)
-
-
-def test_a_run_with_the_names_of_an_older_version_is_resumed(corpus, tmp_path):
-    """run.json's "plan" and "execution_plan", and the log's rate, norm and valid."""
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    few = {"steps": "4", "evaluate_every": "2", "save_every": "0"}
-    training.run(settings(corpus, **few), out)
-    shutil.copytree(out, whole)
-    book = json.loads((out / "run.json").read_text())
-    book["plan"] = book.pop("execution")
-    book["train"]["execution_plan"] = book["train"].pop("auto_by")
-    (out / "run.json").write_text(json.dumps(book))
-    lines = hooks.read_log(out / "log.jsonl")
-    old = {new: before for before, new in LOG_KEYS.items()}
-    (out / "log.jsonl").write_text(
-        "".join(
-            json.dumps({old.get(key, key): value for key, value in line.items()}) + "\n"
-            for line in lines
-        )
-    )
-    assert (
-        '"valid":' in (out / "log.jsonl").read_text() and hooks.read_log(out / "log.jsonl") == lines
-    )
-    assert figures(out) == figures(whole)
-    for folder in (out, whole):
-        training.run(settings(corpus, **{**few, "steps": "6"}), folder, resume=True)
-    curves = [
-        [
-            (e["step"], e["loss"], e["lr"], e["grad_norm"], e.get("valid_loss"))
-            for e in hooks.read_log(f / "log.jsonl")
-        ]
-        for f in (out, whole)
-    ]
-    assert (
-        curves[0] == curves[1]
-        and len(curves[0]) == 6
-        and (out / "curves.png").exists() == (whole / "curves.png").exists()
-    )
-    assert (
-        "valid_loss" in (out / "log.jsonl").read_text()
-        and json.loads((out / "run.json").read_text())["execution"]
-    )
 
 
 def test_resuming_nothing_is_refused(corpus, tmp_path):

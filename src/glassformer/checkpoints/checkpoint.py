@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files, recipes
 from ..config import Model as ModelConfig
-from ..config import old_names, serial
+from ..config import serial
 from ..config.context_length import for_context
 from ..errors import UserError, need
 from ..recipes import sentences
@@ -350,7 +350,7 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
             f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer."
         )
     try:
-        model = serial.from_dict(ModelConfig, old_names.with_current_names(raw.get("model")))
+        model = serial.from_dict(ModelConfig, raw.get("model"))
         return Checkpoint(
             name, folder, model, None, base, labels, quantization=raw.get("quantization")
         )

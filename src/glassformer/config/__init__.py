@@ -10,7 +10,6 @@ in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by si
     shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run run_file objective optimizer settings                 what a run file says, and how it is read
     serial                                                    config <-> dict, JSON and TOML; dotted overrides
-    old_names                                                 what types and fields were called once
     differences                                               in which settings two configs differ
     extend                                                    a Python file of the user's own
 """
@@ -56,11 +55,8 @@ from .model import (
     stacks,
 )
 from .norm import LayerNorm, Norm, RMSNorm
-from .old_names import TYPES_RENAMED, moved
 from .pool import Pool, TokenHead
 from .position import Alibi, Learned, NoPosition, Position, RelativeBias, Rotary, Sinusoidal
 from .recurrence import GRU, LSTM, Additive, Cell, Recurrent, Summary
 from .scaling import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
 from .serial import frozen, member
-
-__getattr__ = moved(__name__, {"See": "MaskRule", "Stretch": "RopeScaling", **TYPES_RENAMED})

@@ -5,14 +5,12 @@ from __future__ import annotations
 from ..errors import need
 from .feedforward import Activation
 from .norm import Norm
-from .old_names import renamed
 from .serial import NonNegativeInt, PositiveFloat, PositiveInt, frozen
 from .shapes import Shapes, each, join, linear, of, table
 
 MOST_PREVIOUS_TOKENS = 1 << 10  # far beyond what anybody trains; more would only hang
 
 
-@renamed(lags="previous_token_embeddings")
 @frozen
 class Embed:
     """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds

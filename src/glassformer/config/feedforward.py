@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from ..errors import need
-from .old_names import renamed
 from .serial import PositiveFloat, PositiveInt, frozen
 from .shapes import Shapes, Unmultiplied, join, linear, of
 
@@ -51,7 +50,6 @@ class GatedMLP:
         return 4 * self.hidden
 
 
-@renamed(balance="balance_loss", z="z_loss", capacity="capacity_factor")
 @frozen
 class MoE:
     """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017,

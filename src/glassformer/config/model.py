@@ -19,7 +19,6 @@ from .feedforward import FeedForward
 from .init import Init
 from .mask import Full, MaskRule
 from .norm import Norm, RMSNorm
-from .old_names import renamed
 from .pool import Pool, TokenHead
 from .position import NoPosition, Position
 from .recurrence import Recurrent
@@ -31,7 +30,6 @@ MOST_PARTS = 100_000  # blocks times experts; the largest published model has so
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 
 
-@renamed(see="mask")
 @frozen
 class Attention:
     """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is

@@ -22,7 +22,6 @@ from typing import Any, ClassVar, TypeAlias
 from ..errors import UserError, need
 from .embed_head import Head
 from .model import Decoder, Encoder, Model
-from .old_names import renamed
 from .serial import PositiveFloat, PositiveInt, Share, frozen, members, to_dict
 
 Random: TypeAlias = Any  # numpy.random.Generator
@@ -158,7 +157,6 @@ class Frozen:
     train: tuple[str, ...] = ("head.*", "pool.*", "token_head.*")
 
 
-@renamed(paths="target_modules", train="modules_to_save")
 @frozen
 class LoRA:
     """Low-rank changes beside frozen matrices (Hu et al. 2021): W + alpha / rank * up @ down."""

@@ -7,7 +7,6 @@ import math
 from typing import TypeAlias
 
 from ..errors import need
-from .old_names import renamed
 from .serial import frozen
 
 # ------------------------------------------------------------------------------------- optimizers
@@ -24,7 +23,6 @@ def _check(name: str, lr: float, weight_decay: float) -> None:
     )
 
 
-@renamed(paths="pattern", rate="lr_scale", decay="weight_decay")
 @frozen
 class Group:
     """The parameters whose path matches ``pattern`` (fnmatch): their rate is ``lr_scale`` times the
@@ -46,7 +44,6 @@ class Group:
         )
 
 
-@renamed(rate="lr", decay="weight_decay")
 @frozen
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019); vectors are not decayed."""
@@ -70,7 +67,6 @@ class AdamW:
         )
 
 
-@renamed(rate="lr", decay="weight_decay")
 @frozen
 class Muon:
     """Momentum made orthogonal, for the matrices inside blocks (Jordan et al. 2024); ``rest`` has

@@ -7,12 +7,10 @@ from typing import Literal
 
 from ..errors import need
 from .feedforward import Activation
-from .old_names import renamed
 from .serial import NonNegativeInt, PositiveInt, Share, frozen
 from .shapes import Shapes, join, linear
 
 
-@renamed(of="mode", unit="normalize")
 @frozen
 class Pool:
     """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..errors import need
-from .old_names import renamed
 from .scaling import LongRopeScaling, RopeScaling, YarnScaling
 from .serial import NonNegativeInt, PositiveFloat, PositiveInt, frozen
 from .shapes import Shapes, Unmultiplied, join, none, table
@@ -19,7 +18,6 @@ class NoPosition:
     shapes = none
 
 
-@renamed(first="offset")
 @frozen
 class Sinusoidal:
     """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
@@ -71,7 +69,6 @@ class Learned:
         )
 
 
-@renamed(stretch="scaling")
 @frozen
 class Rotary:
     """Queries and keys turned by angles that grow with position (Su et al. 2021).

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from ..errors import need
 from . import objective as objectives
 from .objective import Full, Objective, Tune
-from .old_names import moved, renamed
 from .optimizer import (
     AdamW,
     Constant,
@@ -89,7 +88,6 @@ class Data:
         return dict.fromkeys((self.train,) if isinstance(self.train, str) else self.train, 1.0)
 
 
-@renamed(before="prefix", cut="truncate")
 @frozen
 class Examples:
     """Where examples come from: the columns of a .tsv or .jsonl file, or the lines of parallel
@@ -138,7 +136,6 @@ class Examples:
         )
 
 
-@renamed(patience="max_skipped_steps", plan="auto_by", execution_plan="auto_by")
 @frozen
 class Train:
     """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in
@@ -249,6 +246,3 @@ class Run:
         where it is new."""
         name = self.model.get("from")
         return None if name is None else str(name).replace("{seed}", str(self.train.seed))
-
-
-__getattr__ = moved(__name__, {"GENTLE": "FINETUNE", "LIVELY": "FROM_SCRATCH"})

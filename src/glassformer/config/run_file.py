@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import config, files
-from ..errors import UserError, nearest, need, old_name
-from . import old_names, serial, settings
+from ..errors import UserError, nearest, need
+from . import serial, settings
 from .run import FINETUNE, FROM_SCRATCH, AdamW, Data, Examples, Optimizer, Run, Train
 
 
@@ -18,7 +18,7 @@ def begun(folder: Path) -> dict[str, Any] | None:
     """What the run in a folder was told, as ``read`` takes it; None where there is none that can be
     read."""
     try:
-        told = old_names.with_current_names(json.loads((folder / "run.json").read_bytes()))
+        told = json.loads((folder / "run.json").read_bytes())
         return {
             "model": told.get("asked") or told["model"],
             "data": told["data"],
@@ -121,9 +121,7 @@ def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             found["train"][name] = value
         elif first in _MODEL:
             found["model"][name] = value
-        elif name in ("lr", "rate"):
-            if name == "rate":
-                old_name("rate", "lr")
+        elif name == "lr":
             found["train"].pop("optimizer.lr", None)  # so that what is said last counts
             found["train"]["optimizer.lr"] = value
         else:
@@ -161,16 +159,8 @@ def _split_off_lr(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | N
             if name == "optimizer" and _no_type(value)
             else {name: value}
         )
-    for old in [name for name in flat if name in ("optimizer.rate", "optimizer.rest.rate")]:
-        old_name(old, "lr")
-        flat[old.removesuffix("rate") + "lr"] = flat.pop(old)
     rest = flat.get("optimizer.rest", {})
-    alone = (
-        "optimizer.rest.lr" not in flat
-        and _no_type(rest)
-        and "lr" not in rest
-        and "rate" not in rest
-    )
+    alone = "optimizer.rest.lr" not in flat and _no_type(rest) and "lr" not in rest
     if not alone or "optimizer.lr" not in flat:
         return flat, None
     return flat, serial.from_dict(float, flat.pop("optimizer.lr"), "train.optimizer.lr")
@@ -240,8 +230,7 @@ def default_optimizer(model: Mapping[str, Any]) -> Optimizer:
 
 
 def _names(kind: type) -> list[str]:
-    """The fields of a type, and what they were called once."""
-    return [*(f.name for f in dataclasses.fields(kind)), *old_names.old_names(kind)]
+    return [f.name for f in dataclasses.fields(kind)]
 
 
 _MODEL = (

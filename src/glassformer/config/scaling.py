@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from ..errors import need
-from .old_names import renamed
 from .serial import PositiveFloat, PositiveInt, frozen
 
 
@@ -17,7 +16,6 @@ class LinearScaling:
     factor: PositiveFloat  # positions are divided by it
 
 
-@renamed(low="low_freq_factor", high="high_freq_factor", length="original_context")
 @frozen
 class Llama3Scaling:
     """Llama 3.1's frequency-dependent scaling: low frequencies divided by ``factor``, high ones
@@ -36,7 +34,6 @@ class Llama3Scaling:
         )
 
 
-@renamed(length="original_context", fast="beta_fast", slow="beta_slow", size="attention_factor")
 @frozen
 class YarnScaling:
     """Frequencies of less than ``beta_slow`` turns in ``original_context`` positions divided by
@@ -54,7 +51,6 @@ class YarnScaling:
     attention_factor: PositiveFloat | None = None
 
 
-@renamed(length="original_context", size="attention_factor", far="use_long")
 @frozen
 class LongRopeScaling:
     """Each frequency divided by a factor of its own: one of ``short``, or with ``use_long`` one of

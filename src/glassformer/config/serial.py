@@ -20,9 +20,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from ..errors import UserError, choices, nearest, need, old_name
+from ..errors import UserError, choices, nearest, need
 from ..files import json_value
-from .old_names import HINTS, TYPES_RENAMED, old_names
 
 T = TypeVar("T")
 
@@ -244,12 +243,6 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
     if classes and (made or isinstance(raw, Mapping)):
         only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
         name = type(raw).__name__ if made else raw.get("type", only)
-        if not made and isinstance(name, str) and name in TYPES_RENAMED:
-            old_name(f"{_at(where)}{name}", TYPES_RENAMED[name])
-            name, raw = (
-                TYPES_RENAMED[name],
-                {key: value for key, value in raw.items() if key != "type"},
-            )
         if made and not type(raw).__module__.startswith("glassformer.") and name not in added(raw):
             raise UserError(
                 f"{_at(where)}{name} is no type of this slot; write "
@@ -298,11 +291,6 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
     _must(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", where)
     hints = _hints(kind)
     table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
-    for old, new in old_names(kind).items():
-        if old in table:
-            need(new not in table, f'{_at(where)}"{old}" is "{new}" now; give one of the two.')
-            old_name(f"{kind.__name__}.{old}", new, HINTS.get(old, ""))
-            table[new] = table.pop(old)
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
         sentence = (
             f'"type" is {_show(raw["type"])}; here it must be '
@@ -437,13 +425,8 @@ def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
         if not isinstance(node, dict):
             raise UserError(f"{path}: there is nothing to set below {json.dumps(node)}.")
         if keys == ["type"] and isinstance(value, str):
-            if value in TYPES_RENAMED:
-                old_name(f"{path} {value}", TYPES_RENAMED[value])
-            value = TYPES_RENAMED.get(value, value)
             return node if node.get("type") == value else {"type": value}
-        key = old_names(node.get("type")).get(keys[0], keys[0])
-        if key != keys[0]:
-            old_name(path, key, HINTS.get(keys[0], ""))
+        key = keys[0]
         # an unknown key is found at the end
         return {**node, key: _put(node.get(key, {}), keys[1:], value, path)}
     if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):

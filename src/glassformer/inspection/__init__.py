@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..errors import old_name
-
 if TYPE_CHECKING:
     from .alignment import alignments, svg
     from .attribution import Attribution, attribute
@@ -83,9 +81,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """What the room has, from its file: ``masks`` beside them needs no torch."""
-    if name == "foretold":
-        old_name("glassformer.inspection.foretold", "glassformer.inspection.predictions")
-        name = "predictions"
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name], __name__), name)

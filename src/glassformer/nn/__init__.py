@@ -3,7 +3,6 @@
 import importlib
 import pkgutil
 
-from ..config.old_names import moved
 from .build import build, builds, built
 from .cache import KV, Cache, CrossKV
 from .flow import Flow, Memory, Tape, TracedModule
@@ -32,6 +31,3 @@ __all__ = [
 
 for _file in pkgutil.iter_modules(__path__):  # each file registers what it builds, a new one too
     importlib.import_module(f"{__name__}.{_file.name}")
-
-
-__getattr__ = moved(__name__, {"Part": "TracedModule"})

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import config
-from ..errors import UserError, old_name
+from ..errors import UserError
 
 # tokens of a window, above which its layers keep what comes as full attention does
 LONGEST_RING = 1 << 16
@@ -212,9 +212,6 @@ class Cache:
     """
 
     def __init__(self, cfg: config.Model) -> None:
-        if hasattr(cfg, "config"):  # a model, as it was given before
-            old_name("Cache(model)", "Cache(model.config)")
-            cfg = cfg.config
         body: config.Body = cfg.decoder  # type: ignore[union-attr]
         masks = (
             [body.block(i).attention.mask for i in range(body.depth)]
@@ -238,12 +235,6 @@ class Cache:
         # tokens to be read in one go
         self.prefix_length = max((mask.prefix_length for mask in masks), default=0)
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
-
-    @property
-    def ahead(self) -> int:
-        """What ``prefix_length`` was called."""
-        old_name("Cache.ahead", "Cache.prefix_length")
-        return self.prefix_length
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """Make room for ``tokens`` (B, T) and tell their positions (B or 1, T); None goes on from

@@ -5,17 +5,15 @@ B batch, T tokens, S source tokens, C model dim, V configs.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .. import config as configs
 from ..config.context_length import longer_hint
-from ..errors import UserError, old_name
+from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
 from .engines import Engine, engine_name
@@ -26,8 +24,6 @@ from .paged import PagedCache
 from .prepacked import unpack
 
 Want: TypeAlias = Literal["all", "last", "none"] | Tensor
-Method = TypeVar("Method", bound=Callable[..., Any])
-RENAMED = {"docs": "document_ids", "source_docs": "source_document_ids"}
 
 
 @dataclass
@@ -46,20 +42,6 @@ class Output:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     pooled: Tensor | None = None
     tagged: Tensor | None = None
-
-
-def old_names(method: Method) -> Method:
-    """A method that takes the RENAMED arguments by their old names too, with a warning."""
-
-    @functools.wraps(method)
-    def call(self: Any, *given: Any, **named: Any) -> Any:
-        for old, new in RENAMED.items():
-            if old in named:
-                old_name(f"{method.__name__}({old}=...)", new)
-                named[new] = named.pop(old)
-        return method(self, *given, **named)
-
-    return call  # type: ignore[return-value]
 
 
 class Model(TracedModule):
@@ -184,7 +166,6 @@ class Decoder(Model):
         super().__init__(cfg)
         self.decoder = body(cfg, "decoder")
 
-    @old_names
     def forward(
         self,
         tokens: Tensor,
@@ -221,7 +202,6 @@ class Encoder(Model):
         super().__init__(cfg)
         self.encoder = body(cfg, "encoder")
 
-    @old_names
     def forward(
         self,
         tokens: Tensor,
@@ -253,7 +233,6 @@ class EncoderDecoder(Model):
         self.encoder = body(cfg, "encoder")
         self.decoder = body(cfg, "decoder")
 
-    @old_names
     def encode(
         self,
         source: Tensor,
@@ -271,7 +250,6 @@ class EncoderDecoder(Model):
         alone = pos is None and document_ids is None
         return Memory(hidden, flow.pos, alone, document_ids, flow.aux, flow.metrics, flow.packing)
 
-    @old_names
     def forward(
         self,
         tokens: Tensor,

@@ -11,8 +11,6 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from ..config.old_names import log_line
-
 
 class Tail:
     """A log of JSON lines as columns of numbers; ``rows`` were read so far, ``turn`` counts how
@@ -57,7 +55,7 @@ class Tail:
             return
         if not isinstance(found, dict) or not isinstance(found.get("step"), int):
             return
-        for name, value in log_line(found).items():
+        for name, value in found.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 if name not in self.columns:
                     if len(self.columns) >= 100:

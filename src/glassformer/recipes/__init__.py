@@ -12,7 +12,6 @@ from typing import Any
 from .. import config
 from ..config import context_length, serial
 from ..config.differences import differences
-from ..config.old_names import moved
 from ..errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
@@ -61,12 +60,6 @@ __all__ = [
 __all__ += ["write_config"]
 
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
-
-
-__getattr__ = moved(
-    __name__,
-    {"BOOK": "RECIPES", "Raw": "ConfigReader", "read": "read_config", "write": "write_config"},
-)
 
 
 def add(recipe: Recipe) -> None:

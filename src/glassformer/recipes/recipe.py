@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from .. import config
-from ..config.old_names import renamed
 from ..errors import UserError, nearest
 
 T = TypeVar("T")
 MISSING: Any = object()
 
 
-@renamed(flip="transpose", lift="unsqueeze")
 @dataclass(frozen=True)
 class Rule:
     """Their name or names for our name or names.
@@ -77,7 +75,6 @@ def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
     return tuple(blocks[: next(repeats, depth)])
 
 
-@renamed(read="read_config", write="write_config")
 @dataclass(frozen=True)
 class Recipe:
     """A published family as data: sizes, its config.json in and out, its weights' names, where it

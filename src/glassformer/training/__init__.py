@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ..errors import need, old_name
+from ..errors import need
 from ..files import lazily
 
 if TYPE_CHECKING:
@@ -58,10 +58,6 @@ _HOME = {
     "plan": "RunPlan plan_run",
     "schedule": "factor",
 }
-_RENAMED = {
-    **dict.fromkeys(("Plan", "ExecutionPlan"), "ExecutionSettings"),
-    **dict.fromkeys(("make_plan", "make_execution_plan"), "choose_execution"),
-}
 __all__ = ["train", *" ".join(_HOME.values()).split()]
 _load, _ = lazily(
     __name__, {name: f".{home}" for home, names in _HOME.items() for name in names.split()}
@@ -69,9 +65,6 @@ _load, _ = lazily(
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        old_name(f"{__name__}.{name}", f"{__name__}.{_RENAMED[name]}")
-        name = _RENAMED[name]
     if name in __all__:
         return _load(name)
     if not name.startswith("_"):
@@ -117,9 +110,6 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
     if not isinstance(model, str | Path | Run):
         from .loop import train as steps
 
-        if "plan" in named:
-            old_name("train(plan=...)", "train(execution=...)")
-            named["execution"] = named.pop("plan")
         return steps(model, *args, **named)
 
     def run_file(

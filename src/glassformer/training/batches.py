@@ -21,7 +21,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from ..config.objective import Objective
-from ..config.old_names import renamed
 from ..data.shards import Shards
 from ..errors import UserError
 from ..nn.flow import document_starts
@@ -30,7 +29,6 @@ from .order import COMPUTED, LISTED, order_of, way_for
 Array = np.ndarray[Any, Any]
 
 
-@renamed(docs="document_ids", source_docs="source_document_ids")
 @dataclass(frozen=True)
 class Batch:
     """Rows to learn from: ``tokens`` and ``targets`` (B, T) long, a target of -1 is not counted.

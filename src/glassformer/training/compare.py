@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import config, files
-from ..config import old_names, run_file, serial
+from ..config import run_file, serial
 from ..config.run import Run
 from ..cost import cost
 from ..errors import need, note
@@ -295,7 +295,7 @@ def figures(folder: Path) -> dict[str, Any]:
         for name, value in best.items()
         if name.startswith("valid_")
     }
-    about = old_names.run_record(json.loads((folder / "run.json").read_text(encoding="utf-8")))
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     return {
         "valid": valid,
         "parameters": cost(serial.from_dict(config.Model, about["model"])).total,

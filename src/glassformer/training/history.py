@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..config.old_names import log_line
 from ..errors import UserError
 from ..figures.charts import Chart, Curves, Folded, Table
 from ..figures.drawing import Array
@@ -118,15 +117,14 @@ class TrainingLog(Shown):
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log, by the keys of today; a last one cut short by a crash is left
-    out."""
+    """The whole lines of a log; a last one cut short by a crash is left out."""
     found = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
                 if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-                    found.append(log_line(entry))
+                    found.append(entry)
     return found
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from .. import config, files
 from ..config import serial
-from ..config.old_names import renamed
 from ..config.run import Run, Train
 from ..cost import FP32, available_memory, gibibytes
 from ..errors import UserError, need, note
@@ -47,7 +46,6 @@ Sampler = Callable[..., str]
 source has its own."""
 
 
-@renamed(valid="valid_loss")
 @dataclass(frozen=True)
 class Ended:
     """How a run ended: at which step, with which losses, and by which signal if it was stopped."""

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..config import run
 from ..config.objective import Objective
-from ..config.old_names import renamed
 from ..errors import UserError
 from ..nn import Model
 from ..parallel.mesh import ALONE, Mesh
@@ -36,14 +35,6 @@ from .schedule import factor_in_extended_run
 from .shared import shared_gradients
 
 
-@renamed(
-    bad="skipped_in_a_row",
-    base="base_model",
-    content="frozen_digest",
-    ended="earlier_ends",
-    half="bf16_replica",
-    reader="eval_model",
-)
 @dataclass
 class State:
     """What training moves: the weights, the optimizer, the cursor in the data, and how far it is.
@@ -86,7 +77,6 @@ class Stuck(UserError):
     first of them."""
 
 
-@renamed(rate="lr", rates="lrs", norm="grad_norm", valid="valid_loss")
 @dataclass
 class Step:
     """One step done. ``loss`` is a mean over its targets, ``grad_norm`` the gradient's before

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..config import old_names, serial
+from ..config import serial
 from ..config.run import MAY_CHANGE_ON_RESUME, Run, Train
 from ..errors import UserError, need
 from . import run_checkpoints
@@ -31,7 +31,7 @@ def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
         resume,
         f"{out} holds a run already; add --resume to go on with it, or choose another folder.",
     )
-    before: dict[str, Any] = old_names.run_record(run_checkpoints.read_json(out / "run.json"))
+    before: dict[str, Any] = run_checkpoints.read_json(out / "run.json")
     recipe, given = (
         dict(table or {}).get("recipe") for table in (before.get("asked"), settings.model)
     )

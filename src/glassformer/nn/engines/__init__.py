@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import UserError, old_name
+from ...errors import UserError
 from . import cpu_blocks
 from .block_mask import density
 from .block_sparse import block_sparse_attention
@@ -131,17 +131,11 @@ ENGINES = {
 supports a call."""
 
 
-_OLD = {"sparse": "block_sparse", "blocks": "cpu_blocks"}
-
-
 def engine_name(name: str | Engine) -> str | Engine:
     """Which engine a name means today: of ENGINES, or "auto", or an Engine itself; UserError where
     it means none."""
     if isinstance(name, Engine):
         return name
-    if name in _OLD:
-        old_name(f'The engine "{name}"', f'"{_OLD[name]}"')
-    name = _OLD.get(name, name)
     if name != "auto" and name not in ENGINES:
         raise UserError(
             f'There is no engine of attention "{name}"; give auto, {", ".join(ENGINES)}.'

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.objective import Objective
 from ...config.serial import frozen
-from ...errors import need
 
 if TYPE_CHECKING:
     from .common import Batch, Loss
@@ -18,16 +17,6 @@ class Causal(Objective):
 
     every_token = True
     generates = True
-
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        sentence = (
-            "Label smoothing is a setting of training now, for any objective; set "
-            "train.label_smoothing"
-        )
-        need(
-            not label_smoothing,
-            f"{sentence}, in Python config.run.Train(label_smoothing={label_smoothing}).",
-        )
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         """The cross-entropy of each next token, with label smoothing (Szegedy et al. 2016)."""

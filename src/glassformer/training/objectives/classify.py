@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Decoder, Encoder, Model, bodies
 from ...config.objective import Objective, Tune
-from ...config.old_names import renamed
 from ...config.serial import frozen
 from ...data.correlation import correlations, matthews
 from ...data.examples import Example, Row
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from .common import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
-@renamed(agree="rdrop", push="adversarial")
 @frozen
 class Classify(Objective):
     """The label of one text or of two; ``regression`` learns a number instead.

@@ -17,7 +17,6 @@ import numpy as np
 
 from ...config import Encoder, Model
 from ...config.objective import Tune
-from ...config.old_names import renamed
 from ...config.serial import frozen
 from ...errors import UserError
 from .common import ENCODER_SPECIALS, SomeTokens, documents, share
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from .common import Array, Batch, Tokenizer
 
 
-@renamed(rate="mask_rate")
 @frozen
 class Masked(SomeTokens):
     """The tokens that were hidden (Devlin et al. 2019): ``mask_rate`` of them are chosen, 80 %

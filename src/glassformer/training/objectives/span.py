@@ -12,7 +12,6 @@ import numpy as np
 
 from ...config import EncoderDecoder, Model
 from ...config.objective import Tune
-from ...config.old_names import renamed
 from ...config.serial import frozen
 from ...errors import UserError, above_zero, need
 from .common import SomeTokens, documents, share
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 SHORTEST = 4
 
 
-@renamed(rate="corruption_rate")
 @frozen
 class Span(SomeTokens):
     """The spans that were cut out (Raffel et al. 2020, 3.1.4): ``corruption_rate`` of the tokens.

@@ -52,7 +52,7 @@ from .searching import FillAnswer, TranslateAnswer, fill, translate
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer}
-    for status in (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503)
+    for status in (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 }
 
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}

@@ -1,9 +1,9 @@
 """What is answered when something is wrong: OpenAI's error object, with the status that its clients
 act upon.
 
-400 401 403 404 405 413 415   the request is wrong: do not send it again
-429 503                       the server is busy, or ends: send it again later (Retry-After)
-500                           the server made a mistake
+400 401 403 404 405 408 413 415 431   the request is wrong: do not send it again
+429 503                               the server is busy, or ends: send it again later (Retry-After)
+500                                   the server made a mistake
 """
 
 from __future__ import annotations

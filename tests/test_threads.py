@@ -13,7 +13,7 @@ import pytest
 from glassformer import threads
 from glassformer.nn.kernels import library
 
-VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+VARIABLES = (*threads.WAITING, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 SHOW = (
     "import os; print('spin', os.environ.get('GOMP_SPINCOUNT'), 'threads', "
     "os.environ.get('OMP_NUM_THREADS'))"
@@ -73,13 +73,22 @@ def test_the_openmp_of_torch_reads_it(variables: dict[str, str], spin: int) -> N
     assert f"GOMP_SPINCOUNT = '{spin}'" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"])
+@pytest.mark.parametrize("name", sorted(threads.WAITING))
 def test_a_variable_of_the_user_stays(
     no_torch: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "7")
     threads.prepare()
     assert os.environ[name] == "7" and os.environ.get("GOMP_SPINCOUNT", "7") == "7"
+
+
+def test_a_variable_that_does_not_say_how_threads_wait_changes_nothing(
+    no_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scikit-learn sets this one when it is imported."""
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
+    threads.prepare()
+    assert os.environ["GOMP_SPINCOUNT"] == str(threads.SPIN)
 
 
 def test_nothing_is_set_once_torch_is_loaded(

@@ -11,6 +11,8 @@ import sys
 # looks at a variable before an OpenMP thread sleeps; libgomp's own 300,000 take milliseconds of a
 # core
 SPIN = 1000
+# what a user sets to say how they wait; other variables of OpenMP are set by libraries, too
+WAITING = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY"}
 GROUPS = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
 TASKS = "/proc/self/task"
@@ -25,10 +27,7 @@ def prepare() -> None:
     """
     if "torch" in sys.modules:
         return
-    if not any(
-        name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") or name.startswith("KMP_")
-        for name in os.environ
-    ):
+    if not WAITING & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = str(SPIN)
     if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys() and cores() < (
         os.cpu_count() or 1

@@ -97,7 +97,7 @@ def flex_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def site_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a site of one page with all that a page can have, built once."""
-    pytest.importorskip("sphinx", reason="sphinx is missing: pip install 'glassformer[docs]'")
+    pytest.importorskip("sphinx", reason="sphinx is missing: pip install -e '.[docs]'")
     from site_page import PAGE, built
 
     folder = tmp_path_factory.mktemp("site")
@@ -111,7 +111,7 @@ def site_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def whole_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of our own site, built as `make docs` does: minutes."""
-    pytest.importorskip("sphinx", reason="sphinx is missing: pip install 'glassformer[docs]'")
+    pytest.importorskip("sphinx", reason="sphinx is missing: pip install -e '.[docs]'")
     from site_page import DOCS, built
 
     folder = tmp_path_factory.mktemp("whole")
@@ -137,7 +137,7 @@ def chromium() -> Iterator[Any]:
     if program is None:
         pytest.skip("needs Chromium: apt-get install chromium fonts-dejavu")
     api = pytest.importorskip(
-        "playwright.sync_api", reason="needs Playwright: pip install 'glassformer[page-test]'"
+        "playwright.sync_api", reason="needs Playwright: pip install -e '.[page-test]'"
     )
     with api.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=program, args=FLAGS)

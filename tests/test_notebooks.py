@@ -20,13 +20,9 @@ from typing import Any
 
 import pytest
 
-nbformat = pytest.importorskip(
-    "nbformat", reason="nbclient is missing: pip install 'glassformer[dev]'"
-)
-nbclient = pytest.importorskip(
-    "nbclient", reason="nbclient is missing: pip install 'glassformer[dev]'"
-)
-pytest.importorskip("ipykernel", reason="ipykernel is missing: pip install 'glassformer[dev]'")
+nbformat = pytest.importorskip("nbformat", reason="nbclient is missing: pip install -e '.[dev]'")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is missing: pip install -e '.[dev]'")
+pytest.importorskip("ipykernel", reason="ipykernel is missing: pip install -e '.[dev]'")
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -15,7 +15,7 @@ import pytest
 
 from glassformer.cli import main
 
-pytest.importorskip("sphinx", reason="sphinx is missing: pip install 'glassformer[docs]'")
+pytest.importorskip("sphinx", reason="sphinx is missing: pip install -e '.[docs]'")
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 from starlette.testclient import TestClient

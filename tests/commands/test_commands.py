@@ -367,7 +367,7 @@ def test_a_file_of_ones_own_is_used_before_anything_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []
-    monkeypatch.setattr("glassformer.cli.use", used.append)
+    monkeypatch.setattr("glassformer.config.extend.use", used.append)
     for words in (
         ["recipes", "--json"],
         ["cost", "glass/1m"],

@@ -20,7 +20,7 @@ from glassformer.asgi import listening
 from glassformer.cli import main
 from glassformer.commands import page
 
-pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
 httpx = pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 
@@ -103,7 +103,7 @@ def test_mistakes_of_the_command_are_sentences(
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(UserError, match=r"pip install 'glassformer\[page\]'"):
+    with pytest.raises(UserError, match=r"pip install 'WHEEL\[page\]'"):
         main_given = page.argparse.Namespace(
             port=0, watched=None, models=[], dtype=None, device=None, host="127.0.0.1"
         )

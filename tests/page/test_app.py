@@ -16,7 +16,7 @@ import torch
 
 import tiny
 
-pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 from starlette.testclient import TestClient
@@ -363,7 +363,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("/api/runs", {"model": "gpt"}, "text"),
     ("/api/runs", {"model": "gpt", "text": "the cat " * 200}, "context is 64"),
     ("/api/runs", {"model": "gpt", "text": 7}, "text"),
-    ("/api/runs", {"model": "gpt", "ids": [1, "a"]}, "integers"),
+    ("/api/runs", {"model": "gpt", "ids": [1, "a"]}, "ids are whole numbers"),
     ("/api/runs", {"model": "gpt", "ids": [99_999]}, "out of range"),
     ("/api/runs", {"model": "gpt", "text": "a", "source": "b"}, "source"),
     ("/api/runs", {"model": "nobody", "text": "a"}, "nobody"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served

@@ -115,9 +115,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _extra() -> None:
     """Tests of the server skip where its extra is missing."""
     for name in ("fastapi", "uvicorn", "prometheus_client", "llguidance"):
-        pytest.importorskip(
-            name, reason="the server needs its extra: pip install 'glassformer[serve]'"
-        )
+        pytest.importorskip(name, reason="the server needs its extra: pip install -e '.[serve]'")
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,7 @@ class Notebook:
 
 
 def test_the_kernel_answers_the_page(site: Any, tab: Any) -> None:
-    pytest.importorskip("anywidget", reason="needs anywidget: pip install 'glassformer[live]'")
+    pytest.importorskip("anywidget", reason="needs anywidget: pip install -e '.[live]'")
     model, tokenizer = store.load(site.folders["llama"])
     trace = glassformer.trace(model, tokenizer, "the cat sat")
     notebook = Notebook(tab, trace.live("inside"))
@@ -94,7 +94,7 @@ def test_the_kernel_answers_the_page(site: Any, tab: Any) -> None:
 
 
 def test_a_kernel_that_says_nothing_is_told_of(site: Any, tab: Any) -> None:
-    pytest.importorskip("anywidget", reason="needs anywidget: pip install 'glassformer[live]'")
+    pytest.importorskip("anywidget", reason="needs anywidget: pip install -e '.[live]'")
     trace = glassformer.trace(*store.load(site.folders["gpt"]), "the cat")
     notebook = Notebook(tab, trace.live())
     notebook.until(lambda: notebook.frame.locator("aside .bars .num").count() > 0)

@@ -60,7 +60,7 @@ Steps = Iterator[tuple[int, float]]  # targets learned from, and their mean loss
 
 def run_data(changes: dict[str, Any]) -> tuple[RunPlan, prepare.RunData]:
     """The plan of the run file with changes, and the data."""
-    settings = run_file.read(ROOT / "runs" / "multi30k.toml", changes)
+    settings = run_file.read_run(ROOT / "runs" / "multi30k.toml", changes)
     resolved = plan_run(settings).with_tokenizer()
     assert resolved.tokenizer is not None and (resolved.tokenizer.size, resolved.tokenizer.pad) == (
         VOCAB,

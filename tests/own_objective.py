@@ -17,7 +17,7 @@ class Prefer(Objective):
     margin: float = 1.0
 
     shapes = (config.Encoder, config.Decoder)
-    parts = ("better", "worse")
+    example_fields = ("better", "worse")
     specials = ("[PAD]", "<unk>", "[CLS]", "[SEP]")
 
     def with_heads(self, model, labels):

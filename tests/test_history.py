@@ -81,7 +81,7 @@ def test_the_file_shows_the_bottleneck_and_its_cure() -> None:
 
 def test_the_page_says_what_the_run_files_say() -> None:
     runs = {
-        name.partition("/")[2]: run_file.read(path)
+        name.partition("/")[2]: run_file.read_run(path)
         for name, path in run_file.run_files().items()
         if "history/" in name
     }

@@ -41,21 +41,21 @@ def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     assert "demo" in run_file.run_files() and "compare/sst2-rnn" in run_file.run_files()
     assert (
-        run_file.read("demo")
-        == run_file.read("runs/demo.toml")
-        == run_file.read(ROOT / "runs" / "demo.toml")
+        run_file.read_run("demo")
+        == run_file.read_run("runs/demo.toml")
+        == run_file.read_run(ROOT / "runs" / "demo.toml")
     )
     Path("demo").write_text("[train]\nsteps = 7\n")
-    assert run_file.read("demo").train.steps == 7, "a file of the user's own goes first"
+    assert run_file.read_run("demo").train.steps == 7, "a file of the user's own goes first"
     with pytest.raises(UserError, match=r'no run file "multi3k".* "multi30k"'):
-        run_file.read("multi3k")
+        run_file.read_run("multi3k")
     with pytest.raises(UserError, match="no run file"):
-        run_file.read("nothing/like/it")
+        run_file.read_run("nothing/like/it")
 
 
 def test_every_run_file_can_be_read() -> None:
     for name in run_file.run_files():
-        assert isinstance(run_file.read(name), run.Run)
+        assert isinstance(run_file.read_run(name), run.Run)
 
 
 def licences() -> list[str]:

@@ -111,8 +111,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME and name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _nothing_to_collect():
-        found = importlib.import_module(_HOME.get(name, f".{name}"), __name__)
-    value = found if name in _ROOMS else getattr(found, name)
+        module = importlib.import_module(_HOME.get(name, f".{name}"), __name__)
+    value = module if name in _ROOMS else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -81,12 +81,12 @@ def _run(words: list[str]) -> int:
     check_text(words)
     if words[0] == "help":
         words = [*words[1:], "--help"]
-    given = parser(words[:1]).understand(words)
-    for file in getattr(given, "use", ()):
+    args = parser(words[:1]).understand(words)
+    for file in getattr(args, "use", ()):
         from .config.extend import use
 
         use(file)
-    code: int = given.run(given) or 0
+    code: int = args.run(args) or 0
     return code
 
 
@@ -119,12 +119,15 @@ def parser(full: Collection[str]) -> Parser:
     top.add_argument("--version", action="version", version=f"glassformer {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for verb in [verb for verb in VERBS if verb in full] or VERBS:
-        made = commands.add_parser(verb, help=VERBS[verb], description=VERBS[verb])
+        verb_parser = commands.add_parser(verb, help=VERBS[verb], description=VERBS[verb])
         if verb in full:
             page = importlib.import_module(f".commands.{verb}", __package__)
-            made.usage, made.epilog = getattr(page, "USAGE", None), getattr(page, "EPILOG", None)
-            page.options(made)
-            made.show(page.EXAMPLES)
-            for one in (made, *made.verbs.values()):
-                one.set_defaults(run=page.run, open=getattr(page, "OPEN", False))
+            verb_parser.usage, verb_parser.epilog = (
+                getattr(page, "USAGE", None),
+                getattr(page, "EPILOG", None),
+            )
+            page.options(verb_parser)
+            verb_parser.show(page.EXAMPLES)
+            for help_parser in (verb_parser, *verb_parser.verbs.values()):
+                help_parser.set_defaults(run=page.run, open=getattr(page, "OPEN", False))
     return top

@@ -47,7 +47,8 @@ def cost(model: config.Model, batch: int = 1, context: int | None = None) -> Cos
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model takes at ``batch`` rows of ``context`` tokens; memory in bytes."""
+    """Parameters, FLOPs and memory of a model at ``batch`` rows of ``context`` tokens; memory in
+    bytes."""
 
     model: config.Model
     batch: int
@@ -66,7 +67,7 @@ class Cost:
 
     @cached_property
     def parameters(self) -> dict[str, int]:
-        """How many parameters each part has."""
+        """Number of parameters of each part."""
         count = dict.fromkeys(PARTS, 0)
         for name, (_, size) in self.sizes.items():
             count[_part(name)] = count.get(_part(name), 0) + size
@@ -115,12 +116,12 @@ class Cost:
             width = attention.heads * config.head_dim(attention, self.model.dim)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
         return flops + sum(
-            part.flops(self.model.dim, self.context)
-            for part in config.recurrent(self.model).values()
+            recurrent.flops(self.model.dim, self.context)
+            for recurrent in config.recurrent(self.model).values()
         )
 
     def _keys(self, attention: config.Attention, causal: bool) -> float:
-        """How many keys a query sees, the mean over the context's positions."""
+        """Number of keys that a query attends to, the mean over the context's positions."""
         T, mask_rule = self.context, attention.mask
         # counted, in long rows by a thousand of its queries
         if not isinstance(mask_rule, config.Full | config.Window):
@@ -144,8 +145,8 @@ class Cost:
         return 2 * self.multiplied + self.attention_flops
 
     @property
-    def each(self) -> str:
-        """What the FLOPs are of: a token, or in a model of two sides a token of each."""
+    def flops_unit(self) -> str:
+        """Unit that the FLOPs are per: a token, or in an encoder-decoder a token on each side."""
         return "token on each side" if len(config.bodies(self.model)) == 2 else "token"
 
     @property
@@ -178,11 +179,11 @@ class Cost:
     def cache(self, dtype: str = "bf16") -> int:
         """Bytes of keys and values of the whole batch at the full context; a window holds no more
         than its size."""
-        held = 0
+        numbers = 0
         for _, attention, _ in _attentions(self.model, cached=True):
-            kept = min(attention.mask.lookback or self.context, self.context)
-            held += kept * self._kv_width(attention)
-        return int(self.batch * held * BYTES[dtype])
+            length = min(attention.mask.lookback or self.context, self.context)
+            numbers += length * self._kv_width(attention)
+        return int(self.batch * numbers * BYTES[dtype])
 
     def _kv_width(self, attention: config.Attention) -> int:
         return (
@@ -194,15 +195,17 @@ class Cost:
         bytes."""
         stacks = config.stacks(self.model).values()
         numbers = sum(
-            self._kept(stack, stack.block(i)) for stack in stacks for i in range(stack.depth)
+            self._saved_activations(stack, stack.block(i))
+            for stack in stacks
+            for i in range(stack.depth)
         )
         numbers += sum(
-            part.kept(self.model.dim, self.context)
-            for part in config.recurrent(self.model).values()
+            recurrent.saved_activations(self.model.dim, self.context)
+            for recurrent in config.recurrent(self.model).values()
         )
         return int(self.batch * self.context * (numbers + 2 * self.model.dim) * BYTES[dtype])
 
-    def _kept(self, stack: config.Stack, block: config.Block) -> int:
+    def _saved_activations(self, stack: config.Stack, block: config.Block) -> int:
         """Numbers a token that one block keeps: what each of its operations needs to go back."""
         C, attention = self.model.dim, block.attention
         normed = 2 * C if block.norm else 0  # at unit size or as it was, and with the gain
@@ -219,7 +222,9 @@ class Cost:
         looks = 2 if block.cross else 1
         thought = 0
         if block.feedforward is not None:
-            thought = normed + _kept(block.feedforward, C) + (C // 4 if stack.dropout else 0)
+            thought = (
+                normed + _saved_activations(block.feedforward, C) + (C // 4 if stack.dropout else 0)
+            )
         return looks * (normed + attended) + thought
 
     def train(self, dtype: str = "fp32") -> int:
@@ -253,13 +258,13 @@ class Cost:
 
     def table(self) -> list[tuple[str, str]]:
         """Everything as (what, how much), ready to print."""
-        rows = [(part, f"{count:,}") for part, count in self.parameters.items()]
+        rows = [(name, f"{count:,}") for name, count in self.parameters.items()]
         rows.append(("parameters", f"{self.total:,}"))
         if self.active != self.total:
             rows.append(("active per token", f"{self.active:,}"))
         rows.append(
             (
-                f"training FLOPs per {self.each} (context {self.context:,})",
+                f"training FLOPs per {self.flops_unit} (context {self.context:,})",
                 f"{self.training_flops:,.0f}",
             )
         )
@@ -278,16 +283,17 @@ class Cost:
 
 def _part(name: str) -> str:
     """The part of the model that a parameter belongs to, by the slots on its path."""
-    found = "embedding"  # tables of tokens, segments and positions
+    part_name = "embedding"  # tables of tokens, segments and positions
     for step in name.split("."):
-        found = SLOTS.get(step, found)
-        if found == "feedforward":
+        part_name = SLOTS.get(step, part_name)
+        if part_name == "feedforward":
             break  # what lies inside is its own
-    return found
+    return part_name
 
 
 def _is_matrix(name: str, shape: Shape) -> bool:
-    """Whether each token is multiplied with a parameter; a pool reads one vector a document."""
+    """Each token is multiplied with the parameter; a pool reads one vector a document, so its
+    weights are none."""
     return len(shape) >= 2 and not isinstance(shape, Unmultiplied) and not name.startswith("pool.")
 
 
@@ -296,23 +302,23 @@ def _attentions(
 ) -> list[tuple[config.Stack, config.Attention, bool]]:
     """Every attention of the model: its stack, itself, whether it looks across; ``cached``: those
     that keep a cache."""
-    found = []
+    attentions = []
     for stack in config.stacks(model).values():
         if cached and not stack.causal:
             continue
         for block in map(stack.block, range(stack.depth)):
-            found.append((stack, block.attention, False))
+            attentions.append((stack, block.attention, False))
             # its keys are the source's: they do not grow
             if block.cross is not None and not cached:
-                found.append((stack, block.cross, True))
-    return found
+                attentions.append((stack, block.cross, True))
+    return attentions
 
 
-def _kept(feedforward: Any, dim: int) -> int:
+def _saved_activations(feedforward: Any, dim: int) -> int:
     """Numbers a token that a feed-forward keeps for the backward pass; if not told, twice its
     matrices' outputs."""
-    if hasattr(feedforward, "kept"):
-        return int(feedforward.kept(dim))
+    if hasattr(feedforward, "saved_activations"):
+        return int(feedforward.saved_activations(dim))
     return 2 * sum(
         shape[-2] for name, shape in of(feedforward, dim).items() if _is_matrix(name, shape)
     )
@@ -331,10 +337,10 @@ def available_memory(device: torch.device | str = "cpu") -> int | None:
     """Bytes still free on a device, None where it cannot be told; a container's limit counts."""
     import torch
 
-    where = torch.device(device)
-    if where.type == "cuda":
-        return torch.cuda.mem_get_info(where)[0]
-    if where.type != "cpu":
+    target = torch.device(device)
+    if target.type == "cuda":
+        return torch.cuda.mem_get_info(target)[0]
+    if target.type != "cpu":
         return None
     free = [limit for limit in (_free_on_machine(), _free_in_container()) if limit is not None]
     return min(free, default=None)
@@ -356,12 +362,12 @@ def _free_on_machine() -> int | None:
 
 def _free_in_container() -> int | None:
     home = Path("/sys/fs/cgroup")
-    for limit, used, statistics in (
+    for limit, usage, statistics in (
         ("memory.max", "memory.current", "memory.stat"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
     ):
         try:
-            most, now = int((home / limit).read_text()), int((home / used).read_text())
+            most, now = int((home / limit).read_text()), int((home / usage).read_text())
             lines = (home / statistics).read_text().splitlines()
         except (OSError, ValueError):
             continue

@@ -26,8 +26,8 @@ class UserError(ValueError):
         half = (LONGEST - 5) // 2
         if len(sentence) > LONGEST:
             sentence = f"{sentence[:half]} ... {sentence[-half:]}"
-        shown = sentence if sentence.isprintable() else "".join(map(_shown, sentence))
-        super().__init__(shown if len(shown) <= LONGEST else f"{shown[:half]} ... {shown[-half:]}")
+        text = sentence if sentence.isprintable() else "".join(map(_shown, sentence))
+        super().__init__(text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}")
 
 
 def _shown(character: str) -> str:
@@ -65,8 +65,8 @@ def note(text: str) -> None:
 
 
 def install_extra(extra: str) -> str:
-    """How to add an extra. The name is nobody's on a package index yet: it comes from the wheel, or
-    from a checkout."""
+    """Returns the sentence that says how to install an extra. The name is nobody's on a package
+    index yet: it comes from the wheel, or from a checkout."""
     return (
         f"install the wheel with it, pip install 'WHEEL[{extra}]', or in a checkout pip "
         f"install -e '.[{extra}]'."
@@ -144,31 +144,32 @@ def nearest(word: str, words: Iterable[str]) -> str:
     import difflib  # neither is needed where nothing went wrong
     import re
 
-    plain = {other.lstrip("-").replace("-", "_"): other for other in sorted(set(words))}
-    asked = word.lstrip("-").replace("-", "_").lower()
-    if asked in ELSEWHERE:
-        return f" {ELSEWHERE[asked]}"
+    plain = {option.lstrip("-").replace("-", "_"): option for option in sorted(set(words))}
+    query = word.lstrip("-").replace("-", "_").lower()
+    if query in ELSEWHERE:
+        return f" {ELSEWHERE[query]}"
     # one setting above all the deep ones of its kind: steps before see.step
-    if f"{asked}s" in plain:
-        return f' Did you mean "{plain[f"{asked}s"]}"?'
-    for name in (asked, *(ours for ours, theirs in WORDS.items() if asked in theirs.split())):
+    if f"{query}s" in plain:
+        return f' Did you mean "{plain[f"{query}s"]}"?'
+    for name in (query, *(term for term, synonyms in WORDS.items() if query in synonyms.split())):
         last = name.rpartition(".")[2]  # inside of its table a setting stands without its path
-        if found := [
-            other for other in plain if other in (name, last) or other.endswith(f".{name}")
+        if matches := [
+            option for option in plain if option in (name, last) or option.endswith(f".{name}")
         ]:
             # in a block
             depths = {
-                other: re.sub(r"^(de|en)coder\.pattern\.", "", other).count(".") for other in found
+                option: re.sub(r"^(de|en)coder\.pattern\.", "", option).count(".")
+                for option in matches
             }
             meant = [
-                f'"{plain[other]}"' for other in found if depths[other] == min(depths.values())
+                f'"{plain[option]}"' for option in matches if depths[option] == min(depths.values())
             ]
             return f" Did you mean {' or '.join(meant[:2])}?"
-    close = difflib.get_close_matches(asked, plain, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(query, plain, n=3, cutoff=0.6)
     if close:
         # two letters that changed places
-        same = [other for other in close if sorted(other) == sorted(asked)]
-        return f' Did you mean "{plain[(same or close)[0]]}"?'
+        anagrams = [option for option in close if sorted(option) == sorted(query)]
+        return f' Did you mean "{plain[(anagrams or close)[0]]}"?'
     return f" Known: {', '.join(plain.values())}." if 0 < len(plain) <= 30 else ""
 
 
@@ -178,26 +179,26 @@ def choices(name: object, classes: Iterable[str], table: bool = False) -> str:
     """
     import difflib
 
-    known, word = ", ".join(classes), str(name).lower()
-    if meant := [one for one in classes if one.lower() == word]:
-        return f'{known}. Did you mean "{meant[0]}"?'
+    names, word = ", ".join(classes), str(name).lower()
+    if meant := [option for option in classes if option.lower() == word]:
+        return f'{names}. Did you mean "{meant[0]}"?'
     slip = not isinstance(name, str) or (
         difflib.get_close_matches(name, classes, cutoff=0.8) and not table
     )
     strange = not slip and word.isidentifier()
     return (
-        f"{known}, or name the file that defines it (--use FILE, glassformer.use)."
+        f"{names}, or name the file that defines it (--use FILE, glassformer.use)."
         if strange
-        else f"{known}."
+        else f"{names}."
     )
 
 
-def above_zero(part: object, *names: str) -> None:
+def above_zero(config: object, *names: str) -> None:
     """Refuse a config whose numbers under these names are not above 0; None stands for a
     default."""
     for name in names:
-        value = getattr(part, name)
+        value = getattr(config, name)
         need(
             value is None or value > 0,
-            f"{type(part).__name__}.{name} is {value}; give a number above 0.",
+            f"{type(config).__name__}.{name} is {value}; give a number above 0.",
         )

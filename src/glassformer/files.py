@@ -24,7 +24,7 @@ from .errors import UserError, need
 
 
 def cache_home() -> Path:
-    """Where downloads and tokenised corpora are kept: ``$GLASSFORMER_CACHE`` or
+    """Returns the folder of downloads and tokenised corpora: ``$GLASSFORMER_CACHE`` or
     ``~/.cache/glassformer``."""
     named = os.environ.get("GLASSFORMER_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
@@ -38,8 +38,8 @@ def data_home() -> Path | None:
 
 
 def standing(path: Path) -> Literal["file", "folder", "other"] | None:
-    """What is at a path, None for nothing; UserError for what is not a path, a lost link, and a
-    locked folder."""
+    """Returns the kind of a path, None for nothing; UserError for what is not a path, a lost link,
+    and a locked folder."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -53,10 +53,10 @@ def standing(path: Path) -> Literal["file", "folder", "other"] | None:
             f"{path} cannot be reached: a folder on the way to it is locked; change its rights."
         ) from None
     except (OSError, ValueError) as error:
-        shown = ascii(str(path))[1:-1]
-        shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+        text = ascii(str(path))[1:-1]
+        text = text if len(text) <= 200 else f"{text[:200]}..."
         raise UserError(
-            f"{shown} is not a path ({getattr(error, 'strerror', None) or error}); give another."
+            f"{text} is not a path ({getattr(error, 'strerror', None) or error}); give another."
         ) from None
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
@@ -84,10 +84,10 @@ def json_object(
 ) -> dict[str, Any]:
     """The JSON object in a text, UTF-8 where it is bytes; UserError as ``read_json`` says, about
     ``source``."""
-    found = json_value(text, source, fix)
-    if not isinstance(found, dict):
+    value = json_value(text, source, fix)
+    if not isinstance(value, dict):
         raise UserError(f"{source} is not a JSON object; {fix}.")
-    return found
+    return value
 
 
 def json_value(text: Path | bytes | str, source: str, fix: str) -> Any:
@@ -113,8 +113,10 @@ def altered(sums: Path, *prefixes: str) -> list[str]:
     Raises OSError where one is missing, ValueError where the list is no text.
     """
     lines = (line.partition("  ") for line in sums.read_text(encoding="utf-8").splitlines())
-    listed = [(kept, Path(name).name) for kept, _, name in lines if name.startswith(prefixes or "")]
-    return [name for kept, name in listed if sha256(sums.parent / name) != kept]
+    listed = [
+        (digest, Path(name).name) for digest, _, name in lines if name.startswith(prefixes or "")
+    ]
+    return [name for digest, name in listed if sha256(sums.parent / name) != digest]
 
 
 def inside(folder: Path, *names: str) -> Path | None:
@@ -271,7 +273,7 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
     The operating system drops the lock when the process ends, however it ends. A folder that was
     made for it and in which nothing came to be is removed again.
     """
-    made, path = not folder.exists(), folder / ".lock"
+    is_new, path = not folder.exists(), folder / ".lock"
     make_folder(folder)
     with explaining(folder):
         file = path.open("a+")
@@ -284,7 +286,7 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
         try:
             yield
         finally:
-            if made:
+            if is_new:
                 with contextlib.suppress(OSError):
                     if list(folder.iterdir()) == [path]:
                         path.unlink()

@@ -79,7 +79,8 @@ def _read(path: str) -> str:
 
 
 class Contention:
-    """Whether other programs take the cores, between one call of ``describe`` and the next."""
+    """Measures how much other programs take the cores, between one call of ``describe`` and the
+    next."""
 
     def __init__(self) -> None:
         self.computed, self.waited = _schedule()

@@ -106,11 +106,11 @@ def test_every_command_and_every_task_has_an_example() -> None:
         ("glassformer words near V --json king", {"vectors": "V", "word": "king", "task": "near"}),
         (
             "glassformer train run.toml --out o --steps 5",
-            {"rest": ["run.toml", "--steps", "5"], "out": "o"},
+            {"extra": ["run.toml", "--steps", "5"], "out": "o"},
         ),
         (
             "glassformer train --steps 5 --out o run.toml",
-            {"rest": ["--steps", "5", "run.toml"], "out": "o"},
+            {"extra": ["--steps", "5", "run.toml"], "out": "o"},
         ),
     ],
 )
@@ -485,7 +485,7 @@ def test_long_work_is_heard_of_outside_a_terminal(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(common.time, "monotonic", lambda: clock[0])
-    report = common.counting("texts")
+    report = common.progress_counter("texts")
     for done, now in ((1, 10.0), (2, 29.9), (3000, 30.0), (3001, 59.0), (4000, 61.0)):
         clock[0] = now
         report(done)

@@ -424,7 +424,7 @@ def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     from glassformer.training import execution
 
     monkeypatch.setattr(execution, "machine", lambda device: "AMD CPU with AVX512-BF16")
-    plans = [run_file.read(None, {"dim": dim}) for dim in ("64", "256")]
+    plans = [run_file.read_run(None, {"dim": dim}) for dim in ("64", "256")]
     arms = [training.Arm(name, plan) for name, plan in zip("ab", plans, strict=True)]
     assert training.shared_precision(arms[1:])["dtype"] == "bfloat16"
     assert (
@@ -435,7 +435,7 @@ def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert training.with_precision(plans[0], "float32").train == replace(
         plans[0].train, dtype="float32", compile="no"
     )
-    asked = run_file.read(None, {"dtype": "bfloat16"})
+    asked = run_file.read_run(None, {"dtype": "bfloat16"})
     assert training.with_precision(asked, "float32").train == replace(asked.train, compile="no")
 
 

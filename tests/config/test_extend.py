@@ -289,14 +289,14 @@ def test_a_type_without_its_decorator_is_told_to_take_it(forgotten) -> None:
 
 
 def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
-    """The table of docs/extending.md: biases, tables, kept, idle, networks, limit and check."""
+    """The table of docs/extending.md: biases, tables, saved_activations, idle, networks, limit and check."""
 
     @config.member(config.FeedForward)
     class Grouped:
         groups: int = 2
         networks = 40_000
 
-        def kept(self, dim: int) -> int:
+        def saved_activations(self, dim: int) -> int:
             return 10_000_000
 
         def idle(self, name: str, size: int) -> int:

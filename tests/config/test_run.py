@@ -25,7 +25,7 @@ def small():
 
 
 def test_two_lines_are_a_run(tmp_path):
-    found = run_file.read(
+    found = run_file.read_run(
         write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n')
     )
     assert (
@@ -47,7 +47,7 @@ def test_tables_of_every_kind(tmp_path):
     optimizer = { type = "Muon", lr = 0.01, rest = { lr = 1e-3 } }
     schedule = "WarmupStableDecay"
     """
-    found = run_file.read(write(tmp_path, text))
+    found = run_file.read_run(write(tmp_path, text))
     assert found.data.sources() == {"a.txt": 2.0, "b.txt": 1.0} and found.data.valid == "c.txt"
     assert found.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
     assert found.train.schedule == run.WarmupStableDecay()
@@ -63,7 +63,7 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
         "train.clip": "none",
         "schedule": "Constant",
     }
-    found = run_file.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
+    found = run_file.read_run(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
     assert (
         found.train.steps == 500
         and found.train.optimizer == run.Muon(lr=0.02, rest=run.AdamW(lr=0.04))
@@ -74,7 +74,7 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
 
 
 def test_a_type_by_name_and_its_settings_together():
-    found = run_file.read(
+    found = run_file.read_run(
         None, {"optimizer": "Muon", "optimizer.lr": "0.01", "optimizer.rest.lr": "1e-3"}
     )
     assert found.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
@@ -82,7 +82,7 @@ def test_a_type_by_name_and_its_settings_together():
 
 def test_a_recipe_on_the_command_line_replaces_the_files(tmp_path):
     path = write(tmp_path, '[model]\nfrom = "folder"\ndecoder.depth = 2\n')
-    assert run_file.read(path, {"recipe": "gpt2/124m"}).model == {
+    assert run_file.read_run(path, {"recipe": "gpt2/124m"}).model == {
         "decoder": {"depth": 2},
         "recipe": "gpt2/124m",
     }
@@ -135,7 +135,7 @@ def test_changes_are_checked_when_all_are_in():
 )
 def test_a_mistake_is_one_sentence(overrides, said):
     with pytest.raises(UserError, match=said) as caught:
-        run_file.read(None, overrides)
+        run_file.read_run(None, overrides)
     assert "\n" not in str(caught.value)
 
 
@@ -162,18 +162,18 @@ def test_a_model_that_cannot_be_is_one_sentence(changes, said):
 
 def test_a_file_that_is_missing_or_broken(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
-        run_file.read(tmp_path / "none.toml")
+        run_file.read_run(tmp_path / "none.toml")
     with pytest.raises(UserError, match="not valid TOML"):
-        run_file.read(write(tmp_path, "[train\n"))
+        run_file.read_run(write(tmp_path, "[train\n"))
     with pytest.raises(UserError, match=r'"trian".*"train"'):
-        run_file.read(write(tmp_path, "[trian]\nsteps = 1\n"))
+        run_file.read_run(write(tmp_path, "[trian]\nsteps = 1\n"))
 
 
 def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
-    assert run_file.read(None, {}).train.optimizer == run.FROM_SCRATCH
-    assert run_file.read(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
-    assert run_file.read(None, {"from": "somewhere"}).train.optimizer == run.FINETUNE
-    assert run_file.read(
+    assert run_file.read_run(None, {}).train.optimizer == run.FROM_SCRATCH
+    assert run_file.read_run(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
+    assert run_file.read_run(None, {"from": "somewhere"}).train.optimizer == run.FINETUNE
+    assert run_file.read_run(
         None, {"from": "somewhere", "optimizer.lr": "0.5"}
     ).train.optimizer == run.AdamW(lr=0.5)
 
@@ -189,12 +189,12 @@ def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
 
 
 def test_one_rate_scales_every_group():
-    base = run_file.read(None, {}).train.optimizer
-    scaled = run_file.read(None, {"lr": "1e-3"}).train.optimizer
+    base = run_file.read_run(None, {}).train.optimizer
+    scaled = run_file.read_run(None, {"lr": "1e-3"}).train.optimizer
     assert scaled.lr == 1e-3 and scaled.rest.lr == pytest.approx(base.rest.lr * 1e-3 / base.lr)
-    assert run_file.read(None, {"optimizer": "AdamW", "lr": ".001"}).train.optimizer.lr == 1e-3
+    assert run_file.read_run(None, {"optimizer": "AdamW", "lr": ".001"}).train.optimizer.lr == 1e-3
     with pytest.raises(UserError, match=r'"learning_rate".*"lr"'):
-        run_file.read(None, {"learning_rate": "1e-3"})
+        run_file.read_run(None, {"learning_rate": "1e-3"})
 
 
 @pytest.mark.parametrize(
@@ -214,14 +214,14 @@ def test_one_rate_scales_every_group():
 )
 def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rest):
     """Three ways to say one thing: a rate ten times lower is so for embeddings and head as well."""
-    assert run_file.read(None, changes).train.optimizer.rest.lr == pytest.approx(rest)
+    assert run_file.read_run(None, changes).train.optimizer.rest.lr == pytest.approx(rest)
 
 
 @pytest.mark.parametrize("word", ["patience", "early_stopping"])
 def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
     for given in ((None, {word: "5"}), (write(tmp_path, f"[train]\n{word} = 5\n"),)):
         with pytest.raises(UserError, match='Did you mean "early_stop"'):
-            run_file.read(*given)
+            run_file.read_run(*given)
 
 
 @pytest.mark.parametrize(
@@ -238,17 +238,17 @@ def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
 )
 def test_the_fields_words_are_found_inside_a_table(path, said):
     with pytest.raises(UserError, match=f'Did you mean "{said}"'):
-        run_file.read(None, {path: "0.1"})
+        run_file.read_run(None, {path: "0.1"})
 
 
 def test_a_rate_in_a_run_file(tmp_path):
     """optimizer.lr = 1e-3 changes the usual optimizer of the recipe; so does schedule.warmup."""
     file = tmp_path / "run.toml"
     file.write_text("[train]\noptimizer.lr = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
-    found = run_file.read(file).train
+    found = run_file.read_run(file).train
     assert found.optimizer == run.Muon(lr=1e-3, rest=run.AdamW(lr=2e-3)) and found.steps == 100
     assert found.schedule == run.WarmupStableDecay(warmup=0.1)
-    assert run_file.read(file, {"optimizer.lr": "2e-3"}).train.optimizer.lr == 2e-3
+    assert run_file.read_run(file, {"optimizer.lr": "2e-3"}).train.optimizer.lr == 2e-3
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
         tmp_path, f'[model]\nrecipe = "glass/200k"\ndecoder.pattern.attention.mask = "{text}"\n'
     )
     for read in (
-        run_file.read(path),
-        run_file.read(None, {"decoder.pattern.attention.mask": text}),
+        run_file.read_run(path),
+        run_file.read_run(None, {"decoder.pattern.attention.mask": text}),
     ):
         block = plan_run(read).model.decoder.pattern[0]
         assert block.attention.mask == rule
@@ -284,18 +284,18 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
 )
 def test_a_mask_that_is_none_is_one_sentence(text, said):
     with pytest.raises(UserError, match=said):
-        plan_run(run_file.read(None, {"decoder.pattern.attention.mask": text}))
+        plan_run(run_file.read_run(None, {"decoder.pattern.attention.mask": text}))
 
 
 def test_one_context_is_that_of_the_rows_and_of_a_new_model():
     table = {"model": {"recipe": "glass/1m", "context": 64}}
-    longer = run_file.read(table, {"context": "128"})
+    longer = run_file.read_run(table, {"context": "128"})
     assert (longer.model["context"], longer.train.context) == (128, 128)
     # shorter rows for the same model
-    assert run_file.read(table, {"context": "32"}).model["context"] == 64
-    assert run_file.read(table, {"train.context": "128"}).model["context"] == 64
+    assert run_file.read_run(table, {"context": "32"}).model["context"] == 64
+    assert run_file.read_run(table, {"train.context": "128"}).model["context"] == 64
     assert (
-        run_file.read({"model": {"from": "out/a", "context": 64}}, {"context": "128"}).model[
+        run_file.read_run({"model": {"from": "out/a", "context": 64}}, {"context": "128"}).model[
             "context"
         ]
         == 64

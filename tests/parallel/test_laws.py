@@ -89,7 +89,7 @@ def settings(folder: Path, kind: str, more: dict | None = None):
             "from": str(folder / "base"),
             "train.tune": '{type = "LoRA", rank = 2, dropout = 0.1}',
         }
-    return run_file.read(None, said)
+    return run_file.read_run(None, said)
 
 
 def ran(

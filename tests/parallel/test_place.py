@@ -102,7 +102,7 @@ def trained(mesh, folder, out, more, resume=False, speaks=False):
     }
     try:
         ended = training.run(
-            run_file.read(None, said),
+            run_file.read_run(None, said),
             Path(out),
             resume,
             sample=write_a_little if speaks else lambda *_: "text",

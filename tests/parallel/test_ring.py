@@ -173,7 +173,7 @@ def trained(mesh, folder, out, more, resume=False):
         said["parallel.context"] = 2
     try:
         ended = training.run(
-            run_file.read(None, said), Path(out), resume, sample=lambda model, *_: "text"
+            run_file.read_run(None, said), Path(out), resume, sample=lambda model, *_: "text"
         )
     except UserError as error:
         return str(error)

@@ -50,7 +50,7 @@ def prose(size: int) -> str:
 
 def settings(path: Path, **changes: object) -> run.Run:
     given = {"data.train": str(path), **changes}
-    return run_file.read(None, {**choose(given)[0], **given})
+    return run_file.read_run(None, {**choose(given)[0], **given})
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_what_the_user_says_stands(book, name, value):
     changes = {"data.train": str(book), name: value}
     found, why = choose(changes)
     assert name not in found and name.removeprefix("train.") not in found
-    told, alone = run_file.read(None, {**found, **changes}), run_file.read(None, changes)
+    told, alone = run_file.read_run(None, {**found, **changes}), run_file.read_run(None, changes)
     for part in ("data", "train", "model"):
         said = name.removeprefix(f"{part}.").split(".")[0]
         if part == "model":
@@ -124,7 +124,7 @@ def test_what_goes_on_from_a_checkpoint_keeps_all_but_how_often_the_text_is_read
         build_model(tiny), tmp_path / "tiny", train_tokenizer("byte"), layout="glassformer"
     )
     made = settings(book, **{"from": str(tmp_path / "tiny")})
-    alone = run_file.read(None, {"from": str(tmp_path / "tiny"), "data.train": str(book)})
+    alone = run_file.read_run(None, {"from": str(tmp_path / "tiny"), "data.train": str(book)})
     assert (
         made.model == alone.model
         and made.data.tokenizer is None
@@ -190,7 +190,7 @@ def test_a_run_file_means_what_it_says(path, monkeypatch, tmp_path):
     monkeypatch.setattr("glassformer.training.choose", None)  # is not called
 
     def stop(plan, *args, chosen, **others):
-        assert plan == run_file.read(path) and not chosen
+        assert plan == run_file.read_run(path) and not chosen
         assert plan.train.early_stop == 0 and getattr(plan.data, "split", "end") == "end"
         raise UserError("So far.")
 

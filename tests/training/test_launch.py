@@ -52,7 +52,7 @@ def corpus(tmp_path_factory):
 
 
 def settings(corpus, **changes):
-    return run_file.read(None, {**SETTINGS, "data.train": str(corpus), **changes})
+    return run_file.read_run(None, {**SETTINGS, "data.train": str(corpus), **changes})
 
 
 def weights(out):
@@ -414,7 +414,7 @@ def test_a_run_file_in_python_is_the_command(corpus, tmp_path, whole):
     ended = glassformer.train(file, out=tmp_path / "run", overrides=overrides)
     assert (ended.step, ended.folder) == (4, tmp_path / "run")
     again = glassformer.train(
-        run_file.read(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True
+        run_file.read_run(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True
     )
     assert again.step == 6 and logged(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
     with pytest.raises(UserError, match=r'There is no run file "dmo".*demo'):
@@ -699,10 +699,10 @@ def test_no_tokenizer_is_announced_before_the_file_was_read(tmp_path, capsys, co
 
 
 def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
-    from glassformer.commands.common import model_and_tokenizer
+    from glassformer.commands.common import load_model_and_tokenizer
 
     def asked(folder):
-        model_and_tokenizer(SimpleNamespace(model=str(folder), device=None, dtype=None))
+        load_model_and_tokenizer(SimpleNamespace(model=str(folder), device=None, dtype=None))
         return capsys.readouterr().err
 
     best = (whole / "best").read_text().strip()
@@ -720,15 +720,15 @@ def test_a_separator_makes_documents_of_a_file(tmp_path):
         "data.train": str(tmp_path / "two.txt"),
         "data.separator": "%",
     }
-    training.run(run_file.read(None, wanted), tmp_path / "out")
+    training.run(run_file.read_run(None, wanted), tmp_path / "out")
     _, tokenizer = store.load(tmp_path / "out")
     assert set(tokenizer.vocabulary()) - set(tokenizer.specials) == {"a", "b", " "}
 
 
 def test_a_damaged_checkpoint_names_the_one_before(tmp_path, corpus):
     wanted = {**SETTINGS, "steps": "6", "data.train": str(corpus)}
-    training.run(run_file.read(None, wanted), tmp_path)
+    training.run(run_file.read_run(None, wanted), tmp_path)
     damaged = tmp_path / "step-000006" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(UserError, match=r"step-000003 instead, remove .*step-000006"):
-        training.run(run_file.read(None, wanted), tmp_path, resume=True)
+        training.run(run_file.read_run(None, wanted), tmp_path, resume=True)

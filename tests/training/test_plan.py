@@ -60,7 +60,9 @@ def settings(lines: Path, **changes: Any) -> run.Run:
         "train": {"objective": "Seq2Seq"},
     }
     dotted = {**SMALL, **{name.replace("__", "."): value for name, value in changes.items()}}
-    return run_file.read(table, {name: value for name, value in dotted.items() if value is not ...})
+    return run_file.read_run(
+        table, {name: value for name, value in dotted.items() if value is not ...}
+    )
 
 
 def test_each_side_has_the_tokenizer_of_its_own_texts(lines: Path) -> None:
@@ -183,7 +185,7 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
         for k, v in SMALL.items()
         if k not in ("dim", "context", "encoder.depth", "decoder.depth")
     }
-    again = run_file.read(
+    again = run_file.read_run(
         {
             "model": {"from": str(tmp_path / "whole")},
             "data": {
@@ -281,4 +283,4 @@ def test_other_objectives_and_one_sided_models_are_refused(lines: Path, tmp_path
     ):
         training.plan_run(dataclasses.replace(asked, model={"from": str(tmp_path / "shared")}))
     with pytest.raises(UserError, match="source_tokenizer"):
-        run_file.read({"data": {"type": "Data", "source_tokenizer": "bpe"}})
+        run_file.read_run({"data": {"type": "Data", "source_tokenizer": "bpe"}})

@@ -32,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(home: Path, out: str, file: str | None = None, **changes: object) -> None:
-    settings = run_file.read(file, {"data.train": str(home / "text.txt"), **HOW, **changes})
+    settings = run_file.read_run(file, {"data.train": str(home / "text.txt"), **HOW, **changes})
     training.run(settings, home / out)
 
 
@@ -69,8 +69,10 @@ def test_a_run_file_with_both_is_refused_and_one_of_them_takes_the_place_of_the_
 ) -> None:
     both = {"model": {"from": "base", "recipe": "glass/1m"}}
     with pytest.raises(UserError, match="recipe"):
-        run_file.read(both)
-    assert run_file.read({"model": {"recipe": "glass/1m", "dim": 8}}, {"from": "base"}).model == {
+        run_file.read_run(both)
+    assert run_file.read_run(
+        {"model": {"recipe": "glass/1m", "dim": 8}}, {"from": "base"}
+    ).model == {
         "from": "base",
         "dim": 8,
     }

@@ -5,25 +5,25 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import new_folder, using
+from .common import add_use_option, new_folder
 
 EXAMPLES = ("glassformer average out/mine --last 5 --out out/averaged",)
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("folder", metavar="DIR", help="the folder of a run, as given to train --out")
     add("--last", type=int, default=5, metavar="N", help="the last N checkpoints it keeps (5)")
     add("--out", required=True, metavar="FOLDER", help="where to save the model")
-    using(one)
+    add_use_option(parser)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from ..checkpoints import Checkpoint, store
     from ..training import average
 
-    out = new_folder(given.out)
-    model, tokenizer, labels = average(Path(given.folder), given.last)
-    reads = Checkpoint.open(given.folder).source_tokenizer()
+    out = new_folder(args.out)
+    model, tokenizer, labels = average(Path(args.folder), args.last)
+    reads = Checkpoint.open(args.folder).source_tokenizer()
     store.save(model, out, tokenizer, labels=labels, source_tokenizer=reads)
-    print(given.out)
+    print(args.out)

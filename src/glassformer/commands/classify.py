@@ -6,15 +6,15 @@ import argparse
 from typing import Any
 
 from .common import (
-    computing,
-    counting,
-    editing,
-    edits_of,
+    add_device_options,
+    add_edit_option,
+    add_text_options,
+    add_truncate_option,
     emit,
-    model_and_tokenizer,
-    reading,
+    load_model_and_tokenizer,
+    parse_edits,
+    progress_counter,
     texts,
-    truncating,
 )
 
 EXAMPLES = (
@@ -23,51 +23,51 @@ EXAMPLES = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    reading(one)
-    one.add_argument(
+def options(parser: argparse.ArgumentParser) -> None:
+    add_text_options(parser)
+    parser.add_argument(
         "--second",
         action="append",
         metavar="TEXT",
         help="the other text, where the model reads two",
     )
-    truncating(one)
-    editing(one)
-    computing(one)
-    one.add_argument(
+    add_truncate_option(parser)
+    add_edit_option(parser)
+    add_device_options(parser)
+    parser.add_argument(
         "--json", action="store_true", help="every label's probability as JSON, a text a line"
     )
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from .. import generation
     from ..errors import need
 
-    first = texts(given, given.text)
-    second = given.second
+    first = texts(args, args.text)
+    second = args.second
     unequal = f"There are {len(first)} texts and {len(second or ())} second ones; give as many."
     need(second is None or len(second) == len(first), unequal)
-    need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
-    given.edit = edits_of(given)
-    model, tokenizer = model_and_tokenizer(given)
+    need(args.batch >= 1, f"batch is {args.batch}; give 1 or more.")
+    args.edit = parse_edits(args)
+    model, tokenizer = load_model_and_tokenizer(args)
     if generation.tags(model.config):
         need(
             second is None,
             "This model gives each word its label and reads one text; leave --second out.",
         )
-        tags(given, model, tokenizer, [text.split() for text in first])
+        tags(args, model, tokenizer, [text.split() for text in first])
         return
     pairs = first if second is None else list(zip(first, second, strict=True))
-    how = {
-        "truncate": given.truncate,
-        "batch": given.batch,
-        "progress": counting("texts"),
-        "edits": given.edit,
+    options = {
+        "truncate": args.truncate,
+        "batch": args.batch,
+        "progress": progress_counter("texts"),
+        "edits": args.edit,
     }
-    found = generation.classify(model, tokenizer, pairs, **how)
-    names = labels_of(given.model, found.shape[1])
-    for text, row in zip(first, found.tolist(), strict=True):
-        if given.json:
+    probabilities = generation.classify(model, tokenizer, pairs, **options)
+    names = labels_of(args.model, probabilities.shape[1])
+    for text, row in zip(first, probabilities.tolist(), strict=True):
+        if args.json:
             emit(
                 {
                     "text": text,
@@ -81,16 +81,16 @@ def run(given: argparse.Namespace) -> None:
             print(f"{names[best]:12} {row[best]:.4f}  {text}")
 
 
-def tags(given: argparse.Namespace, model: Any, tokenizer: Any, sentences: list[list[str]]) -> None:
+def tags(args: argparse.Namespace, model: Any, tokenizer: Any, sentences: list[list[str]]) -> None:
     """The label of each word, a word a line as CoNLL has it, or a sentence a line as JSON."""
     from .. import generation
 
-    names = labels_of(given.model, model.config.token_head.labels)
-    how = {"batch": given.batch, "progress": counting("texts"), "edits": given.edit}
-    found = generation.tag(model, tokenizer, sentences, **how)
-    for words, rows in zip(sentences, found, strict=True):
+    names = labels_of(args.model, model.config.token_head.labels)
+    options = {"batch": args.batch, "progress": progress_counter("texts"), "edits": args.edit}
+    probabilities = generation.tag(model, tokenizer, sentences, **options)
+    for words, rows in zip(sentences, probabilities, strict=True):
         labels = [names[best] for best in rows.argmax(1).tolist()]
-        if given.json:
+        if args.json:
             emit({"tokens": words, "labels": labels, "probabilities": rows.amax(1).tolist()})
         else:
             print("".join(f"{word}\t{label}\n" for word, label in zip(words, labels, strict=True)))

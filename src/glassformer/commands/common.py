@@ -25,153 +25,157 @@ SILENCE = 30.0  # seconds without a word on standard error, where it is not a te
 TEXTS = "one or several; - is standard input, one text"
 
 
-def using(one: argparse.ArgumentParser) -> None:
-    """The option of every command that reads a model or a run file; what it names is run before the
-    command."""
-    said = "first run a Python file of your own, which adds mechanisms or recipes; may be repeated"
-    one.add_argument("--use", action="append", default=[], metavar="FILE.py", help=said)
+def add_use_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--use``, for every command that reads a model or a run file; the files named by it run
+    before the command."""
+    help = "first run a Python file of your own, which adds mechanisms or recipes; may be repeated"
+    parser.add_argument("--use", action="append", default=[], metavar="FILE.py", help=help)
 
 
-def computing(one: argparse.ArgumentParser, device: str = "the GPU where there is one") -> None:
-    """The options of every command that computes with a model, on this ``device`` where none is
-    named."""
-    using(one)
-    one.add_argument("--device", metavar="D", help=f"cpu, cuda, cuda:1 or mps ({device})")
-    one.add_argument(
+def add_device_options(
+    parser: argparse.ArgumentParser, device: str = "the GPU where there is one"
+) -> None:
+    """Adds ``--use``, ``--device`` and ``--dtype``, for every command that computes with a model;
+    ``device`` describes the default."""
+    add_use_option(parser)
+    parser.add_argument("--device", metavar="D", help=f"cpu, cuda, cuda:1 or mps ({device})")
+    parser.add_argument(
         "--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)"
     )
 
 
-def engine_device(given: argparse.Namespace) -> str:
-    """Where an engine computes: on the device that is named, which is there, or on the CPU, where
-    it was measured."""
+def engine_device(args: argparse.Namespace) -> str:
+    """Returns the device for an engine: the one named by ``--device``, else the CPU, where its
+    speed is measured."""
     from ..nn import device as devices
 
-    there = devices.find(given.device)
-    if given.device is not None or there.type == "cpu":
-        return str(there)
-    note(f"The engine computes on the CPU; --device {there.type} takes the GPU.")
+    default = devices.find(args.device)
+    if args.device is not None or default.type == "cpu":
+        return str(default)
+    note(f"The engine computes on the CPU; --device {default.type} takes the GPU.")
     return "cpu"
 
 
-def editing(one: argparse.ArgumentParser) -> None:
-    """The option of every command that can change what a model computes."""
-    said = (
+def add_edit_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--edit``, for every command that can change a model's activations."""
+    help = (
         'change the run, as in Python: head_off("decoder.blocks.3.attn", 4); may be repeated '
         "(docs/sight.md)"
     )
-    one.add_argument("--edit", action="append", default=[], metavar="EDIT", help=said)
+    parser.add_argument("--edit", action="append", default=[], metavar="EDIT", help=help)
 
 
-def edits_of(given: argparse.Namespace) -> list[Any]:
-    """What --edit says, in its order."""
+def parse_edits(args: argparse.Namespace) -> list[Any]:
+    """Returns the edits of ``--edit``, in order."""
     from ..inspection import edits
 
-    return [edits.parse(text) for text in given.edit]
+    return [edits.parse(text) for text in args.edit]
 
 
-def with_edits(edits: Sequence[Any]) -> str:
-    """What is said behind a result's name where the run was changed."""
+def edits_suffix(edits: Sequence[Any]) -> str:
+    """Returns the suffix that names the edits behind a result's title; "" for none."""
     return f", with {' and '.join(map(repr, edits))}" if edits else ""
 
 
-def model_and_tokenizer(given: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and the tokenizer it needs to read text; UserError where it has none."""
-    model, tokenizer = loaded(given)
+def load_model_and_tokenizer(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Returns the model and the tokenizer it needs to read text; UserError where it has none."""
+    model, tokenizer = load_model(args)
     if tokenizer is None:
         from ..checkpoints import resolve
 
         adding = (
-            f", or add it: glassformer convert {shlex.quote(given.model)} --tokenizer NAME "
+            f", or add it: glassformer convert {shlex.quote(args.model)} --tokenizer NAME "
             "--out NEW_FOLDER"
         )
         shape, adding = (
-            (": it is an untrained shape", "") if resolve.is_recipe(given.model) else ("", adding)
+            (": it is an untrained shape", "") if resolve.is_recipe(args.model) else ("", adding)
         )
-        none = f"{given.model} has no tokenizer{shape}"
+        none = f"{args.model} has no tokenizer{shape}"
         raise UserError(f"{none}, so text cannot be read; load a folder that has one{adding}.")
     return model, tokenizer
 
 
-def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
-    """The model that is asked for, on the device and in the dtype that are, with its tokenizer."""
+def load_model(args: argparse.Namespace, **options: Any) -> tuple[Any, Any]:
+    """Returns the model on the device and in the dtype of the options, with its tokenizer or
+    None."""
     from ..checkpoints import resolve, store
     from ..nn import device as devices
 
-    if said := resolve.of_run(given.model):
-        note(said)
-    device = devices.find(given.device)
-    model, tokenizer = store.load(given.model, dtype=given.dtype, device=device, **how)
-    if given.device or given.dtype or device.type != "cpu":  # else there was nothing to choose
+    if hint := resolve.of_run(args.model):
+        note(hint)
+    device = devices.find(args.device)
+    model, tokenizer = store.load(args.model, dtype=args.dtype, device=device, **options)
+    if args.device or args.dtype or device.type != "cpu":  # else there was nothing to choose
         kind = str(next(model.parameters()).dtype).removeprefix("torch.")
-        note(f"{given.model} computes on {devices.title(device)} in {kind}.")
+        note(f"{args.model} computes on {devices.title(device)} in {kind}.")
     return model, tokenizer
 
 
 def objective_of(model: str) -> str | None:
-    """The objective of the run that a folder, or one of its checkpoints, comes from; None where
-    that is not known."""
-    from ..config.run_file import begun
+    """Returns the objective of the run that a folder, or one of its checkpoints, comes from; None
+    where it is unknown."""
+    from ..config.run_file import saved_run
 
     path = Path(model).expanduser()
-    told = begun(path) or begun(path.parent)
-    own = told["train"].get("objective", "Causal") if told else None
-    return own.get("type", "Causal") if isinstance(own, dict) else own
+    settings = saved_run(path) or saved_run(path.parent)
+    objective = settings["train"].get("objective", "Causal") if settings else None
+    return objective.get("type", "Causal") if isinstance(objective, dict) else objective
 
 
 def untrained(name: str) -> None:
-    """Say of a recipe that its weights are drawn, not learned."""
+    """Notes of a recipe that its weights are random."""
     from ..checkpoints import resolve
 
     if resolve.is_recipe(name):
         note(f"{name} is an untrained shape: its weights are random.")
 
 
-def prompting(one: argparse.ArgumentParser) -> None:
-    """The option of every command that reads texts."""
-    said = (
+def add_prompts_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--prompts``, for every command that reads texts."""
+    help = (
         "read texts from a file, one a line, or from JSONL (its text or prompt); - is "
         "standard input"
     )
-    one.add_argument("--prompts", metavar="FILE", help=said)
+    parser.add_argument("--prompts", metavar="FILE", help=help)
 
 
-def reading(one: argparse.ArgumentParser, shown: str = TEXTS, batch: bool = True) -> None:
-    """The arguments of every command that has a model read texts: the model, the texts, how many at
-    once."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", nargs="*", metavar="TEXT", help=shown)
-    prompting(one)
+def add_text_options(
+    parser: argparse.ArgumentParser, help: str = TEXTS, batch: bool = True
+) -> None:
+    """Adds the model, the texts and ``--batch``, for every command that has a model read texts."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("text", nargs="*", metavar="TEXT", help=help)
+    add_prompts_option(parser)
     if batch:
-        one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
+        parser.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
 
 
-def truncating(one: argparse.ArgumentParser) -> None:
-    """The option of commands that read each text in one piece."""
-    one.add_argument(
+def add_truncate_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--truncate``, for commands that read each text in one piece."""
+    parser.add_argument(
         "--truncate",
         action="store_true",
         help="cut the end off texts too long for the model (refused)",
     )
 
 
-def texts(given: argparse.Namespace, said: Sequence[str]) -> list[str]:
-    """The texts on the command line, where ``-`` is all of standard input, and after them those of
-    ``--prompts``."""
-    found = [_one_text() if text == "-" else text for text in said]
-    if given.prompts is None:
-        return found
-    piped = given.prompts == "-"
+def texts(args: argparse.Namespace, arguments: Sequence[str]) -> list[str]:
+    """Returns the texts on the command line, where ``-`` is all of standard input, and after them
+    those of ``--prompts``."""
+    inputs = [_one_text() if text == "-" else text for text in arguments]
+    if args.prompts is None:
+        return inputs
+    piped = args.prompts == "-"
     name, content = (
-        ("Standard input", standard_input()) if piped else (given.prompts, _content(given.prompts))
+        ("Standard input", standard_input()) if piped else (args.prompts, _content(args.prompts))
     )
     lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
     need(lines != [""], f"{name} is empty; give a text a line.")
-    if given.prompts.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
+    if args.prompts.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
         lines = [
             _of_json(line, f"{name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()
         ]
-    return found + lines
+    return inputs + lines
 
 
 def _one_text() -> str:
@@ -194,19 +198,19 @@ def _content(name: str) -> str:
         raise UserError(f"{name} is not UTF-8 text (byte {error.start}); convert it.") from None
 
 
-def _of_json(line: str, where: str) -> str:
+def _of_json(line: str, place: str) -> str:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise UserError(f"{where} is not valid JSON; fix that line.") from None
+        raise UserError(f"{place} is not valid JSON; fix that line.") from None
     text = value.get("text", value.get("prompt")) if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise UserError(f'{where} has no "text" or "prompt"; give {{"text": "..."}}.')
+        raise UserError(f'{place} has no "text" or "prompt"; give {{"text": "..."}}.')
     return text
 
 
 def standard_input() -> str:
-    """All of standard input; UserError where it is not text."""
+    """Reads all of standard input; UserError where it is not text."""
     need(sys.stdin is not None, "There is no standard input; give a text or a file.")
     try:
         text = sys.stdin.read()
@@ -235,7 +239,7 @@ def file_or_input(name: str) -> str:
 
 
 def picture(out: str | Path, content: str | bytes) -> None:
-    """Put a picture in the file ``out``, and say where; ``-`` is standard output."""
+    """Writes a picture to the file ``out`` and prints its name; ``-`` is standard output."""
     data = content.encode() if isinstance(content, str) else content
     if str(out) == "-":
         sys.stdout.buffer.write(data)
@@ -244,43 +248,42 @@ def picture(out: str | Path, content: str | bytes) -> None:
         print(out)
 
 
-def counted(number: int, what: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """``1 file``, ``2,000 files``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def emit(value: Any) -> None:
-    """A result as JSON."""
     print(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def table(
-    rows: Iterable[Sequence[str]], heading: Sequence[str] = (), left: Collection[int] = (0,)
+    rows: Iterable[Sequence[str]], heading: Sequence[str] = (), left_aligned: Collection[int] = (0,)
 ) -> None:
     """Print rows as columns; those numbered in ``left`` begin at the left, the others end at the
     right."""
     from ..inspection import tables
 
-    print("\n".join(tables.lines(rows, heading, left)))
+    print("\n".join(tables.lines(rows, heading, left_aligned)))
 
 
 def rows(*pairs: tuple[str, str]) -> None:
     """Print names and values, one pair a line."""
-    table(pairs, left=(0, 1))
+    table(pairs, left_aligned=(0, 1))
 
 
-def counting(what: str = "tokens") -> Callable[[int], None]:
-    """A count that runs in the terminal; where standard error is none, a line of it every 30
-    seconds."""
-    if moving():
-        return lambda done: print(f"\r{done:,} {what}", end="\r", file=sys.stderr, flush=True)
+def progress_counter(noun: str = "tokens") -> Callable[[int], None]:
+    """Returns a function that shows a running count in the terminal, or notes it every 30 seconds
+    where standard error is none."""
+    if is_terminal():
+        return lambda done: print(f"\r{done:,} {noun}", end="\r", file=sys.stderr, flush=True)
     last = time.monotonic()
 
     def report(done: int) -> None:
         nonlocal last
         if time.monotonic() - last >= SILENCE:
             last = time.monotonic()
-            note(f"{done:,} {what} so far")
+            note(f"{done:,} {noun} so far")
 
     return report
 
@@ -295,11 +298,11 @@ def result(as_json: bool, value: Any, rows: Iterable[Sequence[str]], **layout: A
 
 
 def columns(text: str | None) -> dict[str, str]:
-    """What --columns says, ``text=0,label=1``, as a table."""
-    pairs = [part.partition("=") for part in (text or "").split(",") if text]
-    if not all(equals and part and column for part, equals, column in pairs):
+    """Parses ``--columns``, ``text=0,label=1``, into a dictionary."""
+    pairs = [field.partition("=") for field in (text or "").split(",") if text]
+    if not all(equals and field and column for field, equals, column in pairs):
         raise UserError(f'--columns is "{text}"; give PART=COLUMN, such as text=0,label=1.')
-    return {part.strip(): column.strip() for part, _, column in pairs}
+    return {field.strip(): column.strip() for field, _, column in pairs}
 
 
 def unescaped(text: str) -> str:
@@ -307,12 +310,12 @@ def unescaped(text: str) -> str:
     return text.replace("\\n", "\n")
 
 
-def new_file(out: str | Path, *read: str | Path | None) -> Path:
-    """Where a file may be written: no folder, and none of those that are read for it."""
+def new_file(out: str | Path, *inputs: str | Path | None) -> Path:
+    """Returns the path of an output file; UserError for a folder and for one of the ``inputs``."""
     path = Path(out)
     need(not path.is_dir(), f"--out {path} is a folder; give the name of a file in it.")
     if path.exists() and any(
-        name is not None and Path(name).exists() and path.samefile(name) for name in read
+        name is not None and Path(name).exists() and path.samefile(name) for name in inputs
     ):
         raise UserError(
             f"{path} is what is read here, and would be written over; give another name."
@@ -321,7 +324,7 @@ def new_file(out: str | Path, *read: str | Path | None) -> Path:
 
 
 def new_folder(out: str | Path) -> Path:
-    """Where a model may be saved: a folder without a run or a model in it."""
+    """Returns the path of an output folder; UserError where it holds a run or a model."""
     path = Path(out)
     for kind, names in (
         ("run", ("run.json", "step-*")),
@@ -332,13 +335,13 @@ def new_folder(out: str | Path) -> Path:
     return path
 
 
-def moving() -> bool:
-    """Whether standard error is a terminal in which a line can be written over."""
+def is_terminal() -> bool:
+    """Standard error is a terminal in which a line can be overwritten."""
     return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def colours() -> bool:
-    """Whether standard output shows colours, and whoever reads it wants them."""
+def supports_colour() -> bool:
+    """Standard output is a terminal with colours, and NO_COLOR is not set."""
     return (
         sys.stdout.isatty()
         and not os.environ.get("NO_COLOR")
@@ -347,7 +350,7 @@ def colours() -> bool:
 
 
 def ascii_only() -> bool:
-    """Whether standard output cannot show blocks."""
+    """Standard output cannot encode block characters."""
     try:
         "█▓▒░·".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import need, note
 from ..inspection import tables
 from . import eval as evaluate
-from .common import computing, emit
+from .common import add_device_options, emit
 from .parsing import Parser
 from .train import write_a_little
 from .words import learn_labels
@@ -25,8 +25,8 @@ EPILOG = "The runs are trained one after the other; what is finished is not done
 BAG = "bag-of-words"
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("runs", nargs="+", metavar="RUN.toml", help="run files with the same data and objective")
     add(
         "--minutes",
@@ -54,8 +54,8 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--bag", action="store_true", help="beside them, for labels: a bag of words (TF-IDF)")
     add("--out", default="out/compare", metavar="DIR", help="where the runs go (out/compare)")
     add("--json", action="store_true", help="the figures as JSON")
-    computing(one)
-    test = one.add_argument_group(
+    add_device_options(parser)
+    test = parser.add_argument_group(
         "a test set, read by the best checkpoint of each run: BLEU, or accuracy"
     ).add_argument
     test("--test", metavar="FILE", help="examples, or their sources")
@@ -70,46 +70,46 @@ def options(one: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> int | None:
     need(
-        given.minutes is None or given.tokens is None,
+        args.minutes is None or args.tokens is None,
         "Give --minutes or --tokens, not both: one budget for all.",
     )
     need(
-        given.minutes is None or 0 < given.minutes < math.inf,
-        f"--minutes is {given.minutes}; give more than 0.",
+        args.minutes is None or 0 < args.minutes < math.inf,
+        f"--minutes is {args.minutes}; give more than 0.",
     )
-    need(given.tokens is None or given.tokens > 0, f"--tokens is {given.tokens}; give more than 0.")
-    need(bool(given.out), "--out is empty; name a folder.")
+    need(args.tokens is None or args.tokens > 0, f"--tokens is {args.tokens}; give more than 0.")
+    need(bool(args.out), "--out is empty; name a folder.")
     need(
-        given.target is None or given.test is not None,
+        args.target is None or args.test is not None,
         "--target goes with --test; name the file of the sources.",
     )
-    need(given.seeds > 0, f"--seeds is {given.seeds}; give 1 or more.")
+    need(args.seeds > 0, f"--seeds is {args.seeds}; give 1 or more.")
     from ..training import compare as training
 
-    common = {name: value for name in ("device", "dtype") if (value := getattr(given, name))}
-    arms = training.read_arms(given.runs, given.vary, common)
+    common = {name: value for name in ("device", "dtype") if (value := getattr(args, name))}
+    arms = training.read_arms(args.runs, args.vary, common)
     settings = arms[0].settings
-    check(given, settings)
-    bag = [{"name": BAG, **bag_of_words(settings.data, given.test)}] if given.bag else []
+    check(args, settings)
+    bag = [{"name": BAG, **bag_of_words(settings.data, args.test)}] if args.bag else []
     results: dict[str, list[dict[str, Any]]] = {}
-    budget = {"minutes": given.minutes, "tokens": given.tokens}
+    budget = {"minutes": args.minutes, "tokens": args.tokens}
     for ended in training.compare(
-        arms, Path(given.out), **budget, seeds=given.seeds, sample=write_a_little
+        arms, Path(args.out), **budget, seeds=args.seeds, sample=write_a_little
     ):
         if ended.signal:
             return 128 + ended.signal
-        if given.test is not None:
-            test(given, settings, ended)
+        if args.test is not None:
+            test(args, settings, ended)
         row = {"name": ended.name, **training.figures(ended.folder), **ended.record}
         results.setdefault(ended.arm.name, []).append(row)
     rows = [
         runs[0] if len(runs) == 1 else training.over_seeds(name, runs)
         for name, runs in results.items()
     ] + bag
-    picture = draw(rows, Path(given.out) / "comparison.png")
-    if given.json:
+    picture = draw(rows, Path(args.out) / "comparison.png")
+    if args.json:
         emit(rows)
     else:
         print("\n".join(table(rows)))
@@ -117,14 +117,14 @@ def run(given: argparse.Namespace) -> int | None:
     return None
 
 
-def check(given: argparse.Namespace, settings: Any) -> None:
+def check(args: argparse.Namespace, settings: Any) -> None:
     """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs
     or cannot be read."""
     from ..data import examples, registry
     from ..evaluation import metrics
     from ..training.objectives import Classify, Tag
 
-    for name in (given.test, given.target):
+    for name in (args.test, args.target):
         need(
             name is None or registry.locate(name).is_file(),
             f"{name} is not a file; give a file of examples.",
@@ -134,46 +134,44 @@ def check(given: argparse.Namespace, settings: Any) -> None:
         isinstance(objective, Classify) and not objective.regression and isinstance(data.train, str)
     )
     fits = bags and isinstance(data.valid, str)
-    need(fits or not given.bag, "--bag is for two files of texts and labels; leave it out.")
+    need(fits or not args.bag, "--bag is for two files of texts and labels; leave it out.")
     need(
-        objective.labelled or "target" in objective.parts or given.test is None,
+        objective.labelled or "target" in objective.example_fields or args.test is None,
         "--test is for translations and labels; leave it out.",
     )
-    if (given.test is not None or given.bag) and not isinstance(objective, Tag):
+    if (args.test is not None or args.bag) and not isinstance(objective, Tag):
         metrics.installed("sklearn" if isinstance(objective, Classify) else "sacrebleu")
-    if given.test is not None and objective.labelled:
-        examples.read(given.test, objective, columns=data.columns)
+    if args.test is not None and objective.labelled:
+        examples.read(args.test, objective, columns=data.columns)
 
 
-def test(given: argparse.Namespace, settings: Any, ended: Any) -> None:
-    """Put the figures of the test set into the run's record, as ``glassformer eval`` finds them,
-    unless there."""
+def test(args: argparse.Namespace, settings: Any, ended: Any) -> None:
+    """Adds the test set's figures to the run's record, as ``glassformer eval`` computes them,
+    unless it has them."""
     data = settings.data
-    words = ["--data", given.test, "--json", *(["--before", data.prefix] if data.prefix else [])]
-    columns = ",".join(f"{part}={column}" for part, column in data.columns.items())
+    words = ["--data", args.test, "--json", *(["--before", data.prefix] if data.prefix else [])]
+    columns = ",".join(f"{field}={column}" for field, column in data.columns.items())
     words += ["--columns", columns] if columns else []
-    if "target" in settings.train.objective.parts:
-        words += ["--target", given.target] if given.target else []
+    if "target" in settings.train.objective.example_fields:
+        words += ["--target", args.target] if args.target else []
         words += [
             "--beams",
-            str(given.beams),
+            str(args.beams),
             "--figures",
             "bleu",
             "--lengths",
-            ",".join(map(str, given.lengths)),
+            ",".join(map(str, args.lengths)),
         ]
         if data.tokenizer == "words":  # texts that were parted before, perhaps into pieces
             words += ["--tokenised", "--whole-words"]
     for name in ("device", "dtype"):
-        words += [f"--{name}", value] if (value := getattr(given, name)) else []
-    asked = " ".join(words)
-    if ended.record.get("asked") != asked:
-        model_and_tokenizer = Parser(prog="glassformer eval")
-        evaluate.options(model_and_tokenizer)
-        ended.record["test"] = evaluate.measure(
-            model_and_tokenizer.parse_args([str(ended.folder), *words])
-        )
-        ended.record["asked"] = asked
+        words += [f"--{name}", value] if (value := getattr(args, name)) else []
+    command = " ".join(words)
+    if ended.record.get("asked") != command:
+        eval_parser = Parser(prog="glassformer eval")
+        evaluate.options(eval_parser)
+        ended.record["test"] = evaluate.measure(eval_parser.parse_args([str(ended.folder), *words]))
+        ended.record["asked"] = command
 
 
 def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
@@ -193,9 +191,9 @@ def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
         "peak": peak_memory(),
         "curve": [],
     }
-    for found in tests:
-        kept = {name: found[name] for name in ("accuracy", "f1", "matthews") if name in found}
-        row["test"] = {"texts": found["examples"], **kept}
+    for figures in tests:
+        scores = {name: figures[name] for name in ("accuracy", "f1", "matthews") if name in figures}
+        row["test"] = {"texts": figures["examples"], **scores}
     return row
 
 
@@ -203,7 +201,7 @@ def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One row a run, the best validation first."""
+    """Returns the lines of the table, one row a run, the best validation first."""
     rows = []
     for result in sorted(results, key=lambda result: result["valid"]["loss"]):
         row, spread = {"run": result["name"]}, result.get("spread", {"valid": {}, "test": {}})
@@ -228,9 +226,9 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         row["MiB"] = f"{result['peak'] / 2**20:,.0f}"
         rows.append(row)
     kinds = ("run", "valid", "test", "bleu")
-    found = dict.fromkeys(name for row in rows for name in row)
+    columns = dict.fromkeys(name for row in rows for name in row)
     names = sorted(
-        found,
+        columns,
         key=lambda name: kinds.index(name.split()[0]) if name.split()[0] in kinds else len(kinds),
     )
     return tables.lines(([row.get(name, "-") for name in names] for row in rows), names)
@@ -243,8 +241,8 @@ def cell(
     factor: float = 1.0,
 ) -> str:
     """A figure, with its standard deviation over seeds where there are several."""
-    shown = show(value * factor)
-    return shown if spread is None else f"{shown} ±{show(spread * factor)}"
+    figure = show(value * factor)
+    return figure if spread is None else f"{figure} ±{show(spread * factor)}"
 
 
 def draw(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
@@ -267,7 +265,7 @@ def draw(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
         for seed, run in enumerate(result.get("seeds", [result])):
             tokens, seconds, valid, train = zip(*run["curve"], strict=True)
             look: dict[str, Any] = {"color": f"C{colour}", "linewidth": 1, "markersize": 3}
-            for axes, x, what in ((panels[0], tokens, "tokens"), (panels[1], seconds, "seconds")):
+            for axes, x, label in ((panels[0], tokens, "tokens"), (panels[1], seconds, "seconds")):
                 axes.plot(x, valid, "o-", label=None if seed else result["name"], **look)
                 axes.plot(
                     x,
@@ -276,7 +274,7 @@ def draw(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
                     alpha=0.6,
                     **look,
                 )
-                axes.set(xlabel=what, ylabel="loss (nats): validation, and dotted training")
+                axes.set(xlabel=label, ylabel="loss (nats): validation, and dotted training")
     for result in lengths:
         groups = result["test"]["by length"]
         panels[2].plot(

@@ -26,45 +26,45 @@ compdef _glassformer glassformer""",
 }
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    one.add_argument(
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "shell", choices=[*SHELLS, "words"], help="words: what may stand where the last WORD does"
     )
-    one.add_argument(
+    parser.add_argument(
         "words", nargs="*", metavar="WORD", help="with words: the command line as far as it goes"
     )
 
 
-def run(given: argparse.Namespace) -> None:
-    print(SHELLS[given.shell] if given.shell in SHELLS else "\n".join(candidates(given.words)))
+def run(args: argparse.Namespace) -> None:
+    print(SHELLS[args.shell] if args.shell in SHELLS else "\n".join(candidates(args.words)))
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """What the last of these words may become; nothing where it is a file or free text."""
+    """Returns the completions of the last of these words; none where it is a file or free text."""
     from ..cli import parser
 
     *before, last = words or [""]
-    one = parser(before[:1])
-    while before and before[0] in one.verbs:
-        one = one.verbs[before.pop(0)]
-    asking = one.asking(before)
+    command = parser(before[:1])
+    while before and before[0] in command.verbs:
+        command = command.verbs[before.pop(0)]
+    asking = command.asking(before)
     if asking is not None:
-        found = [str(choice) for choice in asking.choices or ()]
-    elif one.verbs:
-        found = [*one.verbs, *one.options]
+        choices = [str(choice) for choice in asking.choices or ()]
+    elif command.verbs:
+        choices = [*command.verbs, *command.options]
     elif last.startswith("-"):
         from ..config import settings
 
         more = (
             dict.fromkeys(f"--{setting.path}" for setting in settings.every())
-            if one.get_default("open")
+            if command.get_default("open")
             else ()
         )
-        found = [*one.options, *more]
+        choices = [*command.options, *more]
     else:
-        found = [
+        choices = [
             str(choice)
-            for action in one._get_positional_actions()
+            for action in command._get_positional_actions()
             for choice in action.choices or ()
         ]
-    return [word for word in found if word.startswith(last)]
+    return [word for word in choices if word.startswith(last)]

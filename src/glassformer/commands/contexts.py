@@ -5,34 +5,33 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need, note
-from .common import MODEL, computing, emit, model_and_tokenizer
+from .common import MODEL, add_device_options, emit, load_model_and_tokenizer
 
 EXAMPLES = (
     'glassformer contexts out/mine bank "We sat on the river bank." "He took it to the bank."',
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("word", metavar="WORD", help="a word that both texts have")
-    one.add_argument("text", nargs="*", metavar="TEXT", help="the two texts")
-    computing(one)
-    one.add_argument("--json", action="store_true", help="the cosines as JSON")
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("word", metavar="WORD", help="a word that both texts have")
+    parser.add_argument("text", nargs="*", metavar="TEXT", help="the two texts")
+    add_device_options(parser)
+    parser.add_argument("--json", action="store_true", help="the cosines as JSON")
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    need(len(given.text) == 2, f"There are {len(given.text)} texts; give two that have the word.")
+    need(len(args.text) == 2, f"There are {len(args.text)} texts; give two that have the word.")
     from .. import inspection
 
-    found = inspection.word_in_contexts(*model_and_tokenizer(given), given.word, *given.text)
-    if given.json:
-        emit(found.to_dict())
+    results = inspection.word_in_contexts(*load_model_and_tokenizer(args), args.word, *args.text)
+    if args.json:
+        emit(results.to_dict())
         return
-    for line in found.notes:
+    for line in results.notes:
         note(line)
-    for text, places, pieces in zip(found.texts, found.positions, found.pieces, strict=True):
+    for text, places, pieces in zip(results.texts, results.positions, results.pieces, strict=True):
         print(
             "  ".join(
                 f"{place}:{piece.shown}" for place, piece in zip(places, pieces, strict=True)
@@ -40,4 +39,4 @@ def run(given: argparse.Namespace) -> None:
             f"  in: {text}",
         )
     print("\ncosine of the word's two vectors, and of the word with the other text's other words\n")
-    print("\n".join(found.table()))
+    print("\n".join(results.table()))

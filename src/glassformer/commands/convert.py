@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, need, note
-from .common import MODEL, new_file, new_folder, untrained, using
+from .common import MODEL, add_use_option, new_file, new_folder, untrained
 
 KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf", "gguf")
 EXAMPLES = (
@@ -23,13 +23,13 @@ LETTERS += "train('char', [open('input.txt').read()], specials=[]).save('letters
 SMALL = 512  # entries: a smaller vocabulary is of characters
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
     add("folder", nargs="?", help=argparse.SUPPRESS)
     add("--out", metavar="FOLDER", help="where to save it")
-    said = "hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)"
-    add("--layout", choices=["hf", "glassformer", "gguf"], help=said)
+    help = "hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)"
+    add("--layout", choices=["hf", "glassformer", "gguf"], help=help)
     add(
         "--numbers",
         metavar="K",
@@ -37,94 +37,94 @@ def options(one: argparse.ArgumentParser) -> None:
     )
     add("--from", dest="kind", choices=KINDS, help="MODEL is a file that this library saved")
     add("--config", metavar="FILE", help="with --from: JSON that says what its weights do not")
-    said = "the tokenizer to save with it: a name such as gpt2, a file or a folder"
-    add("--tokenizer", metavar="NAME", help=said)
+    help = "the tokenizer to save with it: a name such as gpt2, a file or a folder"
+    add("--tokenizer", metavar="NAME", help=help)
     add("--context", type=int, metavar="N", help="tokens it is to read, in place of its own number")
-    using(one)
+    add_use_option(parser)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from ..checkpoints import Checkpoint, store, torch_files
     from ..nn.quantized import quantized
 
-    out = given.out or given.folder
+    out = args.out or args.folder
     need(out is not None, "Say where the model goes: --out FOLDER.")
-    need(given.numbers is None or given.layout == "gguf", "--numbers goes with --layout gguf.")
-    if given.kind == "gguf":
+    need(args.numbers is None or args.layout == "gguf", "--numbers goes with --layout gguf.")
+    if args.kind == "gguf":
         need(
-            given.model.endswith(".gguf") and Path(given.model).is_file(),
-            f"{given.model} is no .gguf file; name one.",
+            args.model.endswith(".gguf") and Path(args.model).is_file(),
+            f"{args.model} is no .gguf file; name one.",
         )
-        given.kind = None
-    if given.layout == "gguf":
-        _to_gguf(given, out)
+        args.kind = None
+    if args.layout == "gguf":
+        _to_gguf(args, out)
         return
     folder = new_folder(out)
-    if given.kind is not None:
+    if args.kind is not None:
         need(
-            given.context is None,
+            args.context is None,
             "--context is for a model that is a folder; convert the file first.",
         )
-        asked, path = _asked_for(given.tokenizer), Path(given.model)
-        model = torch_files.load(given.kind, path, Path(given.config) if given.config else None)
-        tokenizer = _checked(asked, given.tokenizer, model) or _tokenizer_beside(
-            given.kind, path, model, out
+        named_tokenizer, path = _asked_for(args.tokenizer), Path(args.model)
+        model = torch_files.load(args.kind, path, Path(args.config) if args.config else None)
+        tokenizer = _checked(named_tokenizer, args.tokenizer, model) or _tokenizer_beside(
+            args.kind, path, model, out
         )
-        store.save(model, folder, tokenizer, layout=given.layout)
+        store.save(model, folder, tokenizer, layout=args.layout)
     else:
-        need(given.config is None, "--config goes with --from.")
-        asked = _asked_for(given.tokenizer)
-        opened = Checkpoint.open(given.model, given.context)
+        need(args.config is None, "--config goes with --from.")
+        named_tokenizer = _asked_for(args.tokenizer)
+        opened = Checkpoint.open(args.model, args.context)
         model = opened.model()
-        tokenizer = _checked(asked, given.tokenizer, model) or opened.tokenizer()
-        untrained(given.model)
+        tokenizer = _checked(named_tokenizer, args.tokenizer, model) or opened.tokenizer()
+        untrained(args.model)
         reads = opened.source_tokenizer()
-        layout: Any = given.layout or (None if quantized(model) else "hf")
+        layout: Any = args.layout or (None if quantized(model) else "hf")
         store.save(
             model, folder, tokenizer, layout=layout, labels=opened.labels, source_tokenizer=reads
         )
     print(out)
 
 
-def _to_gguf(given: argparse.Namespace, out: str) -> None:
+def _to_gguf(args: argparse.Namespace, out: str) -> None:
     """A file for llama.cpp."""
     from ..checkpoints import Checkpoint, gguf
 
     need(
-        given.kind is None and given.config is None,
+        args.kind is None and args.config is None,
         "--layout gguf writes a model that is a folder; convert it first.",
     )
     need(out.endswith(".gguf"), f"A GGUF model is one file: --out {out}.gguf.")
-    path = new_file(out, given.model)
-    opened = Checkpoint.open(given.model, given.context)
-    untrained(given.model)
+    path = new_file(out, args.model)
+    opened = Checkpoint.open(args.model, args.context)
+    untrained(args.model)
     model = opened.model()
-    tokenizer = _checked(_asked_for(given.tokenizer), given.tokenizer, model) or opened.tokenizer()
+    tokenizer = _checked(_asked_for(args.tokenizer), args.tokenizer, model) or opened.tokenizer()
     if tokenizer is None:
         note(
             "This model has no tokenizer, so llama.cpp will read ids alone; --tokenizer NAME "
             "adds one."
         )
-    held = gguf.save(
-        model, path, (given.numbers or "F16").upper(), tokenizer, _name(given.model, opened)
+    tensor_counts = gguf.save(
+        model, path, (args.numbers or "F16").upper(), tokenizer, _name(args.model, opened)
     )
     note(
         "Tensors by their numbers: "
-        f"{', '.join(f'{count} of {kind}' for kind, count in held.most_common())}."
+        f"{', '.join(f'{count} of {kind}' for kind, count in tensor_counts.most_common())}."
     )
     print(out)
 
 
 def _name(model: str, opened: Any) -> str:
-    """What a GGUF file calls the model: the folder's name (of a checkpoint the run's too), or the
-    hub's or recipe's."""
+    """Returns the name of the model in a GGUF file: the folder's name (of a checkpoint the run's
+    too), or the hub's or recipe's."""
     from ..checkpoints import gguf
 
     if opened.gguf:
         return gguf.name(opened.folder)
     folder = Path(model).expanduser()
-    whole = folder.resolve() if folder.is_dir() else folder
-    return f"{whole.parent.name}-{whole.name}" if whole.name.startswith("step-") else whole.name
+    path = folder.resolve() if folder.is_dir() else folder
+    return f"{path.parent.name}-{path.name}" if path.name.startswith("step-") else path.name
 
 
 def _asked_for(name: str | None) -> Any:
@@ -167,7 +167,7 @@ def _tokenizer_beside(kind: str, path: Path, model: Any, out: str) -> Any:
             )
     if tokenizer is None:
         usual = "gpt2" if rows in GPT2.get(kind, ()) else "NAME"
-        how = (
+        fix = (
             f"glassformer convert {shlex.quote(out)} --tokenizer {usual} --out NEW_FOLDER adds one"
         )
         more = (
@@ -175,11 +175,11 @@ def _tokenizer_beside(kind: str, path: Path, model: Any, out: str) -> Any:
             if rows < SMALL
             else "."
         )
-        note(f"This model has no tokenizer: {how}{more}")
+        note(f"This model has no tokenizer: {fix}{more}")
     return tokenizer
 
 
 def _letters() -> str:
-    """What makes the tokenizer of nanoGPT's and minGPT's characters: sorted, from 0, and nothing
-    else."""
+    """Returns the command that makes the tokenizer of nanoGPT's and minGPT's characters: sorted,
+    from 0, and nothing else."""
     return f'python -c "{LETTERS}" makes the folder letters of input.txt.'

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest, need
-from .common import result, using
+from .common import add_use_option, result
 from .parsing import settings
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ EPILOG = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--batch",
         type=int,
@@ -47,40 +47,40 @@ def options(one: argparse.ArgumentParser) -> None:
         help="a run file on so many processes: what each holds and receives",
     )
     add("--json", action="store_true", help="as JSON")
-    using(one)
+    add_use_option(parser)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from ..config import run_file
     from ..cost import cost
 
     for name in ("batch", "context", "processes"):
-        value = getattr(given, name)
+        value = getattr(args, name)
         need(value is None or value >= 1, f"--{name} is {value}; give 1 or more.")
-    named, changes = settings(given.rest)
+    named, changes = settings(args.extra)
     if named is None:
         raise UserError("Give a recipe, a folder or a run file; see glassformer cost --help.")
     if named.endswith(".toml"):
         from ..training.plan import plan_run
 
-        plan = plan_run(run_file.read(named, changes))
-        how, context = plan.settings.train, given.context or plan.context
+        plan = plan_run(run_file.read_run(named, changes))
+        train, context = plan.settings.train, args.context or plan.context
         # rows of a piece, as in a training
-        model, batch = plan.model, -(-(given.batch or how.batch) // how.accumulate)
+        model, batch = plan.model, -(-(args.batch or train.batch) // train.accumulate)
     else:
-        model, batch, context = _changed(named, changes), given.batch or 1, given.context
-    found = cost(model, batch, context)
-    numbers, rows = found.to_dict(), found.table()
-    if given.processes is not None:
+        model, batch, context = _changed(named, changes), args.batch or 1, args.context
+    estimate = cost(model, batch, context)
+    numbers, rows = estimate.to_dict(), estimate.table()
+    if args.processes is not None:
         need(
             named.endswith(".toml"),
             "--processes is for a run file, which says the batch and its pieces; give one.",
         )
-        for layout in _layouts(plan, given.processes):
+        for layout in _layouts(plan, args.processes):
             numbers["layout"] = layout.to_dict()
             # what is held and sent differs
             rows += layout.rows()[3 if layout.dtype == "bf16" else 0 :]
-    result(given.json, numbers, rows)
+    result(args.json, numbers, rows)
 
 
 def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
@@ -90,21 +90,21 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
     from ..cost import cost
     from ..parallel.layout import Layout, pieces_for
 
-    how, parallel = plan.settings.train, plan.settings.parallel.of(processes)
-    pieces = pieces_for(how.accumulate, parallel)
+    train, parallel = plan.settings.train, plan.settings.parallel.of(processes)
+    pieces = pieces_for(train.accumulate, parallel)
     few = (
-        f"train.batch is {how.batch} rows, too few for {pieces} pieces, a multiple of the "
+        f"train.batch is {train.batch} rows, too few for {pieces} pieces, a multiple of the "
         "processes; raise it."
     )
-    need(pieces <= how.batch, few)
+    need(pieces <= train.batch, few)
     if any(parallel.size(axis) > 1 for axis in AXES if axis not in ("data", "replicate")):
         from ..parallel.mesh import Mesh
         from ..training.processes import check
 
-        check(how, plan.model, Mesh(parallel))
-    found = cost(plan.model, -(-how.batch // pieces), plan.context)
-    muon = isinstance(how.optimizer, Muon)
-    return [Layout(found, parallel, pieces, dtype, muon) for dtype in ("fp32", "bf16")]
+        check(train, plan.model, Mesh(parallel))
+    estimate = cost(plan.model, -(-train.batch // pieces), plan.context)
+    muon = isinstance(train.optimizer, Muon)
+    return [Layout(estimate, parallel, pieces, dtype, muon) for dtype in ("fp32", "bf16")]
 
 
 def _changed(name: str, changes: dict[str, str]) -> Model:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import note
-from .common import counted, emit, file_or_input, rows, unescaped
+from .common import count_noun, emit, file_or_input, rows, unescaped
 
 EXAMPLES = ("glassformer data", "glassformer data python-docs")
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "name",
         nargs="?",
@@ -37,48 +37,55 @@ def examples() -> list[dict[str, Any]]:
     from ..config import run_file
     from ..data import registry
 
-    found: list[dict[str, Any]] = []
-    for one in registry.example_sets():
-        names = [file.place.partition("/")[2] for file in one.files]
-        found.append(
-            {"name": one.name, "files": names, "origin": one.origin, "licence": one.licence}
+    sets: list[dict[str, Any]] = []
+    for example_set in registry.example_sets():
+        names = [file.place.partition("/")[2] for file in example_set.files]
+        sets.append(
+            {
+                "name": example_set.name,
+                "files": names,
+                "origin": example_set.origin,
+                "licence": example_set.licence,
+            }
         )
-    known = {*registry.example_files(), *(corpus.name for corpus in registry.corpora())}
-    wanted: dict[str, list[str]] = {}
+    seen_names = {*registry.example_files(), *(corpus.name for corpus in registry.corpora())}
+    missing: dict[str, list[str]] = {}
     for path in run_file.run_files().values():
         table = files.read_toml(path).get("data", {})
         for value in (table.get("train"), table.get("valid")):
-            asked = (
+            places = (
                 value.values()
                 if isinstance(value, dict)
                 else value
                 if isinstance(value, list)
                 else [value]
             )
-            for place in (one for one in asked if isinstance(one, str) and one not in known):
+            for place in (
+                place for place in places if isinstance(place, str) and place not in seen_names
+            ):
                 folder, _, file = place.partition("/")
-                known.add(place)
+                seen_names.add(place)
                 if folder != "out":  # what another run file made
-                    wanted.setdefault(folder, []).append(file)
+                    missing.setdefault(folder, []).append(file)
     yours = {
         "origin": "bring it: GLASSFORMER_DATA names the folder it lies in",
         "licence": "its own",
     }
-    return found + [{"name": name, "files": files, **yours} for name, files in wanted.items()]
+    return sets + [{"name": name, "files": files, **yours} for name, files in missing.items()]
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from ..data import find as find_corpus
     from ..data import registry
 
-    if given.name is None:
+    if args.name is None:
         corpora = registry.corpora()
-        if given.json:
-            said = [
+        if args.json:
+            named = [
                 {"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence}
                 for c in corpora
             ]
-            emit([*said, *examples()])
+            emit([*named, *examples()])
         else:
             texts = [(c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora]
             sets = [
@@ -87,14 +94,18 @@ def run(given: argparse.Namespace) -> None:
             ]
             rows(*texts, *sets)
         return
-    source = find_corpus(file_or_input(given.name), given.field, given.separator)
+    source = find_corpus(file_or_input(args.name), args.field, args.separator)
     for line in source.notes:
         note(line)
-    found = source.summary()
-    if given.json:
-        emit({name: str(v) if isinstance(v, Path) else v for name, v in vars(found).items()})
+    summary = source.summary()
+    if args.json:
+        emit({name: str(v) if isinstance(v, Path) else v for name, v in vars(summary).items()})
     else:
-        pieces = f"{counted(found.documents, 'document')}, {counted(found.files, 'file')}"
-        counts = f"{found.bytes:,} bytes of text in {pieces}"
-        where = (("lies at", str(found.path)), ("from", found.origin), ("licence", found.licence))
-        rows(("corpus", found.name), ("holds", counts), *where)
+        pieces = f"{count_noun(summary.documents, 'document')}, {count_noun(summary.files, 'file')}"
+        size = f"{summary.bytes:,} bytes of text in {pieces}"
+        origin = (
+            ("lies at", str(summary.path)),
+            ("from", summary.origin),
+            ("licence", summary.licence),
+        )
+        rows(("corpus", summary.name), ("holds", size), *origin)

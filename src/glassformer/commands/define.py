@@ -14,8 +14,8 @@ EXAMPLES = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "term",
         nargs="*",
@@ -30,20 +30,21 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="as JSON")
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from ..learn import glossary
 
-    if not given.term:
-        if given.json:
+    if not args.term:
+        if args.json:
             emit([term.to_dict() for term in glossary.terms()])
         else:
             table(
-                [(term.name, term.page, term.sentence) for term in glossary.terms()], left=(0, 1, 2)
+                [(term.name, term.page, term.sentence) for term in glossary.terms()],
+                left_aligned=(0, 1, 2),
             )
         return
-    term = glossary.find(" ".join(given.term))
-    number = None if given.no_number else glossary.live(term)
-    if given.json:
+    term = glossary.find(" ".join(args.term))
+    number = None if args.no_number else glossary.live(term)
+    if args.json:
         emit(term.to_dict() | ({} if number is None else {"live": number}))
         return
     also = f" (also {', '.join(term.also)})" if term.also else ""
@@ -55,6 +56,6 @@ def run(given: argparse.Namespace) -> None:
     lines += [("now", number)] if number else []
     lines += [("road", f"{term.road} {term.page}")]
     lines += [("see", ", ".join(term.related))] if term.related else []
-    table(lines, left=(0, 1))
+    table(lines, left_aligned=(0, 1))
     if term.exercise:
         note(f"Write it yourself: glassformer learn start {term.exercise}")

@@ -13,8 +13,8 @@ from ..errors import need, note
 EXAMPLES = ("glassformer docs", "glassformer docs learn/04-attention", "glassformer docs --print")
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "page",
         nargs="?",
@@ -30,23 +30,23 @@ def options(one: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     site = Path(str(resources.files("glassformer"))) / "site"
     need(
         (site / "index.html").exists(),
         "The site is not built here: run make docs in a checkout of Glassformer; a wheel built "
         "after that carries it.",
     )
-    page = given.page.removesuffix(".html").removesuffix(".md").strip("/")
-    there = sorted(
-        str(one.relative_to(site).with_suffix(""))
-        for one in site.rglob("*.html")
-        if "live" not in one.parts
+    page = args.page.removesuffix(".html").removesuffix(".md").strip("/")
+    pages = sorted(
+        str(path.relative_to(site).with_suffix(""))
+        for path in site.rglob("*.html")
+        if "live" not in path.parts
     )
-    near = get_close_matches(page, there, n=1, cutoff=0.3)
+    near = get_close_matches(page, pages, n=1, cutoff=0.3)
     meant = f' Did you mean "{near[0]}"?' if near else ""
-    need(page in there, f'The site has no page "{page}".{meant}')
+    need(page in pages, f'The site has no page "{page}".{meant}')
     url = (site / f"{page}.html").as_uri()
     print(url)
-    if not given.only_print and not webbrowser.open(url):
+    if not args.only_print and not webbrowser.open(url):
         note("No browser was found; open this address yourself.")

@@ -22,20 +22,20 @@ COMPILE = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--json", action="store_true", help="as JSON")
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON")
 
 
-def run(given: argparse.Namespace) -> None:
-    found = findings()
-    rows = [(name.replace("_", " "), _words(value)) for name, value in found.items()]
-    result(given.json, found, rows, left=(0, 1))
-    for advice in advices(found):
+def run(args: argparse.Namespace) -> None:
+    values = findings()
+    rows = [(name.replace("_", " "), _words(value)) for name, value in values.items()]
+    result(args.json, values, rows, left=(0, 1))
+    for advice in advices(values):
         note(advice)
 
 
 def findings() -> dict[str, Any]:
-    """What there is, by name: versions, processor, kernels, threads, memory."""
+    """Returns versions, processor, kernels, threads and memory of this machine by name."""
     import os
     import platform
 
@@ -66,24 +66,24 @@ def findings() -> dict[str, Any]:
     }
 
 
-def advices(found: dict[str, Any]) -> list[str]:
-    """What to do about what was found, a sentence or two each; none where all is well."""
-    told = []
-    if found["kernels"] == "torch" and "x86_64" in found["system"]:
-        told.append(
-            COMPILE if not found["builds"] and "avx2" in found["features"] else found["why"]
+def advices(values: dict[str, Any]) -> list[str]:
+    """Returns advice on the findings, a sentence or two each; none where all is well."""
+    advice = []
+    if values["kernels"] == "torch" and "x86_64" in values["system"]:
+        advice.append(
+            COMPILE if not values["builds"] and "avx2" in values["features"] else values["why"]
         )
-    if found["threads"] < found["cores"]:
-        told.append(
-            f"{found['threads']} of {found['cores']} cores compute: OMP_NUM_THREADS or a "
+    if values["threads"] < values["cores"]:
+        advice.append(
+            f"{values['threads']} of {values['cores']} cores compute: OMP_NUM_THREADS or a "
             "container says so."
         )
-    if found["kernels"] != "torch" and found["thread_pool"] is None:
-        told.append(
+    if values["kernels"] != "torch" and values["thread_pool"] is None:
+        advice.append(
             "torch brings no OpenMP pool of the kind that the kernels use, so that they "
             "compute on one core."
         )
-    return told
+    return advice
 
 
 def memory_speed() -> float:

@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 from .common import (
-    computing,
-    counted,
-    counting,
-    editing,
-    edits_of,
+    add_device_options,
+    add_edit_option,
+    add_text_options,
+    add_truncate_option,
+    count_noun,
     emit,
-    model_and_tokenizer,
-    reading,
+    load_model_and_tokenizer,
+    parse_edits,
+    progress_counter,
     texts,
-    truncating,
 )
 
 EXAMPLES = (
@@ -25,53 +25,55 @@ EXAMPLES = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    reading(one)
-    one.add_argument(
+def options(parser: argparse.ArgumentParser) -> None:
+    add_text_options(parser)
+    parser.add_argument(
         "--out",
         metavar="FILE",
         help='save the vectors as "vectors" (texts, width) in a .safetensors file; - is standard '
         "output",
     )
-    truncating(one)
-    editing(one)
-    computing(one)
-    one.add_argument("--json", action="store_true", help="the vectors as JSON, a text a line")
+    add_truncate_option(parser)
+    add_edit_option(parser)
+    add_device_options(parser)
+    parser.add_argument("--json", action="store_true", help="the vectors as JSON, a text a line")
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from .. import files, generation
     from ..errors import need
 
-    read = texts(given, given.text)
-    need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
-    edits = edits_of(given)
-    model, tokenizer = model_and_tokenizer(given)
-    told = {
-        "truncate": given.truncate,
-        "batch": given.batch,
-        "progress": counting("texts"),
+    inputs = texts(args, args.text)
+    need(args.batch >= 1, f"batch is {args.batch}; give 1 or more.")
+    edits = parse_edits(args)
+    model, tokenizer = load_model_and_tokenizer(args)
+    options = {
+        "truncate": args.truncate,
+        "batch": args.batch,
+        "progress": progress_counter("texts"),
         "edits": edits,
     }
-    vectors = generation.embed(model, tokenizer, read, **told)
-    if given.out:
+    vectors = generation.embed(model, tokenizer, inputs, **options)
+    if args.out:
         from safetensors.torch import save
 
         content = save({"vectors": vectors.contiguous()})
-        if given.out == "-":
+        if args.out == "-":
             sys.stdout.buffer.write(content)
             return
-        files.write(Path(given.out), content)
-        print(f"{counted(len(read), 'vector')} of {vectors.shape[1]} numbers in {given.out}")
-    elif given.json:
-        for text, vector in zip(read, vectors.tolist(), strict=True):
+        files.write(Path(args.out), content)
+        print(f"{count_noun(len(inputs), 'vector')} of {vectors.shape[1]} numbers in {args.out}")
+    elif args.json:
+        for text, vector in zip(inputs, vectors.tolist(), strict=True):
             emit({"text": text, "vector": vector})
     else:
         import torch
 
         unit = torch.nn.functional.normalize(vectors, dim=-1)
-        for text, row, vector in zip(read, (unit @ unit.T).tolist(), vectors.tolist(), strict=True):
+        for text, row, vector in zip(
+            inputs, (unit @ unit.T).tolist(), vectors.tolist(), strict=True
+        ):
             print(text)
             print(f"  {len(vector)} numbers: {' '.join(f'{x:.4f}' for x in vector[:6])} ...")
-            if len(read) > 1:
+            if len(inputs) > 1:
                 print(f"  cosine with each text: {' '.join(f'{x:.4f}' for x in row)}")

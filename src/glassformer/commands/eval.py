@@ -15,14 +15,14 @@ from . import common
 from .classify import labels_of
 from .common import (
     MODEL,
+    add_device_options,
+    add_edit_option,
     columns,
-    computing,
-    counted,
-    counting,
-    editing,
-    edits_of,
+    count_noun,
     emit,
-    model_and_tokenizer,
+    load_model_and_tokenizer,
+    parse_edits,
+    progress_counter,
     rows,
     unescaped,
 )
@@ -40,16 +40,16 @@ EPILOG = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
     add("--data", metavar="FILE", help="a file, a folder or a named corpus; examples")
     add("--json", action="store_true", help="the figures as JSON")
     add("--batch", type=int, metavar="N", help="windows or texts at once (8, texts 32)")
-    editing(one)
-    computing(one)
+    add_edit_option(parser)
+    add_device_options(parser)
 
-    text = one.add_argument_group("the loss of a text; every token is counted once").add_argument
+    text = parser.add_argument_group("the loss of a text; every token is counted once").add_argument
     text("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
     text(
         "--separator",
@@ -60,7 +60,7 @@ def options(one: argparse.ArgumentParser) -> None:
     text("--context", type=int, metavar="N", help="tokens a window holds (the model's context)")
     text("--stride", type=int, metavar="N", help="how far windows move on (half of the context)")
 
-    tasks = one.add_argument_group(
+    tasks = parser.add_argument_group(
         "tasks of lm-evaluation-harness, instead of --data: multiple choice, zero-shot or few-shot"
     ).add_argument
     tasks("--tasks", metavar="T,...", help="such as hellaswag,arc_easy,piqa")
@@ -70,7 +70,7 @@ def options(one: argparse.ArgumentParser) -> None:
     tasks("--limit", type=int, metavar="N", help="only the first N questions of each task")
     tasks("--task-files", type=Path, metavar="DIR", help="a folder with tasks of your own, as YAML")
 
-    pairs = one.add_argument_group(
+    pairs = parser.add_argument_group(
         "examples: from source to target, or from text to label"
     ).add_argument
     pairs("--target", metavar="FILE", help="the file with the right targets, line by line")
@@ -117,102 +117,102 @@ def names(text: str | None) -> list[str]:
 
 def numbers(text: str | None) -> list[int]:
     """``10,20,30``."""
-    found = (
+    lengths = (
         [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")] if text else []
     )
-    rising = all(low < high for low, high in zip([0, *found], found, strict=False))
+    rising = all(low < high for low, high in zip([0, *lengths], lengths, strict=False))
     need(rising, f'--lengths is "{text}"; give integers that rise, such as 10,20,30.')
-    return found
+    return lengths
 
 
-def run(given: argparse.Namespace) -> None:
-    given.edit = edits_of(given)
+def run(args: argparse.Namespace) -> None:
+    args.edit = parse_edits(args)
     need(
-        (given.data is None) != (given.tasks is None),
+        (args.data is None) != (args.tasks is None),
         "Give --data FILE, or --tasks NAME,... to answer tasks.",
     )
-    if given.tasks is not None:
-        tasks(given)
+    if args.tasks is not None:
+        tasks(args)
         return
-    if given.out is not None:
-        common.new_file(given.out, given.data, given.target)
-    given.data = common.file_or_input(given.data)
-    show(given, measure(given))
+    if args.out is not None:
+        common.new_file(args.out, args.data, args.target)
+    args.data = common.file_or_input(args.data)
+    show(args, measure(args))
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The figures that follow from the model's shape."""
     from .. import config, generation
 
-    given.columns, given.figures, given.lengths = (
-        columns(given.columns),
-        names(given.figures),
-        numbers(given.lengths),
+    args.columns, args.figures, args.lengths = (
+        columns(args.columns),
+        names(args.figures),
+        numbers(args.lengths),
     )
-    model, tokenizer = model_and_tokenizer(given)
-    paired = given.target is not None or "source" in given.columns
+    model, tokenizer = load_model_and_tokenizer(args)
+    paired = args.target is not None or "source" in args.columns
     if isinstance(model.config, config.EncoderDecoder):
-        return targets(given, model, tokenizer)
+        return targets(args, model, tokenizer)
     if paired and isinstance(model.config, config.Decoder):
-        learned = common.objective_of(given.model)
+        learned = common.objective_of(args.model)
         need(
             learned in ("Seq2Seq", None),
-            f"{given.model} was trained to continue text ({learned}) and writes no targets; "
+            f"{args.model} was trained to continue text ({learned}) and writes no targets; "
             "train with "
             "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
         )
-        return targets(given, model, tokenizer)
+        return targets(args, model, tokenizer)
     if model.config.pool is not None and model.config.pool.labels:
-        return labels(given, model, tokenizer)
+        return labels(args, model, tokenizer)
     if generation.tags(model.config):
-        return tags(given, model, tokenizer)
+        return tags(args, model, tokenizer)
     sentence = (
         "This model has no labels and writes no targets, so --columns means nothing; leave it out."
     )
-    need(not given.columns, sentence)
-    return text(given, model, tokenizer)
+    need(not args.columns, sentence)
+    return text(args, model, tokenizer)
 
 
-def tasks(given: argparse.Namespace) -> None:
+def tasks(args: argparse.Namespace) -> None:
     """Tasks of lm-evaluation-harness."""
     from .harness import evaluate_tasks
 
-    need(given.shots is None or given.shots >= 0, f"--shots is {given.shots}; give 0 or more.")
-    need(given.limit is None or given.limit > 0, f"--limit is {given.limit}; give 1 or more.")
-    folder = given.task_files
+    need(args.shots is None or args.shots >= 0, f"--shots is {args.shots}; give 0 or more.")
+    need(args.limit is None or args.limit > 0, f"--limit is {args.limit}; give 1 or more.")
+    folder = args.task_files
     need(
         folder is None or folder.is_dir(),
         f"--task-files {folder} is not a folder; give one that holds YAML files.",
     )
-    model, tokenizer = model_and_tokenizer(given)
+    model, tokenizer = load_model_and_tokenizer(args)
     figures = evaluate_tasks(
         model,
         tokenizer,
-        names(given.tasks),
-        shots=given.shots,
-        limit=given.limit,
+        names(args.tasks),
+        shots=args.shots,
+        limit=args.limit,
         folder=folder,
-        batch=given.batch or 16,
-        progress=counting("answers"),
-        edits=given.edit,
+        batch=args.batch or 16,
+        progress=progress_counter("answers"),
+        edits=args.edit,
     )
-    show(given, figures)
+    show(args, figures)
 
 
-def text(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+def text(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The loss of a text."""
     from .. import evaluation
     from ..data import find as find_corpus
 
-    source = find_corpus(given.data, given.field, given.separator)
+    source = find_corpus(args.data, args.field, args.separator)
     for line in source.notes:
         note(line)
-    context = model.config.context if given.context is None else given.context
-    stride = max(context // 2, 1) if given.stride is None else given.stride
-    batch = 8 if given.batch is None else given.batch
-    how = {"context": context, "stride": stride, "batch": batch, "edits": given.edit}
-    score = evaluation.score(model, tokenizer, source, progress=counting(), **how)
-    if given.json:
+    context = model.config.context if args.context is None else args.context
+    stride = max(context // 2, 1) if args.stride is None else args.stride
+    batch = 8 if args.batch is None else args.batch
+    options = {"context": context, "stride": stride, "batch": batch, "edits": args.edit}
+    score = evaluation.score(model, tokenizer, source, progress=progress_counter(), **options)
+    if args.json:
         return {**score.to_dict(), "context": context, "stride": stride}
     note(
         f"Perplexity is exp(loss) of a token, one of this tokenizer's {tokenizer.size:,}, after "
@@ -229,98 +229,107 @@ def text(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any
     }
 
 
-def targets(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
-    """What the model writes for each source, against the targets."""
+def targets(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+    """Returns the figures of the model's hypotheses against the targets."""
     from .. import evaluation, files, generation
     from ..training.objectives import Seq2Seq
 
-    examples = read(given, Seq2Seq())
+    examples = read_examples(args, Seq2Seq())
     note(
-        f"{counted(len(examples), 'text')}, {given.beams} beams each, up to {given.max_new} "
+        f"{count_noun(len(examples), 'text')}, {args.beams} beams each, up to {args.max_new} "
         "tokens long."
     )
     hypotheses = generation.search(
         model,
         tokenizer,
         [example.first for example in examples],
-        batch=32 if given.batch is None else given.batch,
-        progress=counting("texts"),
-        beams=given.beams,
-        length_penalty=given.length_penalty,
-        max_new=given.max_new,
-        cut=given.cut,
-        edits=given.edit,
+        batch=32 if args.batch is None else args.batch,
+        progress=progress_counter("texts"),
+        beams=args.beams,
+        length_penalty=args.length_penalty,
+        max_new=args.max_new,
+        cut=args.cut,
+        edits=args.edit,
     )
-    whole = evaluation.whole_words if given.whole_words else str
-    written = [whole(found[0].text) for found in hypotheses]
+    join_words = evaluation.whole_words if args.whole_words else str
+    written = [join_words(beams[0].text) for beams in hypotheses]
     references = [
-        [whole(text) for text in example.references or (example.second or "",)]
+        [join_words(text) for text in example.references or (example.second or "",)]
         for example in examples
     ]
-    if given.out:
+    if args.out:
         lines = "".join(text.replace("\n", " ") + "\n" for text in written)
-        print(lines, end="") if str(given.out) == "-" else files.write(given.out, lines)
+        print(lines, end="") if str(args.out) == "-" else files.write(args.out, lines)
 
-    def measured(some: Sequence[int]) -> dict[str, Any]:
-        texts, right = [written[n] for n in some], [references[n] for n in some]
-        names = given.figures or ["bleu", "chrf"]
+    def measured(indices: Sequence[int]) -> dict[str, Any]:
+        texts, right = [written[n] for n in indices], [references[n] for n in indices]
+        names = args.figures or ["bleu", "chrf"]
         figures = evaluation.of_texts(
-            texts, right, names, lower=given.lower, tokenised=given.tokenised
+            texts, right, names, lower=args.lower, tokenised=args.tokenised
         )
-        return {"texts": len(some), **figures}
+        return {"texts": len(indices), **figures}
 
     figures = measured(range(len(written)))
-    if given.lengths:
-        groups = evaluation.by_length([whole(example.first) for example in examples], given.lengths)
-        figures["by length"] = {name: measured(some) for name, some in groups.items() if some}
+    if args.lengths:
+        groups = evaluation.by_length(
+            [join_words(example.first) for example in examples], args.lengths
+        )
+        figures["by length"] = {
+            name: measured(indices) for name, indices in groups.items() if indices
+        }
     return figures
 
 
-def labels(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+def labels(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The labels that the model gives, against the right ones."""
     from .. import evaluation, generation
     from ..training.objectives import Classify
 
     count = model.config.pool.labels
-    names = None if count == 1 else labels_of(given.model, count)
-    examples = read(given, Classify(regression=count == 1), names)
+    names = None if count == 1 else labels_of(args.model, count)
+    examples = read_examples(args, Classify(regression=count == 1), names)
     texts = [
         example.first if example.second is None else (example.first, example.second)
         for example in examples
     ]
-    batch = 32 if given.batch is None else given.batch
+    batch = 32 if args.batch is None else args.batch
     need(
-        given.cut in ("no", "end"),
-        f'--cut is "{given.cut}"; texts with labels lose their end, or nothing.',
+        args.cut in ("no", "end"),
+        f'--cut is "{args.cut}"; texts with labels lose their end, or nothing.',
     )
-    told = {
-        "truncate": given.cut == "end",
+    options = {
+        "truncate": args.cut == "end",
         "batch": batch,
-        "progress": counting("texts"),
-        "edits": given.edit,
+        "progress": progress_counter("texts"),
+        "edits": args.edit,
     }
-    found = generation.classify(model, tokenizer, texts, **told)
+    outputs = generation.classify(model, tokenizer, texts, **options)
     right = [example.label or 0.0 for example in examples]
     if count == 1:
-        figures = evaluation.of_numbers(found[:, 0].tolist(), right)
+        figures = evaluation.of_numbers(outputs[:, 0].tolist(), right)
     else:
-        figures = evaluation.of_labels(found.argmax(1).tolist(), [int(label) for label in right])
+        figures = evaluation.of_labels(outputs.argmax(1).tolist(), [int(label) for label in right])
     return {"texts": len(texts), **figures}
 
 
-def tags(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+def tags(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The labels that the model gives to words, against the right ones."""
     from .. import evaluation, generation
     from ..training.objectives import Tag
 
-    names = labels_of(given.model, model.config.token_head.labels)
-    examples = read(given, Tag(), names)
-    batch = 32 if given.batch is None else given.batch
+    names = labels_of(args.model, model.config.token_head.labels)
+    examples = read_examples(args, Tag(), names)
+    batch = 32 if args.batch is None else args.batch
     sentences = [example.words for example in examples]
-    found = generation.tag(
-        model, tokenizer, sentences, batch=batch, progress=counting("sentences"), edits=given.edit
+    outputs = generation.tag(
+        model,
+        tokenizer,
+        sentences,
+        batch=batch,
+        progress=progress_counter("sentences"),
+        edits=args.edit,
     )
-    chosen = [[names[best] for best in one.argmax(1).tolist()] for one in found]
+    chosen = [[names[best] for best in logits.argmax(1).tolist()] for logits in outputs]
     right = [[names[tag] for tag in example.tags] for example in examples]
     return {
         "sentences": len(right),
@@ -329,26 +338,24 @@ def tags(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any
     }
 
 
-def read(
-    given: argparse.Namespace, objective: Any, labels: Sequence[str] | None = None
+def read_examples(
+    args: argparse.Namespace, objective: Any, labels: Sequence[str] | None = None
 ) -> Sequence[Example]:
     """The examples that the options name."""
     from ..data import examples
 
-    where = given.data if given.target is None else {"source": given.data, "target": given.target}
-    table = examples.read(
-        where, objective, columns=given.columns, labels=labels, before=given.before
-    )
+    files = args.data if args.target is None else {"source": args.data, "target": args.target}
+    table = examples.read(files, objective, columns=args.columns, labels=labels, before=args.before)
     for line in table.notes:
         note(line)
     return table.examples
 
 
-def show(given: argparse.Namespace, figures: dict[str, Any]) -> None:
+def show(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Figures, and those of groups: on standard error where standard output has what the model
     wrote."""
-    with contextlib.redirect_stdout(sys.stderr if str(given.out) == "-" else sys.stdout):
-        emit(figures) if given.json else rows(*_lines(figures))
+    with contextlib.redirect_stdout(sys.stderr if str(args.out) == "-" else sys.stdout):
+        emit(figures) if args.json else rows(*_lines(figures))
 
 
 def _lines(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -359,7 +366,7 @@ def _lines(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
         elif any(isinstance(inner, dict) for inner in value.values()):
             yield from _lines(value)
         else:
-            yield name, "  ".join(f"{what} {number(figure)}" for what, figure in value.items())
+            yield name, "  ".join(f"{label} {number(figure)}" for label, figure in value.items())
 
 
 def number(value: float | str) -> str:

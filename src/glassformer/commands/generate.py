@@ -19,16 +19,16 @@ from ..errors import UserError, need, note
 from ..tokenizer.labels import pieces, shown
 from .common import (
     MODEL,
-    computing,
-    counted,
-    counting,
-    editing,
-    edits_of,
+    add_device_options,
+    add_edit_option,
+    add_prompts_option,
+    count_noun,
     emit,
     engine_device,
-    model_and_tokenizer,
+    load_model_and_tokenizer,
     new_file,
-    prompting,
+    parse_edits,
+    progress_counter,
     texts,
 )
 
@@ -43,8 +43,8 @@ EXAMPLES = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
     add(
         "prompt",
@@ -52,7 +52,7 @@ def options(one: argparse.ArgumentParser) -> None:
         metavar="PROMPT",
         help="one or several; - is standard input; none: begin",
     )
-    prompting(one)
+    add_prompts_option(parser)
     add("--batch", type=int, default=32, metavar="N", help="prompts at once (32)")
     add("--max-new", type=int, default=256, metavar="N", help="at most N tokens (256)")
     add(
@@ -97,8 +97,8 @@ def options(one: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with each token the N likeliest in its place",
     )
-    editing(one)
-    computing(one)
+    add_edit_option(parser)
+    add_device_options(parser)
     add("--json", action="store_true", help="tokens, log-probabilities and texts as JSON")
     add(
         "--out",
@@ -108,9 +108,9 @@ def options(one: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def readers(given: argparse.Namespace) -> Iterator[Reader | None]:
-    """What reads the prompts: all processes that torchrun started, each a share; the first one
-    alone goes on."""
+def readers(args: argparse.Namespace) -> Iterator[Reader | None]:
+    """Yields the function that prefills prompts over all processes of torchrun, None for one
+    process; the first process alone decodes."""
     from ..config.parallel import Parallel
     from ..parallel.mesh import processes, started
     from ..parallel.prefill import prefill
@@ -119,12 +119,12 @@ def readers(given: argparse.Namespace) -> Iterator[Reader | None]:
     if processes() == 1:
         yield None
         return
-    need(given.out is None, "--out is for one process; leave out torchrun.")
+    need(args.out is None, "--out is for one process; leave out torchrun.")
     with contextlib.ExitStack() as opened:
-        mesh = opened.enter_context(started(Parallel(data=1, context=processes()), given.device))
+        mesh = opened.enter_context(started(Parallel(data=1, context=processes()), args.device))
         ring = Ring(mesh.group("context"))
         if not mesh.is_first:
-            given.max_new, nowhere = (
+            args.max_new, nowhere = (
                 1,
                 opened.enter_context(Path(os.devnull).open("w", encoding="utf-8")),
             )
@@ -138,65 +138,65 @@ def readers(given: argparse.Namespace) -> Iterator[Reader | None]:
             raise SystemExit(2) from None
 
 
-def run(given: argparse.Namespace) -> None:
-    with readers(given) as reader:
-        answer(given, reader)
+def run(args: argparse.Namespace) -> None:
+    with readers(args) as reader:
+        answer(args, reader)
 
 
-def answer(given: argparse.Namespace, reader: Reader | None) -> None:
+def answer(args: argparse.Namespace, reader: Reader | None) -> None:
     """Continue the prompts, which ``reader`` reads if there is one."""
     from .. import config, generation
 
-    need(given.batch > 0, f"--batch is {given.batch}; give 1 or more.")
-    need(given.logprobs >= 0, f"--logprobs is {given.logprobs}; give 0 or more.")
-    need(given.next is None or given.next > 0, f"--next is {given.next}; give 1 or more.")
-    how = generation.Sampling(
-        given.temperature, given.top_k, given.top_p, given.min_p, given.repetition_penalty
+    need(args.batch > 0, f"--batch is {args.batch}; give 1 or more.")
+    need(args.logprobs >= 0, f"--logprobs is {args.logprobs}; give 0 or more.")
+    need(args.next is None or args.next > 0, f"--next is {args.next}; give 1 or more.")
+    sampling = generation.Sampling(
+        args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty
     )
-    samples = given.samples if given.next is None else 1
-    generation.check_settings(how, given.max_new, samples, given.stop)
-    edits = edits_of(given)
-    prompts: list[str | None] = [*texts(given, given.prompt)] or [None]
-    if given.out is not None:
-        given.device = engine_device(given)
-    model, tokenizer = model_and_tokenizer(given)
-    if given.out is not None:
-        return into_file(given, model, tokenizer, prompts, how)
-    groups = [prompts[begin : begin + given.batch] for begin in range(0, len(prompts), given.batch)]
-    seed, rows = given.seed, []
+    samples = args.samples if args.next is None else 1
+    generation.check_settings(sampling, args.max_new, samples, args.stop)
+    edits = parse_edits(args)
+    prompts: list[str | None] = [*texts(args, args.prompt)] or [None]
+    if args.out is not None:
+        args.device = engine_device(args)
+    model, tokenizer = load_model_and_tokenizer(args)
+    if args.out is not None:
+        return into_file(args, model, tokenizer, prompts, sampling)
+    groups = [prompts[start : start + args.batch] for start in range(0, len(prompts), args.batch)]
+    seed, rows = args.seed, []
     for group in groups:
-        told = generation.generate(
+        output = generation.generate(
             model,
             tokenizer,
             group,
-            max_new=given.max_new if given.next is None else 1,
-            **vars(how),
-            stop=given.stop,
+            max_new=args.max_new if args.next is None else 1,
+            **vars(sampling),
+            stop=args.stop,
             samples=samples,
             seed=seed,
-            slide=given.slide,
-            likely=given.next or given.logprobs,
+            slide=args.slide,
+            likely=args.next or args.logprobs,
             edits=edits,
             reader=reader,
         )
-        seed = told.seed
-        if len(prompts) == given.samples == 1 and not (given.json or given.next or given.logprobs):
+        seed = output.seed
+        if len(prompts) == args.samples == 1 and not (args.json or args.next or args.logprobs):
             if sys.stderr.isatty():
                 print(prompts[0] or "", end="", file=sys.stderr, flush=True)
-            for step in told:
+            for step in output:
                 print(step.text, end="", flush=True)
             print()
-        rows += told.run().rows
-    if given.json:
-        emit({"seed": seed, "rows": [as_json(row, tokenizer, given.next) for row in rows]})
-    elif given.next or given.logprobs:
-        each = len(rows) // len(prompts)
+        rows += output.run().rows
+    if args.json:
+        emit({"seed": seed, "rows": [as_json(row, tokenizer, args.next) for row in rows]})
+    elif args.next or args.logprobs:
+        samples_each = len(rows) // len(prompts)
         for number, row in enumerate(rows):
-            print(prompts[number // each] or "")
+            print(prompts[number // samples_each] or "")
             for token, likely in zip(row.tokens, row.likely, strict=True):
-                if given.logprobs:
+                if args.logprobs:
                     print(f"  {shown(tokenizer, [token])[0]}")
-                words = shown(tokenizer, [other for other, _ in likely])
+                words = shown(tokenizer, [id for id, _ in likely])
                 print(
                     "\n".join(
                         f"  {math.exp(p):8.4f}  {word}"
@@ -205,17 +205,17 @@ def answer(given: argparse.Namespace, reader: Reader | None) -> None:
                 )
     elif len(rows) > 1:
         for number, row in enumerate(rows):
-            print(f"[{number}] {prompts[number // given.samples] or ''}{row.text}\n")
-    if any(row.finish == "context" for row in rows) and given.next is None:
+            print(f"[{number}] {prompts[number // args.samples] or ''}{row.text}\n")
+    if any(row.finish == "context" for row in rows) and args.next is None:
         most, slides = model.config.context, isinstance(model.config, config.Decoder)
-        way = f"; --slide goes on, reading the last {most // 2} again" if slides else ""
-        note(f"Ended at the model's context of {most} tokens{way}.")
-    if given.temperature and not given.json and given.next is None:
+        hint = f"; --slide goes on, reading the last {most // 2} again" if slides else ""
+        note(f"Ended at the model's context of {most} tokens{hint}.")
+    if args.temperature and not args.json and args.next is None:
         note(f"seed {seed}")
 
 
 def into_file(
-    given: argparse.Namespace, model: Any, tokenizer: Any, prompts: list[str | None], how: Any
+    args: argparse.Namespace, model: Any, tokenizer: Any, prompts: list[str | None], sampling: Any
 ) -> None:
     """Continuations of many prompts by the engine, as many at once as memory holds, into a file
     that appears whole."""
@@ -224,60 +224,75 @@ def into_file(
     from ..generation.prompt import starts_and_sources
 
     for name in ("slide", "next", "edit"):
-        need(not getattr(given, name), f"--{name} does not go with --out; leave one of them out.")
-    out = new_file(given.out, given.prompts)
+        need(not getattr(args, name), f"--{name} does not go with --out; leave one of them out.")
+    out = new_file(args.out, args.prompts)
     starts, sources = starts_and_sources(prompts, tokenizer, None, model.config, None, None)
-    settings = {"max_new": given.max_new, "stop": given.stop, "samples": given.samples, **vars(how)}
+    settings = {
+        "max_new": args.max_new,
+        "stop": args.stop,
+        "samples": args.samples,
+        **vars(sampling),
+    }
     digest = hashlib.sha256(json.dumps([starts, sources]).encode()).hexdigest()
     job = {
-        "model": given.model,
+        "model": args.model,
         **settings,
-        "logprobs": given.logprobs,
+        "logprobs": args.logprobs,
         "prompts": digest,
         **_answering(model, tokenizer),
     }
-    seed = _seed_of(out) if given.seed is None else given.seed
-    said, equals, requests = (
-        {"sampling": how, "seed": seed, "max_new": given.max_new},
+    seed = _seed_of(out) if args.seed is None else args.seed
+    common_options, equals, requests = (
+        {"sampling": sampling, "seed": seed, "max_new": args.max_new},
         Counter[tuple[int, ...]](),
         [],
     )
     for number, start in enumerate(starts):
         source = None if sources is None else sources[number]
-        read = tuple(source or start)
-        rest = {
-            **said,
-            "n": given.samples,
-            "first": equals[read],
-            "stop": given.stop,
-            "logprobs": given.logprobs,
+        prompt = tuple(source or start)
+        options = {
+            **common_options,
+            "n": args.samples,
+            "first": equals[prompt],
+            "stop": args.stop,
+            "logprobs": args.logprobs,
         }
-        requests.append(engine.Request(start, source, **rest))
-        equals[read] += given.samples
+        requests.append(engine.Request(start, source, **options))
+        equals[prompt] += args.samples
 
-    def line(number: int, one: Any) -> dict[str, Any]:
-        told = {"number": number, "prompt": prompts[number], "sample": one.index, "text": one.text}
-        told |= {"finish": one.finish_reason, "tokens": one.tokens, "logprobs": one.logprobs}
-        return {**told, **({"likely": one.top} if given.logprobs else {})}
+    def line(number: int, output: Any) -> dict[str, Any]:
+        record = {
+            "number": number,
+            "prompt": prompts[number],
+            "sample": output.index,
+            "text": output.text,
+        }
+        record |= {
+            "finish": output.finish_reason,
+            "tokens": output.tokens,
+            "logprobs": output.logprobs,
+        }
+        return {**record, **({"likely": output.top} if args.logprobs else {})}
 
-    with engine.Engine(model, tokenizer, max_queue=max(256, given.samples)) as running:
+    with engine.Engine(model, tokenizer, max_queue=max(256, args.samples)) as running:
         note(str(running.room))
-        begun = answer_into(
+        resumed = answer_into(
             out,
             running,
             requests,
             {**job, "seed": seed},
             line,
-            counting(f"of {len(prompts):,} prompts"),
+            progress_counter(f"of {len(prompts):,} prompts"),
         )
         stats = running.stats()
-    if begun:
-        note(f"{begun:,} were there.")
-    print(f"{counted(len(prompts), 'prompt')}, {stats.generated_tokens:,} new tokens in {out}")
+    if resumed:
+        note(f"{resumed:,} were there.")
+    print(f"{count_noun(len(prompts), 'prompt')}, {stats.generated_tokens:,} new tokens in {out}")
 
 
 def _answering(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """What answers: the job of another model, though it has the same name, is not gone on with."""
+    """Returns the fingerprint of model and tokenizer, so that an output file of other weights is
+    not resumed."""
     from ..checkpoints import store
     from ..nn.quantized import quantized
 
@@ -315,14 +330,14 @@ def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
             "probability": math.exp(p),
         }
 
-    likely = [[told_of(token, p) for token, p in some] for some in row.likely]
-    told = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer.for_source, row.prompt)}
+    likely = [[told_of(token, p) for token, p in pairs] for pairs in row.likely]
+    record = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer.for_source, row.prompt)}
     if only_next:
-        return {**told, "next": likely[0]}
-    told |= {
+        return {**record, "next": likely[0]}
+    record |= {
         "text": row.text,
         "tokens": row.tokens,
         "pieces": pieces(tokenizer, row.tokens),
         "logprobs": row.logprobs,
     }
-    return {**told, "finish": row.finish, **({"likely": likely} if likely else {})}
+    return {**record, "finish": row.finish, **({"likely": likely} if likely else {})}

@@ -54,16 +54,16 @@ def harness_model(
         tokenizer_name = tokenizer.fingerprint
 
         def tok_encode(
-            self, string: str, add_special_tokens: bool | None = None, **rest: Any
+            self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
         ) -> list[int]:
-            wanted = opening is not None and add_special_tokens is not False
-            return list(tokenizer.encode(string, bos=wanted))
+            special = opening is not None and add_special_tokens is not False
+            return list(tokenizer.encode(string, bos=special))
 
-        def _loglikelihood_tokens(self, requests: Any, **rest: Any) -> list[tuple[float, bool]]:
+        def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
             pairs = [(context, continuation) for _, context, continuation in requests]
             return [
-                (one.logprob, one.greedy)
-                for one in evaluation.likelihoods(
+                (likelihood.logprob, likelihood.greedy)
+                for likelihood in evaluation.likelihoods(
                     model, pairs, batch=batch, progress=progress, edits=edits
                 )
             ]
@@ -80,8 +80,10 @@ def harness_model(
                 pairs = [utils.make_disjoint_window(window) for window in windows]
                 totals.append(
                     sum(
-                        one.logprob
-                        for one in evaluation.likelihoods(model, pairs, batch=batch, edits=edits)
+                        likelihood.logprob
+                        for likelihood in evaluation.likelihoods(
+                            model, pairs, batch=batch, edits=edits
+                        )
                     )
                 )
             return totals
@@ -91,7 +93,7 @@ def harness_model(
             for done, request in enumerate(requests, start=1):
                 prompt, settings = request.args[0], normalize_gen_kwargs(request.args[1])
                 room = max(1, self.max_length - settings["max_gen_toks"])
-                told = generation.generate(
+                output = generation.generate(
                     model,
                     tokenizer,
                     [self.tok_encode(prompt)[-room:] or [prefix]],
@@ -100,7 +102,7 @@ def harness_model(
                     stop=[stop for stop in settings["until"] if stop],
                     edits=edits,
                 )
-                written.append(told.run().text)
+                written.append(output.run().text)
                 if progress:
                     progress(done)
             return written
@@ -127,7 +129,7 @@ def evaluate_tasks(
     download theirs from the hub. Raises UserError for an unknown task and for data that cannot be
     had.
     """
-    ours = harness_model(model, tokenizer, batch=batch, progress=progress, edits=edits)
+    adapter = harness_model(model, tokenizer, batch=batch, progress=progress, edits=edits)
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -137,7 +139,7 @@ def evaluate_tasks(
         raise UserError(f'The harness has no task "{unknown[0]}"; `lm-eval ls tasks` lists them.')
     try:
         results = simple_evaluate(
-            model=ours,
+            model=adapter,
             tasks=list(tasks),
             num_fewshot=shots,
             limit=limit,
@@ -153,9 +155,9 @@ def evaluate_tasks(
     return {
         task: {
             name.replace(",none", ""): float(value)
-            for name, value in found.items()
+            for name, value in values.items()
             # METRIC,FILTER; the rest is the task's name and size
             if "," in name and isinstance(value, int | float)
         }
-        for task, found in results["results"].items()
+        for task, values in results["results"].items()
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest, need, note
-from .common import counted, counting, emit, table
+from .common import count_noun, emit, progress_counter, table
 
 if TYPE_CHECKING:
     from ..learn.exercise import Exercise
@@ -33,8 +33,8 @@ EPILOG = (
 VERBS = ("start", "check", "hint", "solution")
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "words",
         nargs="*",
@@ -73,70 +73,78 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="what is found as JSON")
 
 
-def run(given: argparse.Namespace) -> int:
-    verb, *rest = given.words or ["list"]
+def run(args: argparse.Namespace) -> int:
+    verb, *names = args.words or ["list"]
     if verb != "list" and verb not in VERBS:
         raise UserError(
             f'learn knows no "{verb}".{nearest(verb, VERBS)} glassformer learn lists the exercises.'
         )
-    most = 0 if verb == "list" or given.everyone else 1
+    most = 0 if verb == "list" or args.everyone else 1
     need(
-        len(rest) <= most,
+        len(names) <= most,
         f"learn {verb} takes {'one name' if most else 'nothing more'}; see "
         "glassformer learn --help.",
     )
     if verb == "list":
-        return _list(given)
+        return _list(args)
     most = 86_400
     need(
-        given.seconds is None or 0 < given.seconds <= most,
-        f"--seconds is {given.seconds}; give 0 to {most:,}, above 0.",
+        args.seconds is None or 0 < args.seconds <= most,
+        f"--seconds is {args.seconds}; give 0 to {most:,}, above 0.",
     )
     need(
-        given.seed is None or 0 <= given.seed < 1 << 31,
-        f"--seed is {given.seed}; give 0 to {(1 << 31) - 1:,}.",
+        args.seed is None or 0 <= args.seed < 1 << 31,
+        f"--seed is {args.seed}; give 0 to {(1 << 31) - 1:,}.",
     )
     if verb == "check":
-        return _class(given) if given.everyone else _check(given, Path(rest[0]) if rest else None)
+        return _class(args) if args.everyone else _check(args, Path(names[0]) if names else None)
     need(
-        bool(rest),
+        bool(names),
         f"Say of which exercise: glassformer learn {verb} NAME; glassformer learn lists them.",
     )
     from ..learn.exercise import find
 
-    exercise = find(rest[0], given.exercises)
-    return {"start": _start, "hint": _hint, "solution": _solution}[verb](given, exercise)
+    exercise = find(names[0], args.exercises)
+    return {"start": _start, "hint": _hint, "solution": _solution}[verb](args, exercise)
 
 
-def _list(given: argparse.Namespace) -> int:
-    """All exercises, and what is done of them."""
+def _list(args: argparse.Namespace) -> int:
+    """Prints all exercises with their states."""
     from ..learn import progress
     from ..learn.exercise import catalogue
 
-    kept, exercises = progress.read(given.out), catalogue(given.exercises)
-    if given.json:
-        told: list[dict[str, Any]] = [
+    record, exercises = progress.read(args.out), catalogue(args.exercises)
+    if args.json:
+        entries: list[dict[str, Any]] = [
             {
-                "name": one.name,
-                "title": one.title,
-                "state": progress.state(one, kept),
-                "road": one.road,
-                "page": one.page,
+                "name": exercise.name,
+                "title": exercise.title,
+                "state": progress.state(exercise, record),
+                "road": exercise.road,
+                "page": exercise.page,
             }
-            for one in exercises
+            for exercise in exercises
         ]
-        emit(told)
+        emit(entries)
         return 0
     table(
         [
-            (one.name, progress.state(one, kept), one.title, f"{one.road:g} {one.page}")
-            for one in exercises
+            (
+                exercise.name,
+                progress.state(exercise, record),
+                exercise.title,
+                f"{exercise.road:g} {exercise.page}",
+            )
+            for exercise in exercises
         ],
         ("exercise", "state", "what", "on the road"),
-        left=(0, 1, 2, 3),
+        left_aligned=(0, 1, 2, 3),
     )
-    done = sum(progress.state(one, kept) == "done" for one in exercises)
-    first = next((one.name for one in exercises if progress.state(one, kept) != "done"), None)
+    done = sum(progress.state(exercise, record) == "done" for exercise in exercises)
+    first = next(
+        (exercise.name for exercise in exercises if progress.state(exercise, record) != "done"),
+        None,
+    )
     note(
         f"{done} of {len(exercises)} done."
         + (f" Next: glassformer learn start {first}" if first else "")
@@ -144,31 +152,31 @@ def _list(given: argparse.Namespace) -> int:
     return 0
 
 
-def _start(given: argparse.Namespace, exercise: Exercise) -> int:
+def _start(args: argparse.Namespace, exercise: Exercise) -> int:
     from ..learn import progress, starting
 
-    progress.read(given.out)  # a broken record is said before anything is written
-    path = starting.write(exercise, given.out, given.notebook)
-    if progress.state(exercise, progress.read(given.out)) == progress.NEW:
-        progress.keep(given.out, exercise.name, state="started", file=path.name)
+    progress.read(args.out)  # a broken record is said before anything is written
+    path = starting.write(exercise, args.out, args.notebook)
+    if progress.state(exercise, progress.read(args.out)) == progress.NEW:
+        progress.keep(args.out, exercise.name, state="started", file=path.name)
     print(path)
     note(f"{exercise.title}. Fill in what is TODO, then: glassformer learn check {path}")
     return 0
 
 
-def _check(given: argparse.Namespace, file: Path | None) -> int:
+def _check(args: argparse.Namespace, file: Path | None) -> int:
     from ..learn import progress
     from ..learn.checking import Checker
 
-    file = _latest(given) if file is None else _begun(given, file)
-    with Checker(given.exercises) as checker:
-        verdict = checker.check(file, given.seed, given.seconds)
+    file = _latest(args) if file is None else _started_file(args, file)
+    with Checker(args.exercises) as checker:
+        verdict = checker.check(file, args.seed, args.seconds)
     passed = verdict.state == "passed"
     before = progress.read(file.parent).get(verdict.exercise, {})
     state = "done" if passed or before.get("state") == "done" else "started"
     checks = int(before.get("checks", 0)) + 1
     progress.keep(file.parent, verdict.exercise, state=state, file=file.name, checks=checks)
-    if given.json:
+    if args.json:
         emit(verdict.to_dict())
         return int(not passed)
     if verdict.printed.strip():
@@ -185,20 +193,20 @@ def _check(given: argparse.Namespace, file: Path | None) -> int:
     return int(not passed)
 
 
-def _begun(given: argparse.Namespace, named: Path) -> Path:
+def _started_file(args: argparse.Namespace, named: Path) -> Path:
     """The file, or where there is none, the one that was begun for the exercise of this name."""
     from ..learn import progress
 
-    kept = progress.read(given.out).get(str(named), {}) if not named.exists() else {}
-    return given.out / kept["file"] if "file" in kept else named
+    record = progress.read(args.out).get(str(named), {}) if not named.exists() else {}
+    return args.out / record["file"] if "file" in record else named
 
 
-def _latest(given: argparse.Namespace) -> Path:
-    """The learner's file that was changed last."""
+def _latest(args: argparse.Namespace) -> Path:
+    """Returns the learner's file that was changed last."""
     from ..learn import starting
 
-    found: list[Path] = [path for kind in ("*.py", "*.ipynb") for path in given.out.glob(kind)]
-    for path in sorted(found, key=lambda path: -path.stat().st_mtime):
+    paths: list[Path] = [path for kind in ("*.py", "*.ipynb") for path in args.out.glob(kind)]
+    for path in sorted(paths, key=lambda path: -path.stat().st_mtime):
         try:
             starting.read(path)
         except UserError:
@@ -206,47 +214,47 @@ def _latest(given: argparse.Namespace) -> Path:
         note(f"{path}, which was changed last:")
         return path
     raise UserError(
-        f"There is no exercise begun in {given.out.resolve()}; glassformer learn start NAME, or "
+        f"There is no exercise begun in {args.out.resolve()}; glassformer learn start NAME, or "
         "name a FILE."
     )
 
 
-def _class(given: argparse.Namespace) -> int:
-    """Each learner's files, a row each."""
+def _class(args: argparse.Namespace) -> int:
+    """Checks each learner's files and prints a row for each."""
     from ..learn.checking import Checker, class_folder
 
-    found, count = [], counting("files checked")
-    with Checker(given.exercises) as checker:
-        for one in class_folder(given.everyone, checker, given.seconds):
-            found.append(one)
-            count(len(found))
-    if given.json:
-        emit([one.to_dict() for one in found])
+    reports, count = [], progress_counter("files checked")
+    with Checker(args.exercises) as checker:
+        for report in class_folder(args.everyone, checker, args.seconds):
+            reports.append(report)
+            count(len(reports))
+    if args.json:
+        emit([report.to_dict() for report in reports])
         return 0
     rows = []
-    for one in found:
-        told = one.verdict
-        where = f"{told.where}: " if told is not None and told.where else ""
-        said = one.refused if told is None else f"{where}{told.message}"
+    for report in reports:
+        verdict = report.verdict
+        place = f"{verdict.where}: " if verdict is not None and verdict.where else ""
+        message = report.refused if verdict is None else f"{place}{verdict.message}"
         rows.append(
             (
-                one.learner,
-                told.exercise if told else "",
-                told.state if told else "refused",
-                said[:100],
+                report.learner,
+                verdict.exercise if verdict else "",
+                verdict.state if verdict else "refused",
+                message[:100],
             )
         )
-    table(rows, ("learner", "exercise", "state", "what"), left=(0, 1, 2, 3))
+    table(rows, ("learner", "exercise", "state", "what"), left_aligned=(0, 1, 2, 3))
     passed = Counter(row[0] for row in rows if row[2] == "passed")
     learners = {row[0] for row in rows}
     note(
-        f"{counted(len(learners), 'learner')}, {counted(len(rows), 'file')}, {passed.total()} "
+        f"{count_noun(len(learners), 'learner')}, {count_noun(len(rows), 'file')}, {passed.total()} "
         "passed."
     )
     return 0
 
 
-def _hint(given: argparse.Namespace, exercise: Exercise) -> int:
+def _hint(args: argparse.Namespace, exercise: Exercise) -> int:
     """The next hint, or all."""
     from ..learn import progress
 
@@ -254,33 +262,33 @@ def _hint(given: argparse.Namespace, exercise: Exercise) -> int:
         bool(exercise.hints),
         f"{exercise.name} has no hints; glassformer learn solution {exercise.name} shows it solved.",
     )
-    seen = progress.read(given.out).get(exercise.name, {}).get("hints", 0)
-    at = min(int(seen), len(exercise.hints) - 1)
-    told = exercise.hints if given.all_hints else exercise.hints[at : at + 1]
-    if given.json:
-        emit(list(told))
+    hints_taken = progress.read(args.out).get(exercise.name, {}).get("hints", 0)
+    at = min(int(hints_taken), len(exercise.hints) - 1)
+    hints = exercise.hints if args.all_hints else exercise.hints[at : at + 1]
+    if args.json:
+        emit(list(hints))
     else:
-        print("\n".join(told))
-    state = progress.state(exercise, progress.read(given.out))
+        print("\n".join(hints))
+    state = progress.state(exercise, progress.read(args.out))
     state = "started" if state == progress.NEW else state
     progress.keep(
-        given.out,
+        args.out,
         exercise.name,
         state=state,
-        hints=len(exercise.hints) if given.all_hints else at + 1,
+        hints=len(exercise.hints) if args.all_hints else at + 1,
     )
-    left = 0 if given.all_hints else len(exercise.hints) - at - 1
+    remaining = 0 if args.all_hints else len(exercise.hints) - at - 1
     more = (
-        f"{counted(left, 'more hint')}: ask again"
-        if left
+        f"{count_noun(remaining, 'more hint')}: ask again"
+        if remaining
         else f"the last; glassformer learn solution {exercise.name}"
     )
     note(f"({more})")
     return 0
 
 
-def _solution(given: argparse.Namespace, exercise: Exercise) -> int:
-    if given.json:
+def _solution(args: argparse.Namespace, exercise: Exercise) -> int:
+    if args.json:
         emit({"name": exercise.name, "solution": exercise.solution})
     else:
         # so that it can be checked as it is

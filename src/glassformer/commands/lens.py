@@ -12,19 +12,19 @@ from typing import Any
 from ..errors import need, note
 from .common import (
     MODEL,
+    add_device_options,
+    add_edit_option,
     columns,
-    computing,
-    counted,
-    editing,
-    edits_of,
+    count_noun,
+    edits_suffix,
     emit,
-    model_and_tokenizer,
-    moving,
+    is_terminal,
+    load_model_and_tokenizer,
     new_file,
+    parse_edits,
     result,
     texts,
     unescaped,
-    with_edits,
 )
 
 EXAMPLES = (
@@ -34,31 +34,32 @@ EXAMPLES = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument(
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument(
         "text", nargs="*", metavar="TEXT", help="what the model reads; - is standard input"
     )
-    one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
-    one.add_argument(
+    parser.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
+    parser.add_argument(
         "--positions", metavar="N,...", help="tokens of the text: 0,3-5, all, -3--1 (the last 16)"
     )
-    one.add_argument(
+    parser.add_argument(
         "--track",
         action="append",
         default=[],
         metavar="WORD",
         help="follow this token; may be repeated",
     )
-    one.add_argument("--top", type=int, default=5, metavar="N", help="the N likeliest tokens (5)")
-    one.add_argument(
+    parser.add_argument(
+        "--top", type=int, default=5, metavar="N", help="the N likeliest tokens (5)"
+    )
+    parser.add_argument(
         "--tuned", type=Path, metavar="FILE", help="look through a tuned lens, as --fit writes it"
     )
-    computing(one)
-    editing(one)
-    one.add_argument("--json", action="store_true", help="every number as JSON")
-    fit = one.add_argument_group(
+    add_device_options(parser)
+    add_edit_option(parser)
+    parser.add_argument("--json", action="store_true", help="every number as JSON")
+    fit = parser.add_argument_group(
         "a tuned lens: a translator for each depth, fitted to say what the model will"
     )
     fit.add_argument("--fit", metavar="DATA", help="fit one on a file, a folder or a named corpus")
@@ -89,77 +90,74 @@ def options(one: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
-    if given.fit is not None:
-        fit(given)
+def run(args: argparse.Namespace) -> None:
+    if args.fit is not None:
+        fit(args)
         return
-    need(given.out is None, "--out goes with --fit DATA; the lens itself is printed.")
-    need(
-        given.target is None and given.columns is None, "--target and --columns go with --fit DATA."
-    )
-    need(len(given.text) == 1, f"There are {counted(len(given.text), 'text')}; give one.")
+    need(args.out is None, "--out goes with --fit DATA; the lens itself is printed.")
+    need(args.target is None and args.columns is None, "--target and --columns go with --fit DATA.")
+    need(len(args.text) == 1, f"There are {count_noun(len(args.text), 'text')}; give one.")
     from ..inspection import TunedLens, logit_lens
 
-    given.prompts, edits = None, edits_of(given)
-    (text,) = texts(given, given.text)
-    tuned = None if given.tuned is None else TunedLens.load(given.tuned)
-    model, tokenizer = model_and_tokenizer(given)
-    asked = {"positions": given.positions, "track": given.track, "top": given.top, "tuned": tuned}
-    seen = logit_lens(model, tokenizer, text, source=given.source, edits=edits, **asked)
-    if given.json:
-        emit(seen.to_dict())
+    args.prompts, edits = None, parse_edits(args)
+    (text,) = texts(args, args.text)
+    tuned = None if args.tuned is None else TunedLens.load(args.tuned)
+    model, tokenizer = load_model_and_tokenizer(args)
+    options = {"positions": args.positions, "track": args.track, "top": args.top, "tuned": tuned}
+    lens = logit_lens(model, tokenizer, text, source=args.source, edits=edits, **options)
+    if args.json:
+        emit(lens.to_dict())
         return
-    for line in seen.notes:
+    for line in lens.notes:
         note(line)
     print(
-        f"{seen.lens}{with_edits(edits)}: the likeliest token and its probability\n{seen.text()}\n"
+        f"{lens.lens}{edits_suffix(edits)}: the likeliest token and its probability\n{lens.text()}\n"
     )
-    print(f"at {seen.positions[-1]}:{seen.pieces[-1].shown}")
-    print("\n".join(seen.table()))
+    print(f"at {lens.positions[-1]}:{lens.pieces[-1].shown}")
+    print("\n".join(lens.table()))
 
 
-def fit(given: argparse.Namespace) -> None:
+def fit(args: argparse.Namespace) -> None:
     """A tuned lens, fitted and written."""
-    need(given.out is not None, "--fit writes a file; name it: --out FILE.safetensors.")
+    need(args.out is not None, "--fit writes a file; name it: --out FILE.safetensors.")
     need(
-        not given.text and given.tuned is None,
+        not args.text and args.tuned is None,
         "--fit takes DATA alone; look at a text afterwards, with --tuned.",
     )
     from .. import config
     from ..data import find
     from ..inspection import fit_tuned_lens, streams
 
-    out = new_file(given.out, given.fit)
-    model, tokenizer = model_and_tokenizer(given)
+    out = new_file(args.out, args.fit)
+    model, tokenizer = load_model_and_tokenizer(args)
     rows: Iterable[tuple[Any, Any]]
     if isinstance(model.config, config.EncoderDecoder):
-        name, rows = pairs(given, model, tokenizer)
+        name, rows = pairs(args, model, tokenizer)
     else:
         need(
-            given.target is None,
+            args.target is None,
             "--target is what an encoder-decoder writes; this model reads one text.",
         )
-        corpus = find(given.fit, given.field, given.separator)
+        corpus = find(args.fit, args.field, args.separator)
         for line in corpus.notes:
             note(line)
         name = corpus.name
         rows = (
-            (row, None) for row in streams.windows(model, tokenizer, corpus.texts(), given.context)
+            (row, None) for row in streams.windows(model, tokenizer, corpus.texts(), args.context)
         )
-    how: dict[str, Any] = {"steps": given.steps, "tokens": given.tokens, "rate": given.rate}
-    lens = fit_tuned_lens(model, rows, data=name, **how, progress=progress(given.steps))
+    options: dict[str, Any] = {"steps": args.steps, "tokens": args.tokens, "rate": args.rate}
+    lens = fit_tuned_lens(model, rows, data=name, **options, progress=progress(args.steps))
     lens.save(out)
     depths = zip(lens.depths, lens.before, lens.after, strict=True)
     rows_shown = [(path, f"{before:.4f}", f"{after:.4f}") for path, before, after in depths]
     heading = ("depth", "KL before", "KL after")
     note("KL(own || depth) in nats, the mean of the tokens of texts held out.")
-    result(given.json, lens.to_dict(), rows_shown, heading=heading)
+    result(args.json, lens.to_dict(), rows_shown, heading=heading)
     note(f"{out} holds the tuned lens, {lens.about()}")
 
 
 def pairs(
-    given: argparse.Namespace, model: Any, tokenizer: Any
+    args: argparse.Namespace, model: Any, tokenizer: Any
 ) -> tuple[str, Iterable[tuple[Any, Any]]]:
     """The examples' name, and each as an encoder-decoder reads it."""
     from ..data import examples
@@ -167,22 +165,22 @@ def pairs(
     from ..training.objectives import Seq2Seq
 
     need(
-        given.context is None,
+        args.context is None,
         "--context cuts a running text; an encoder-decoder's are cut to its context.",
     )
-    where = given.fit if given.target is None else {"source": given.fit, "target": given.target}
-    table = examples.read(where, Seq2Seq(), columns=columns(given.columns))
+    files = args.fit if args.target is None else {"source": args.fit, "target": args.target}
+    table = examples.read(files, Seq2Seq(), columns=columns(args.columns))
     for line in table.notes:
         note(line)
-    texts = [(one.first, one.second or "") for one in table.examples]
+    texts = [(example.first, example.second or "") for example in table.examples]
     return table.name, streams.pairs(model, tokenizer, texts)
 
 
 def progress(steps: int) -> Any:
-    """How far the fit is, in one line of the terminal."""
+    """Returns a function that shows the fit's progress in one line of the terminal."""
 
     def report(step: int, kl: float) -> None:
-        if moving():
+        if is_terminal():
             print(
                 f"\rstep {step:,} of {steps:,}, KL {kl:.4f} ", end="", file=sys.stderr, flush=True
             )

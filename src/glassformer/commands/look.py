@@ -9,13 +9,13 @@ from pathlib import Path
 from ..errors import UserError, need
 from .common import (
     MODEL,
+    add_device_options,
+    add_edit_option,
     ascii_only,
-    computing,
-    editing,
-    edits_of,
     emit,
-    loaded,
-    model_and_tokenizer,
+    load_model,
+    load_model_and_tokenizer,
+    parse_edits,
     picture,
     texts,
     untrained,
@@ -28,8 +28,8 @@ EXAMPLES = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
     add("text", metavar="TEXT", help="what the model reads; - is standard input")
     add(
@@ -46,74 +46,80 @@ def options(one: argparse.ArgumentParser) -> None:
         metavar="FILE.svg",
         help="with --draw: write the pictures; - is standard output",
     )
-    editing(one)
-    computing(one)
+    add_edit_option(parser)
+    add_device_options(parser)
     add("--json", action="store_true", help="every number as JSON")
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from .. import inspection
 
-    said = "--out is for a picture of attention; give --draw as well, and a name that ends in .svg."
-    need(given.draw or given.out is None, said)
-    need(given.draw or given.head is None, "--head is for a picture; give --draw as well.")
-    given.prompts, given.edit = None, edits_of(given)
-    (given.text,) = texts(given, [given.text])
-    if given.draw:
-        draw(given)
-    elif given.next is not None or given.logprobs is not None:
-        predictions(given)
-    elif not given.pattern:
-        need(not given.edit, "--edit changes values; say which to show, or give --next.")
-        print("\n".join(inspection.paths(loaded(given)[0])))
-        untrained(given.model)
-    else:
-        model, tokenizer = model_and_tokenizer(given)
-        seen = inspection.look(
-            model, tokenizer, given.text, *given.pattern, source=given.source, edits=given.edit
-        )
-        if given.json:
-            tokens = inspection.read_tokens(model, tokenizer, given.text, given.source, given.edit)
-            emit({**inspection.to_dict(seen), "tokens": tokens})
-        else:
-            print("\n".join(inspection.describe(seen)))
-
-
-def predictions(given: argparse.Namespace) -> None:
-    """What the model takes for likely after the text, or after each token of it."""
-    from .. import inspection
-
-    count = given.next if given.logprobs is None else given.logprobs
-    told = inspection.predictions(
-        *model_and_tokenizer(given), given.text, count, source=given.source, edits=given.edit
+    message = (
+        "--out is for a picture of attention; give --draw as well, and a name that ends in .svg."
     )
-    if given.json:
-        emit(told if given.logprobs is not None else told[-1]["next"])
+    need(args.draw or args.out is None, message)
+    need(args.draw or args.head is None, "--head is for a picture; give --draw as well.")
+    args.prompts, args.edit = None, parse_edits(args)
+    (args.text,) = texts(args, [args.text])
+    if args.draw:
+        draw(args)
+    elif args.next is not None or args.logprobs is not None:
+        predictions(args)
+    elif not args.pattern:
+        need(not args.edit, "--edit changes values; say which to show, or give --next.")
+        print("\n".join(inspection.paths(load_model(args)[0])))
+        untrained(args.model)
+    else:
+        model, tokenizer = load_model_and_tokenizer(args)
+        values = inspection.look(
+            model, tokenizer, args.text, *args.pattern, source=args.source, edits=args.edit
+        )
+        if args.json:
+            tokens = inspection.read_tokens(model, tokenizer, args.text, args.source, args.edit)
+            emit({**inspection.to_dict(values), "tokens": tokens})
+        else:
+            print("\n".join(inspection.describe(values)))
+
+
+def predictions(args: argparse.Namespace) -> None:
+    """Prints the likeliest tokens after the text, or after each of its tokens."""
+    from .. import inspection
+
+    count = args.next if args.logprobs is None else args.logprobs
+    tokens = inspection.predictions(
+        *load_model_and_tokenizer(args), args.text, count, source=args.source, edits=args.edit
+    )
+    if args.json:
+        emit(tokens if args.logprobs is not None else tokens[-1]["next"])
         return
-    for one in told if given.logprobs is not None else told[-1:]:
+    for token in tokens if args.logprobs is not None else tokens[-1:]:
         indent = ""
-        if given.logprobs is not None:
-            own, indent = (
-                "" if one["logprob"] is None else f"{math.exp(one['logprob']):.4f}",
+        if args.logprobs is not None:
+            probability, indent = (
+                "" if token["logprob"] is None else f"{math.exp(token['logprob']):.4f}",
                 "    ",
             )
-            print(f"{own:>8}  {one['piece']}")
+            print(f"{probability:>8}  {token['piece']}")
         print(
-            "\n".join(f"{indent}{math.exp(n['logprob']):8.4f}  {n['piece']}" for n in one["next"])
+            "\n".join(f"{indent}{math.exp(n['logprob']):8.4f}  {n['piece']}" for n in token["next"])
         )
 
 
-def draw(given: argparse.Namespace) -> None:
+def draw(args: argparse.Namespace) -> None:
     """Attention, word by word."""
     from .. import inspection
 
-    if given.out is not None and given.out.suffix.lower() != ".svg" and str(given.out) != "-":
-        raise UserError(f"--out {given.out} is no .svg; give a name that ends in it.")
-    how = {"source": given.source, "head": given.head, "edits": given.edit}
-    drawn = inspection.alignments(*model_and_tokenizer(given), given.text, *given.pattern, **how)
-    if given.out is not None:
-        picture(given.out, inspection.svg(drawn))
-    elif given.json:
-        emit([one.to_dict() for one in drawn])
+    if args.out is not None and args.out.suffix.lower() != ".svg" and str(args.out) != "-":
+        raise UserError(f"--out {args.out} is no .svg; give a name that ends in it.")
+    options = {"source": args.source, "head": args.head, "edits": args.edit}
+    drawn = inspection.alignments(
+        *load_model_and_tokenizer(args), args.text, *args.pattern, **options
+    )
+    if args.out is not None:
+        picture(args.out, inspection.svg(drawn))
+    elif args.json:
+        emit([alignment.to_dict() for alignment in drawn])
     else:
-        print("\n\n".join(f"{one.path}\n{one.text(ascii_only())}" for one in drawn))
+        print(
+            "\n\n".join(f"{alignment.path}\n{alignment.text(ascii_only())}" for alignment in drawn)
+        )

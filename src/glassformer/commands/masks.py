@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from ..errors import UserError
-from .common import ascii_only, colours, emit, picture, result, using
+from .common import add_use_option, ascii_only, emit, picture, result, supports_colour
 
 EXAMPLES = (
     'glassformer masks "window(4) | every(8)" --length 32',
@@ -17,8 +17,8 @@ EXAMPLES = (
 EPILOG = 'Rules combine: glassformer masks "window(4) | every(8)" --length 32'
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "name",
         nargs="?",
@@ -39,36 +39,39 @@ def options(one: argparse.ArgumentParser) -> None:
         help="write the picture to a .svg or .png file; - is standard output (svg)",
     )
     add("--json", action="store_true", help="the counts as JSON")
-    using(one)
+    add_use_option(parser)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from ..inspection import masks
 
-    if given.name is None:
-        known = masks.names()
+    if args.name is None:
+        rules = masks.names()
         result(
-            given.json, [{"name": name, "what": what} for name, what in known], known, left=(0, 1)
+            args.json,
+            [{"name": name, "what": meaning} for name, meaning in rules],
+            rules,
+            left=(0, 1),
         )
         return
-    kind = given.out.suffix.lower() if given.out is not None else None
-    kind = ".svg" if str(given.out) == "-" else kind
+    kind = args.out.suffix.lower() if args.out is not None else None
+    kind = ".svg" if str(args.out) == "-" else kind
     if kind not in (None, ".svg", ".png"):
         raise UserError(
-            f"--out {given.out} is neither .svg nor .png; give a name that ends in one of them."
+            f"--out {args.out} is neither .svg nor .png; give a name that ends in one of them."
         )
     width = shutil.get_terminal_size().columns // 2
     drawn = masks.picture(
-        given.name, given.length, most=1024 if kind else max(8, min(width, 64)), ring=given.ring
+        args.name, args.length, most=1024 if kind else max(8, min(width, 64)), ring=args.ring
     )
     if kind:
-        picture(given.out, drawn.svg() if kind == ".svg" else drawn.png())
-    if given.json:
+        picture(args.out, drawn.svg() if kind == ".svg" else drawn.png())
+    if args.json:
         emit(drawn.to_dict())
         return
-    if str(given.out) == "-":
+    if str(args.out) == "-":
         return
     if not kind:
-        print(drawn.text(colours(), plain=ascii_only()))
+        print(drawn.text(supports_colour(), plain=ascii_only()))
     print(f"{drawn.name}, {drawn.length:,} tokens: a row for each query, a column for each key")
     print("\n".join(drawn.legend(plain=ascii_only())))

@@ -43,12 +43,12 @@ class Parser(argparse.ArgumentParser):
     @property
     def verbs(self) -> dict[str, Parser]:
         """The commands, or the tasks of a command; empty where it has none."""
-        found = (
+        choices = (
             action.choices
             for action in self._actions
             if isinstance(action, argparse._SubParsersAction)
         )
-        return dict(next(found, {}))
+        return dict(next(choices, {}))
 
     @property
     def options(self) -> list[str]:
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         ]
 
     def asking(self, words: Sequence[str]) -> argparse.Action | None:
-        """The option that waits for its value after these words."""
+        """Returns the option that waits for its value after these words, or None."""
         action = self._option_string_actions.get(words[-1]) if words else None
         return None if action is None or action.nargs == 0 else action
 
@@ -70,18 +70,19 @@ class Parser(argparse.ArgumentParser):
         self._option_string_actions[old] = self._option_string_actions[new]
 
     def show(self, examples: Sequence[str]) -> None:
-        """Put these examples under the help, and those of each task under its own."""
-        told = [textwrap.fill(self.epilog, 79)] if self.epilog else []
-        own = [line for line in examples if line.startswith(self.prog + " ")]
+        """Adds the examples to the help, and those of each task to its own."""
+        sections = [textwrap.fill(self.epilog, 79)] if self.epilog else []
+        matching = [line for line in examples if line.startswith(self.prog + " ")]
         self.epilog = (
-            "\n\n".join([*told, *(["\n  ".join(["examples:", *own])] if own else [])]) or None
+            "\n\n".join([*sections, *(["\n  ".join(["examples:", *matching])] if matching else [])])
+            or None
         )
-        for made in self.verbs.values():
-            made.show(examples)
+        for verb in self.verbs.values():
+            verb.show(examples)
 
     def understand(self, words: Sequence[str]) -> argparse.Namespace:
-        """What the words mean: ``run`` is the command's function, ``rest`` what only it can
-        read."""
+        """Parses the words: ``run`` is the command's function, ``extra`` the words that only it can
+        parse."""
         verbs = self.verbs
         if verbs and words and not words[0].startswith("-"):
             if words[0] not in verbs:
@@ -91,19 +92,19 @@ class Parser(argparse.ArgumentParser):
             wrong = (words or ["--help"])[0]
             self.parse_known_args([wrong])
             raise UserError(f"{wrong} is not understood here; see {self.prog} --help.")
-        given, rest = self.parse_known_intermixed_args(words)
-        given.rest = rest
-        if given.rest and not given.open:
-            wrong = given.rest[0]
+        args, extra = self.parse_known_intermixed_args(words)
+        args.extra = extra
+        if args.extra and not args.open:
+            wrong = args.extra[0]
             hint = nearest(wrong, self.options) if wrong.startswith("-") else ""
             raise UserError(f"{wrong} is not understood.{hint} See {self.prog} --help.")
-        return given
+        return args
 
 
-def settings(rest: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+def settings(words_left: Sequence[str]) -> tuple[str | None, dict[str, str]]:
     """``RUN.toml --steps 500 --decoder.depth=8`` as the run file, if there is one, and the changes
     to it."""
-    file, changes, words = None, {}, list(rest)
+    file, changes, words = None, {}, list(words_left)
     while words:
         word = words.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
@@ -127,11 +128,11 @@ def check_text(words: Sequence[str]) -> None:
             any("\ud800" <= letter <= "\udfff" for letter in word)
             and not Path(word.rpartition("=")[2]).exists()
         ):
-            shown = shlex.quote(
+            quoted = shlex.quote(
                 word.encode(sys.getfilesystemencoding(), "surrogateescape").decode(
                     "utf-8", "replace"
                 )
             )
             raise UserError(
-                f"The argument {shown} is not UTF-8 text; convert it, or set the terminal to UTF-8."
+                f"The argument {quoted} is not UTF-8 text; convert it, or set the terminal to UTF-8."
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import UserError, need
-from .common import MODEL, computing, emit, model_and_tokenizer, note, untrained
+from .common import MODEL, add_device_options, emit, load_model_and_tokenizer, note, untrained
 
 EXAMPLES = (
     'glassformer patch out/mine "The dog is" "The dogs are" --answer " here" --wrong " there"',
@@ -14,8 +14,8 @@ EXAMPLES = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
     add("clean", metavar="CLEAN", help="the text whose values are put in")
     add("corrupted", metavar="CORRUPTED", help="the text they are put into, of as many tokens")
@@ -48,49 +48,49 @@ def options(one: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the N largest effects, below the grid (10)",
     )
-    computing(one)
+    add_device_options(parser)
     add("--json", action="store_true", help="every number as JSON")
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from ..inspection import patch_grid
 
     need(
-        len(given.source) < 3,
-        f"--source is given {len(given.source)} times; give it once, or for each text.",
+        len(args.source) < 3,
+        f"--source is given {len(args.source)} times; give it once, or for each text.",
     )
-    need(given.top >= 0, f"--top is {given.top}; give 0 or more.")
-    model, tokenizer = model_and_tokenizer(given)
+    need(args.top >= 0, f"--top is {args.top}; give 0 or more.")
+    model, tokenizer = load_model_and_tokenizer(args)
     grid = patch_grid(
         model,
         tokenizer,
-        given.clean,
-        given.corrupted,
-        answer=given.answer,
-        wrong=given.wrong,
-        parts=[part.strip() for part in given.parts.split(",")],
-        positions=positions(given.positions),
-        at=given.at,
-        source=tuple(given.source)
-        if len(given.source) == 2
-        else given.source[0]
-        if given.source
+        args.clean,
+        args.corrupted,
+        answer=args.answer,
+        wrong=args.wrong,
+        parts=[name.strip() for name in args.parts.split(",")],
+        positions=positions(args.positions),
+        at=args.at,
+        source=tuple(args.source)
+        if len(args.source) == 2
+        else args.source[0]
+        if args.source
         else None,
     )
-    untrained(given.model)
-    if given.json:
+    untrained(args.model)
+    if args.json:
         emit(grid.to_dict())
         return
-    what = f"{grid.metric} of {grid.answer}" + (
+    metric = f"{grid.metric} of {grid.answer}" + (
         f" less {grid.wrong}" if grid.wrong is not None else ""
     )
     note(
-        f"{what} at {grid.at}: {grid.clean_value:.4f} clean, {grid.corrupted_value:.4f} "
+        f"{metric} at {grid.at}: {grid.clean_value:.4f} clean, {grid.corrupted_value:.4f} "
         "corrupted; 0 to 1 between."
     )
     print(grid.text())
-    if given.top:
-        print("\n" + "\n".join(grid.table(given.top)))
+    if args.top:
+        print("\n" + "\n".join(grid.table(args.top)))
 
 
 def positions(text: str) -> str | list[int]:
@@ -98,7 +98,7 @@ def positions(text: str) -> str | list[int]:
     if text in ("each", "all"):
         return text
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(index) for index in text.split(",")]
     except ValueError:
         raise UserError(
             f'--positions is "{text}"; give each, all, or numbers such as 2,3.'

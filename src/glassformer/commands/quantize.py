@@ -12,7 +12,17 @@ from typing import Any
 
 from .. import files
 from ..errors import UserError, need, note
-from .common import MODEL, emit, moving, new_file, new_folder, rows, table, untrained, using
+from .common import (
+    MODEL,
+    add_use_option,
+    emit,
+    is_terminal,
+    new_file,
+    new_folder,
+    rows,
+    table,
+    untrained,
+)
 
 EXAMPLES = (
     "glassformer quantize out/mine out/mine-int8 --bits 8",
@@ -26,8 +36,8 @@ EPILOG = (
 REPORT = "quantization.json"
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
     add("folder", metavar="FOLDER", help="where to save it")
     add("--bits", type=int, required=True, metavar="N", help="8 or 4, of each weight")
@@ -77,55 +87,55 @@ def options(one: argparse.ArgumentParser) -> None:
     )
     add("--picture", metavar="FILE", help="the harm of each matrix, as .svg or .png")
     add("--json", action="store_true", help="the whole report as JSON")
-    using(one)
+    add_use_option(parser)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from ..checkpoints import Checkpoint, store
     from ..nn.quantized import Layout, quantized
     from ..quantize import picture, quantize_model
 
-    layout = Layout(given.bits, given.group, given.head)
+    layout = Layout(args.bits, args.group, args.head)
     need(
-        min(given.tokens, given.measure) > 0,
+        min(args.tokens, args.measure) > 0,
         "--tokens and --measure are numbers of tokens; give 1 or more.",
     )
-    need(given.top >= 0, "--top is a number of matrices; give 0 or more.")
+    need(args.top >= 0, "--top is a number of matrices; give 0 or more.")
     need(
-        given.target is None or given.calibrate is not None,
+        args.target is None or args.calibrate is not None,
         "--target goes with --calibrate, which has its sources.",
     )
     image = (
         None
-        if given.picture is None
-        else new_file(given.picture, given.model, given.calibrate, given.target)
+        if args.picture is None
+        else new_file(args.picture, args.model, args.calibrate, args.target)
     )
     suffixes = (".svg", ".png")
     need(
         image is None or image.suffix in suffixes,
-        f"--picture {given.picture} is neither .svg nor .png; name one.",
+        f"--picture {args.picture} is neither .svg nor .png; name one.",
     )
     drawn = image is None or importlib.util.find_spec("matplotlib") is not None
     need(drawn, "--picture needs matplotlib; pip install matplotlib, or leave it out.")
-    out, opened = new_folder(given.folder), Checkpoint.open(given.model)
-    already = f"{given.model} is quantised already; give the model that it was made of."
+    out, opened = new_folder(args.folder), Checkpoint.open(args.model)
+    already = f"{args.model} is quantised already; give the model that it was made of."
     adapter = (
-        f"{given.model} is an adapter on quantised weights; give a model that is not quantised."
+        f"{args.model} is an adapter on quantised weights; give a model that is not quantised."
     )
     need(opened.quantization is None, already)
     need(opened.base is None or Checkpoint.open(opened.base).quantization is None, adapter)
-    untrained(given.model)
+    untrained(args.model)
     tokenizer, text = opened.tokenizer(), None
-    if given.calibrate is not None:
-        none = f"{given.model} has no tokenizer, so no text can be read; leave --calibrate out."
+    if args.calibrate is not None:
+        none = f"{args.model} has no tokenizer, so no text can be read; leave --calibrate out."
         if tokenizer is None:
             raise UserError(none)
-        text = _text(given, opened.config, tokenizer)
-    model = opened.model(dtype=given.dtype)
+        text = _text(args, opened.config, tokenizer)
+    model = opened.model(dtype=args.dtype)
     need(not quantized(model), already)  # a GGUF file's codes
-    said = _progress(text is not None)
-    report = quantize_model(model, layout, text, name=given.model, said=said)
-    said("")
+    report_progress = _progress(text is not None)
+    report = quantize_model(model, layout, text, name=args.model, said=report_progress)
+    report_progress("")
     written = json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n"
     store.save(model, out, tokenizer, labels=opened.labels, beside={REPORT: written})
     if image is not None:
@@ -138,10 +148,10 @@ def run(given: argparse.Namespace) -> None:
             f"{short} of {len(report.rows)} matrices have rows shorter than a group of "
             f"{layout.group}: a scale a row."
         )
-    if given.json:
+    if args.json:
         emit(report.to_dict())
         return
-    _show(report, given.top)
+    _show(report, args.top)
     print(
         f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became "
         f"{report.after / 1e6:,.2f} MB."
@@ -156,41 +166,41 @@ def run(given: argparse.Namespace) -> None:
         )
 
 
-def _text(given: argparse.Namespace, cfg: Any, tokenizer: Any) -> Any:
+def _text(args: argparse.Namespace, cfg: Any, tokenizer: Any) -> Any:
     """The text of --calibrate as the model reads it, and with --target in pairs."""
     from ..config import EncoderDecoder
     from ..quantize import Text
 
-    if given.target is None:
+    if args.target is None:
         from ..data.registry import find
 
-        return Text.of(find(given.calibrate), tokenizer, cfg, given.tokens, given.measure)
+        return Text.of(find(args.calibrate), tokenizer, cfg, args.tokens, args.measure)
     from ..data import examples
     from ..training.encoded import encode
     from ..training.objectives import Seq2Seq
 
     need(
-        isinstance(cfg, EncoderDecoder), f"{given.model} is no encoder-decoder; leave --target out."
+        isinstance(cfg, EncoderDecoder), f"{args.model} is no encoder-decoder; leave --target out."
     )
     objective = Seq2Seq()
-    read = examples.read({"source": given.calibrate, "target": given.target}, objective)
+    table = examples.read({"source": args.calibrate, "target": args.target}, objective)
     encoded = encode(
-        read, tokenizer, objective, cfg, cfg.context, "end", tokenizer.source_tokenizer
+        table, tokenizer, objective, cfg, cfg.context, "end", tokenizer.source_tokenizer
     )
     target, source = (
         side.rows(name) for side, name in zip(encoded.sides, ("tokens", "source"), strict=True)
     )
-    return Text.of_pairs(list(zip(source, target, strict=True)), given.tokens, given.measure)
+    return Text.of_pairs(list(zip(source, target, strict=True)), args.tokens, args.measure)
 
 
 def _show(report: Any, top: int) -> None:
     from ..quantize import display
 
-    shown = min(top, len(report.rows))
+    count = min(top, len(report.rows))
     of = (
-        f"{shown} of {len(report.rows)}; --top N shows more"
-        if shown < len(report.rows)
-        else f"all {shown}"
+        f"{count} of {len(report.rows)}; --top N shows more"
+        if count < len(report.rows)
+        else f"all {count}"
     )
     by = (
         "the most harmful first"
@@ -208,10 +218,10 @@ def _show(report: Any, top: int) -> None:
 
 
 def _progress(reads: bool) -> Any:
-    """What is being done, in a line that is written over; nothing where standard error is no
-    terminal."""
-    if moving():
-        return lambda said: print(f"\r\x1b[K{said}", end="\r", file=sys.stderr, flush=True)
+    """Returns a function that shows the current step in a line that is overwritten; nothing where
+    standard error is no terminal."""
+    if is_terminal():
+        return lambda message: print(f"\r\x1b[K{message}", end="\r", file=sys.stderr, flush=True)
     if reads:
         note(
             "Calibrating and measuring reads the text once for each matrix; a large model takes "

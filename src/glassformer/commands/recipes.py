@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from .common import emit, table, using
+from .common import add_use_option, emit, table
 
 EXAMPLES = ("glassformer recipes --json",)
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--json", action="store_true", help="as JSON")
-    using(one)
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_use_option(parser)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from .. import cost as costs
     from .. import recipes as book
 
@@ -22,7 +22,7 @@ def run(given: argparse.Namespace) -> None:
         (page, {size: costs.cost(config) for size, config in page.sizes.items()})
         for page in book.all()
     ]
-    if given.json:
+    if args.json:
         every = [
             (page, f"{page.name}/{size}", price)
             for page, sizes in pages

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import UserError, install_extra, need, note
-from .common import MODEL, computing, engine_device
+from .common import MODEL, add_device_options, engine_device
 
 if TYPE_CHECKING:
     from ..serve.registry import Registry
@@ -24,9 +24,8 @@ PORT = 8000
 EXTRA = f"The server needs FastAPI and others: {install_extra('serve')}"
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help=MODEL)
     add(
         "--host",
@@ -117,14 +116,14 @@ def options(one: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds to end what is under way at SIGTERM (30)",
     )
-    computing(one, "cpu")
+    add_device_options(parser, "cpu")
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Serve until SIGTERM or Ctrl-C."""
-    need(0 <= given.port < 65_536, f"--port is {given.port}; give a number from 0 to 65535.")
-    need(given.drain >= 1, f"--drain is {given.drain}; give 1 second or more.")
-    need(given.memory is None or given.memory > 0, f"--memory is {given.memory}; give GiB above 0.")
+    need(0 <= args.port < 65_536, f"--port is {args.port}; give a number from 0 to 65535.")
+    need(args.drain >= 1, f"--drain is {args.drain}; give 1 second or more.")
+    need(args.memory is None or args.memory > 0, f"--memory is {args.memory}; give GiB above 0.")
     try:
         import fastapi  # noqa: F401
         import llguidance  # noqa: F401
@@ -134,50 +133,48 @@ def run(given: argparse.Namespace) -> None:
         raise UserError(EXTRA) from None
     from ..asgi import listening, security
 
-    near = security.is_loopback(given.host)
-    said = (
-        f"--host {given.host} is reached by others; give --api-key-file F, or --no-api-key to "
+    near = security.is_loopback(args.host)
+    message = (
+        f"--host {args.host} is reached by others; give --api-key-file F, or --no-api-key to "
         "let everybody in."
     )
-    need(near or given.api_key_file is not None or given.no_api_key, said)
-    for address in given.proxy:
+    need(near or args.api_key_file is not None or args.no_api_key, message)
+    for address in args.proxy:
         need(
             security.is_address(address),
             f"--proxy {address} is no IP address; give one, such as 127.0.0.1.",
         )
     # before torch and the models, which take seconds
-    bound = listening.bound(given.host, given.port, PORT)
-    template = given.chat_template
+    bound = listening.bound(args.host, args.port, PORT)
+    template = args.chat_template
     need(
         template is None or template.is_file(),
         f"--chat-template {template}: there is no such file; check the path.",
     )
-    device = engine_device(given)
+    device = engine_device(args)
     from ..serve import server
     from ..serve.registry import Bounds, open_models
 
-    keys = None if given.api_key_file is None else server.keys_of(given.api_key_file)
-    memory = None if given.memory is None else int(given.memory * (1 << 30))
-    bounds = Bounds(given.max_context, given.max_sequences, given.max_queue, memory)
+    keys = None if args.api_key_file is None else server.keys_of(args.api_key_file)
+    memory = None if args.memory is None else int(args.memory * (1 << 30))
+    bounds = Bounds(args.max_context, args.max_sequences, args.max_queue, memory)
     models = open_models(
-        given.models,
+        args.models,
         bounds,
-        dtype=given.dtype,
+        dtype=args.dtype,
         device=device,
-        bits=given.bits,
-        template=given.chat_template,
-        ids=given.name,
+        bits=args.bits,
+        template=args.chat_template,
+        ids=args.name,
     )
-    shown = f"[{given.host}]" if ":" in given.host else given.host
-    print(f"http://{shown}:{bound.getsockname()[1]}/v1", flush=True)
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    print(f"http://{host}:{bound.getsockname()[1]}/v1", flush=True)
     for id, served in models.models.items():
         note(f"{id}: {served.engine.room}")
-    if given.page:
+    if args.page:
         note(f"The page is at {_page(models, keys)}")
     note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")
-    server.run(
-        models, __version__, bound, given.host, keys, given.drain, given.allow_host, given.proxy
-    )
+    server.run(models, __version__, bound, args.host, keys, args.drain, args.allow_host, args.proxy)
 
 
 def _page(models: Registry, keys: Sequence[str] | None) -> str:
@@ -193,14 +190,16 @@ def _page(models: Registry, keys: Sequence[str] | None) -> str:
     from ..page.models import HeldEntry, Models
 
     served = models.models.items()
-    held = Models.of(
+    served_models = Models.of(
         [
-            HeldEntry(id.replace("/", "-"), one.checkpoint, one.model, one.tokenizer)
-            for id, one in served
+            HeldEntry(id.replace("/", "-"), model.checkpoint, model.model, model.tokenizer)
+            for id, model in served
         ]
     )
     bound = listening.bound(security.LOOPBACK[0], 0, PORT)
-    app: Any = application(Page(held, Trainings(None, held)), frozenset(security.LOOPBACK))
+    app: Any = application(
+        Page(served_models, Trainings(None, served_models)), frozenset(security.LOOPBACK)
+    )
     if keys is not None:
         app = security.PasswordGuard(app, keys)
     server = uvicorn.Server(

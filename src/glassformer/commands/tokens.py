@@ -34,14 +34,14 @@ MARKS = {"piece": "", "bytes": " italic", "unknown": " bold underline"}
 MOST_SPECIALS = 6
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    one.add_argument(
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "words",
         nargs="*",
         metavar="TEXT",
         help="the text; a sample of everything where there is none",
     )
-    show = one.add_argument_group("to look").add_argument
+    show = parser.add_argument_group("to look").add_argument
     show("--text", metavar="TEXT", help="the text, whatever it is")
     show("--file", type=Path, metavar="FILE", help="the text in a file")
     show(
@@ -57,7 +57,7 @@ def options(one: argparse.ArgumentParser) -> None:
     )
     show("--html", type=Path, metavar="FILE", help="write a page that needs no network")
     show("--json", action="store_true", help="everything as JSON")
-    make = one.add_argument_group("to train, and to find a size").add_argument
+    make = parser.add_argument_group("to train, and to find a size").add_argument
     make("--kind", metavar="KIND", help="bpe, wordpiece, unigram, char, byte or words (bpe)")
     make("--size", type=int, metavar="N", help="train: entries in all")
     make(
@@ -79,44 +79,46 @@ def options(one: argparse.ArgumentParser) -> None:
     make("--out", type=Path, metavar="PATH", help="train: a folder; sizes: a .png or .svg file")
 
 
-def run(given: argparse.Namespace) -> None:
-    verb = given.words[0] if given.words and given.text is None else None
+def run(args: argparse.Namespace) -> None:
+    verb = args.words[0] if args.words and args.text is None else None
     if verb in VERBS:
         from . import vocabularies
 
-        _only(given, verb, "text", "file", "names", "ids", "trace", "html")
-        vocabularies.VERBS[verb](given, given.words[1:])
+        _only(args, verb, "text", "file", "names", "ids", "trace", "html")
+        vocabularies.VERBS[verb](args, args.words[1:])
         return
-    _only(given, "looking at a text", "kind", "size", "sizes", "dim", "out", "special", "separator")
-    _look(given, _text(given))
+    _only(args, "looking at a text", "kind", "size", "sizes", "dim", "out", "special", "separator")
+    _look(args, _text(args))
 
 
-def _only(given: argparse.Namespace, what: str, *others: str) -> None:
+def _only(args: argparse.Namespace, purpose: str, *names: str) -> None:
     """Refuse options that belong to another use of the command."""
-    for other in others:
-        if getattr(given, other) not in (None, False, []):
-            name = "with" if other == "names" else other
-            raise UserError(f"--{name} does not belong to {what}; see glassformer tokens --help.")
+    for option in names:
+        if getattr(args, option) not in (None, False, []):
+            name = "with" if option == "names" else option
+            raise UserError(
+                f"--{name} does not belong to {purpose}; see glassformer tokens --help."
+            )
 
 
-def _text(given: argparse.Namespace) -> str:
+def _text(args: argparse.Namespace) -> str:
     """The one text that is meant."""
     from ..inspection.tokens.compare import SAMPLE
 
-    ways = [*given.words, *(way for way in (given.text, given.file) if way is not None)]
-    need(len(ways) <= 1, "Give one text, in quotes; or a FILE by --file.")
-    if given.file is not None:
+    inputs = [*args.words, *(option for option in (args.text, args.file) if option is not None)]
+    need(len(inputs) <= 1, "Give one text, in quotes; or a FILE by --file.")
+    if args.file is not None:
         try:
-            return _decoded(given.file.read_bytes(), str(given.file))
+            return _decoded(args.file.read_bytes(), str(args.file))
         except OSError as error:
             raise UserError(
-                f"{given.file} cannot be read ({error.strerror}); check the path."
+                f"{args.file} cannot be read ({error.strerror}); check the path."
             ) from None
-    if given.words == ["-"]:
+    if args.words == ["-"]:
         return _decoded(sys.stdin.buffer.read(), "Standard input")
-    if not ways and given.trace:
-        return str(given.trace)
-    return str(ways[0]) if ways else SAMPLE
+    if not inputs and args.trace:
+        return str(args.trace)
+    return str(inputs[0]) if inputs else SAMPLE
 
 
 def _decoded(data: bytes, source: str) -> str:
@@ -138,37 +140,39 @@ def _checkpoint(name: str) -> str | Path:
     )
 
 
-def _look(given: argparse.Namespace, text: str) -> None:
+def _look(args: argparse.Namespace, text: str) -> None:
     from .. import files
     from ..inspection.tokens import compare, html
     from ..inspection.tokens.segmentation import Trace, trace
     from ..tokenizer import pretrained
 
     compare.check(text)
-    if given.html is not None and given.html.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--html {given.html} is no .html; give a name that ends in it.")
+    if args.html is not None and args.html.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--html {args.html} is no .html; give a name that ends in it.")
     names = (
-        given.names or [name for name in DEFAULT if name in pretrained.here()] or list(DEFAULT[:1])
+        args.names or [name for name in DEFAULT if name in pretrained.here()] or list(DEFAULT[:1])
     )
     opened = [(name, pretrained.find(_checkpoint(name))) for name in dict.fromkeys(names)]
     sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
     traces: list[list[Trace]] = []
-    if given.trace is not None:
-        words = given.trace or text
-        each = [trace(tokenizer, words) for _, tokenizer in opened]
-        traces = [list({one.word: one for one in told}.values()) for told in each]  # each word once
-    if given.html is not None:
-        files.write(given.html, html.page(text, sheets, traces, given.ids))
-    if given.json:
-        made = [sheet.to_dict() for sheet in sheets]
-        for one, told in zip(made, traces, strict=False):
-            one["trace"] = [word.to_dict() for word in told]
-        emit({"text": text, "tokenizers": made})
-    elif given.html is not None:
-        print(given.html)
+    if args.trace is not None:
+        words = args.trace or text
+        word_traces = [trace(tokenizer, words) for _, tokenizer in opened]
+        traces = [
+            list({word.word: word for word in words}.values()) for words in word_traces
+        ]  # each word once
+    if args.html is not None:
+        files.write(args.html, html.page(text, sheets, traces, args.ids))
+    if args.json:
+        tables = [sheet.to_dict() for sheet in sheets]
+        for record, trace_records in zip(tables, traces, strict=False):
+            record["trace"] = [word.to_dict() for word in trace_records]
+        emit({"text": text, "tokenizers": tables})
+    elif args.html is not None:
+        print(args.html)
     else:
-        _draw(sheets, traces, given.ids)
-    if not given.names and len(names) < len(DEFAULT):
+        _draw(sheets, traces, args.ids)
+    if not args.names and len(names) < len(DEFAULT):
         note("More tokenizers: --with NAME, from GLASSFORMER_DATA or the hub's cache.")
 
 
@@ -192,9 +196,9 @@ def _draw(sheets: list[Sheet], traces: list[list[Any]], ids: bool) -> None:
             _cells(console, sheet.tokens, plain)
         else:
             _row(console, sheet.tokens, plain)
-        for one in traces[at] if traces else ():
+        for trace in traces[at] if traces else ():
             console.print()
-            console.print("\n".join(f"  {line}" for line in steps(one)))
+            console.print("\n".join(f"  {line}" for line in steps(trace)))
     console.print("\n· space  → tab  ↵ new line  <0xE9> bytes", style="dim")
     wide = max(len(sheet.name) for sheet in sheets)
     for topic in sheets[0].habits:
@@ -209,8 +213,14 @@ def _counts(console: Console, sheets: list[Sheet]) -> None:
     titles = ("entries", "= base", "+ special", "+ added", "tokens", "chars/token")
     console.print(" " * wide + "".join(f"  {title:>9}" for title in titles), style="bold")
     for sheet in sheets:
-        held = sheet.vocabulary
-        numbers = (held.entries, held.base, held.special, held.added, len(sheet.tokens))
+        vocabulary = sheet.vocabulary
+        numbers = (
+            vocabulary.entries,
+            vocabulary.base,
+            vocabulary.special,
+            vocabulary.added,
+            len(sheet.tokens),
+        )
         cells = "".join(f"  {number:>9,}" for number in numbers)
         console.print(f"{sheet.name:<{wide}}{cells}  {sheet.characters_per_token:>11.2f}")
 
@@ -248,20 +258,20 @@ def _cells(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
 
     from ..tokenizer.labels import visible
 
-    above, below, used = Text(), Text(), 0
+    above, below, column = Text(), Text(), 0
     for at, token in enumerate(tokens):
-        shown, id = visible(token.shown), str(token.id)
-        wide = max(cell_len(shown), len(id))
-        if used and used + wide + 1 > console.width:
+        piece, id = visible(token.shown), str(token.id)
+        wide = max(cell_len(piece), len(id))
+        if column and column + wide + 1 > console.width:
             console.print(above)
             console.print(below)
-            above, below, used = Text(), Text(), 0
+            above, below, column = Text(), Text(), 0
         above.append(
-            shown + " " * (wide - cell_len(shown)),
+            piece + " " * (wide - cell_len(piece)),
             None if plain else GROUNDS[at % 2] + MARKS[token.kind],
         )
         above.append("|" if plain else " ")
         below.append(f"{id:<{wide}}{'|' if plain else ' '}")
-        used += wide + 1
+        column += wide + 1
     console.print(above)
     console.print(below)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import using
+from .common import add_use_option
 from .parsing import settings
 
 EXAMPLES = (
@@ -28,8 +28,8 @@ EPILOG = (
 USAGE = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]"
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--out", metavar="DIR", help="where checkpoints, log and curves go")
     add("--resume", action="store_true", help="go on from the last checkpoint in DIR")
     add(
@@ -37,36 +37,38 @@ def options(one: argparse.ArgumentParser) -> None:
         action="store_true",
         help="list every setting with its type, default and meaning",
     )
-    using(one)
+    add_use_option(parser)
 
 
-def run(given: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> int | None:
     from ..config import run_file
 
-    if given.settings:
+    if args.settings:
         table()
         return None
-    if not given.out:
+    if not args.out:
         raise UserError(
             "Say where the run goes: --out DIR."
-            if given.out is None
+            if args.out is None
             else "--out is empty; name a folder."
         )
-    named, changes = settings(given.rest)
-    out = Path(given.out)
+    named, changes = settings(args.extra)
+    out = Path(args.out)
     # what is not given now stays
-    kept = run_file.begun(out) if given.resume and named is None else None
-    run_file.read(kept or named, changes)  # a slip is told before torch is imported
+    previous = run_file.saved_run(out) if args.resume and named is None else None
+    run_file.read_run(previous or named, changes)  # a slip is told before torch is imported
     from ..training import choose, run
 
     # a run file says all that it means
-    found, chosen = choose(changes) if kept is None and named is None else ({}, "")
-    wanted = run_file.read(kept or named, {**found, **changes})
-    used = [word for file in given.use for word in ("--use", file)]
-    words = [*called(), "train", *given.rest, *used, "--out", given.out, "--resume"]
+    defaults, chosen = choose(changes) if previous is None and named is None else ({}, "")
+    run_settings = run_file.read_run(previous or named, {**defaults, **changes})
+    use_options = [word for file in args.use for word in ("--use", file)]
+    words = [*called(), "train", *args.extra, *use_options, "--out", args.out, "--resume"]
     again = shlex.join(words)
     try:
-        ended = run(wanted, out, given.resume, sample=write_a_little, command=again, chosen=chosen)
+        ended = run(
+            run_settings, out, args.resume, sample=write_a_little, command=again, chosen=chosen
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f" Continue with:\n  {again}" if (out / "run.json").exists() else ""
@@ -79,36 +81,37 @@ def table() -> None:
     means."""
     from ..config import settings
 
-    for name, one in settings.types().items():
-        print(f"\n{name}: {(one.kind.__doc__ or '').splitlines()[0].replace('``', '')}")
-        for setting in one.settings:
+    for name, entry in settings.types().items():
+        print(f"\n{name}: {(entry.kind.__doc__ or '').splitlines()[0].replace('``', '')}")
+        for setting in entry.settings:
             default = f" = {setting.default}" if setting.default else ""
             print(f"  --{setting.path} ({setting.kind}{default}): {setting.meaning}")
 
 
 def called() -> list[str]:
-    """How this program is called again from here: by its name where the shell finds it, else by its
-    path."""
+    """Returns the command that starts this program again: its name where the shell finds it, else
+    its path."""
     path = Path(sys.argv[0])
     if path.name != "glassformer":
         return [os.path.relpath(sys.executable), "-m", "glassformer"]
-    found = shutil.which("glassformer")
-    return ["glassformer" if found and Path(found).samefile(path) else os.path.relpath(path)]
+    executable = shutil.which("glassformer")
+    return [
+        "glassformer" if executable and Path(executable).samefile(path) else os.path.relpath(path)
+    ]
 
 
 def write_a_little(
     model: Any, tokenizer: Any, source: str | None, source_tokenizer: Any = None
 ) -> str:
-    """What a model under training says when it is asked to begin, or what it makes of a source
-    text."""
+    """Returns a sample of a model under training: its own text, or its output for a source text."""
     from .. import config, generation
     from ..tokenizer.framing import question, text_start
 
     if isinstance(model.config, config.EncoderDecoder):
-        told = generation.beam(
+        beams = generation.beam(
             model, tokenizer, source or "", beams=1, max_new=80, source_tokenizer=source_tokenizer
         )
-        return f"{source} -> {told[0][0].text}"
+        return f"{source} -> {beams[0][0].text}"
     if source is None:
         start = [text_start(tokenizer) or 0]
         return (
@@ -118,8 +121,8 @@ def write_a_little(
             .run()
             .text
         )
-    asked = question(tokenizer, tokenizer.encode(source))
+    prompt = question(tokenizer, tokenizer.encode(source))
     return (
         f"{source} -> "
-        f"{generation.generate(model, tokenizer, [asked], max_new=80, temperature=0.0).run().text}"
+        f"{generation.generate(model, tokenizer, [prompt], max_new=80, temperature=0.0).run().text}"
     )

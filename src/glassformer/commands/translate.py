@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from ..errors import UserError, need, note
 from ..tokenizer.labels import pieces
 from .common import (
-    computing,
-    counting,
-    editing,
-    edits_of,
+    add_device_options,
+    add_edit_option,
+    add_text_options,
     emit,
-    model_and_tokenizer,
+    load_model_and_tokenizer,
     objective_of,
-    reading,
+    parse_edits,
+    progress_counter,
     texts,
 )
 
@@ -28,9 +28,9 @@ EXAMPLES = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    add = one.add_argument
-    reading(one)
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_text_options(parser)
     add(
         "--beams",
         type=int,
@@ -54,8 +54,8 @@ def options(one: argparse.ArgumentParser) -> None:
         metavar="SIDE",
         help="what a source too long loses: end, start (refused)",
     )
-    editing(one)
-    computing(one)
+    add_edit_option(parser)
+    add_device_options(parser)
     add(
         "--json",
         action="store_true",
@@ -63,67 +63,72 @@ def options(one: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     from .. import config, generation
 
-    sources = texts(given, given.text)
+    sources = texts(args, args.text)
     need(all(text.strip() for text in sources), "A text is empty; give one on each line.")
     need(bool(sources), "There is no text; give at least one.")
-    generation.check_beams(given.beams, given.best, given.length_penalty, given.max_new)
-    need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
-    edits = edits_of(given)
-    model, tokenizer = model_and_tokenizer(given)
+    generation.check_beams(args.beams, args.best, args.length_penalty, args.max_new)
+    need(args.batch >= 1, f"batch is {args.batch}; give 1 or more.")
+    edits = parse_edits(args)
+    model, tokenizer = load_model_and_tokenizer(args)
     silent = (
-        f"{given.model} is an encoder and writes no text; use `glassformer fill`, `embed` "
+        f"{args.model} is an encoder and writes no text; use `glassformer fill`, `embed` "
         "or `classify`."
     )
     need(not isinstance(model.config, config.Encoder), silent)
-    objective = objective_of(given.model)
+    objective = objective_of(args.model)
     if isinstance(model.config, config.Decoder) and objective not in ("Seq2Seq", None):
         raise UserError(
-            f"{given.model} was trained with the objective {objective}, not on pairs of texts; "
+            f"{args.model} was trained with the objective {objective}, not on pairs of texts; "
             "use `glassformer "
             "generate`, or train it with the objective Seq2Seq."
         )
-    told = generation.search(
+    outputs = generation.search(
         model,
         tokenizer,
         sources,
-        batch=given.batch,
-        progress=counting(f"of {len(sources):,} texts") if len(sources) > given.batch else None,
-        beams=given.beams,
-        best=given.best,
-        length_penalty=given.length_penalty,
-        max_new=given.max_new,
-        cut=given.cut,
+        batch=args.batch,
+        progress=progress_counter(f"of {len(sources):,} texts")
+        if len(sources) > args.batch
+        else None,
+        beams=args.beams,
+        best=args.best,
+        length_penalty=args.length_penalty,
+        max_new=args.max_new,
+        cut=args.cut,
         edits=edits,
-        start=None if given.start is None else tokens_of(given.start, tokenizer),
+        start=None if args.start is None else tokens_of(args.start, tokenizer),
     )
-    for text, found in zip(sources, told, strict=True):
-        if given.json:
-            best = [{**one.to_dict(), "pieces": pieces(tokenizer, one.tokens)} for one in found]
+    for text, beams in zip(sources, outputs, strict=True):
+        if args.json:
+            best = [
+                {**hypothesis.to_dict(), "pieces": pieces(tokenizer, hypothesis.tokens)}
+                for hypothesis in beams
+            ]
             emit({"source": text, "best": best})
-        elif given.best == 1:
-            print(found[0].text)
+        elif args.best == 1:
+            print(beams[0].text)
         else:
             print(text)
-            for hypothesis in found:
+            for hypothesis in beams:
                 print(f"  {hypothesis.score:8.4f}  {hypothesis.text}")
-    unended = sum(found[0].finish == "length" for found in told)
+    unended = sum(beams[0].finish == "length" for beams in outputs)
     if unended:
         note(
             f"{unended} of {len(sources)} did not come to an end within --max-new "
-            f"{given.max_new} tokens."
+            f"{args.max_new} tokens."
         )
 
 
 def tokens_of(words: str, tokenizer: Tokenizer) -> list[int]:
     """The ids that words name: numbers are ids, all else pieces of the vocabulary; UserError for
     what is neither."""
-    found = [int(word) if word.isdecimal() else tokenizer.id(word) for word in words.split()]
-    for word, one in zip(words.split(), found, strict=True):
+    ids = [int(word) if word.isdecimal() else tokenizer.id(word) for word in words.split()]
+    for word, id in zip(words.split(), ids, strict=True):
         need(
-            one is not None,
+            id is not None,
             f'--start: there is no token "{word}"; give an id, or a piece of the vocabulary.',
         )
-    return [one for one in found if one is not None]
+    return [id for id in ids if id is not None]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest, need, note
-from .common import counted, emit, new_folder, table
+from .common import count_noun, emit, new_folder, table
 
 if TYPE_CHECKING:
     from ..inspection.tokens.vocabulary_size import Size
@@ -17,83 +17,94 @@ if TYPE_CHECKING:
 WIDTH = 40  # of a bar
 
 
-def train(given: argparse.Namespace, names: Sequence[str]) -> None:
+def train(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Train a vocabulary and save it as tokenizer.json."""
     from ..inspection.tokens import compare
     from ..tokenizer import train as train_tokenizer
     from ..tokenizer import trainers
 
-    kind = _kind(given.kind, trainers.TRAINED)
-    texts = _texts(names, "train", given.separator) if names or kind != "byte" else iter(())
-    specials = (*trainers.SPECIALS.get(kind, (trainers.END,)), *given.special)
-    seen: Counter[str] = Counter()
+    kind = _kind(args.kind, trainers.TRAINED)
+    texts = _texts(names, "train", args.separator) if names or kind != "byte" else iter(())
+    specials = (*trainers.SPECIALS.get(kind, (trainers.END,)), *args.special)
+    specials_in_text: Counter[str] = Counter()
 
     def noticed() -> Iterator[str]:
         for piece in texts:
-            seen.update(trainers.written_specials(piece))
+            specials_in_text.update(trainers.written_specials(piece))
             yield piece
 
-    need(given.out is not None, "Say where the tokenizer goes: --out DIR.")
-    new_folder(given.out)  # its tokenizer is the model's
-    tokenizer = train_tokenizer(kind, noticed(), given.size, tuple(dict.fromkeys(specials)))
-    for name in sorted(seen.keys() - set(specials)):
+    need(args.out is not None, "Say where the tokenizer goes: --out DIR.")
+    new_folder(args.out)  # its tokenizer is the model's
+    tokenizer = train_tokenizer(kind, noticed(), args.size, tuple(dict.fromkeys(specials)))
+    for name in sorted(specials_in_text.keys() - set(specials)):
         note(
-            f'"{name}" is in this text {counted(seen[name], "time")} and was learnt as text; if '
+            f'"{name}" is in this text {count_noun(specials_in_text[name], "time")} and was learnt as text; if '
             "it is a special token, "
             f"give --special '{name}', and if it parts documents, --separator '{name}'."
         )
-    asked = given.size or (
+    size = args.size or (
         trainers.DEFAULT_SIZE if kind in trainers.SIZED and kind != "words" else None
     )
-    if asked is not None and tokenizer.size < asked:
+    if size is not None and tokenizer.size < size:
         note(
-            f"This text gives {tokenizer.size:,} entries, not {asked:,}: it has no more pieces "
+            f"This text gives {tokenizer.size:,} entries, not {size:,}: it has no more pieces "
             "that are worth one."
         )
-    tokenizer.save(given.out)
-    held = compare.count(tokenizer)
-    path = str(given.out / "tokenizer.json")
-    if given.json:
-        emit({"kind": kind, "entries": held.entries, "special": held.special, "file": path})
+    tokenizer.save(args.out)
+    vocabulary = compare.count(tokenizer)
+    path = str(args.out / "tokenizer.json")
+    if args.json:
+        emit(
+            {
+                "kind": kind,
+                "entries": vocabulary.entries,
+                "special": vocabulary.special,
+                "file": path,
+            }
+        )
     else:
-        print(f"{kind}: {counted(held.base, 'piece')}, {held.special} special, in {path}")
+        print(
+            f"{kind}: {count_noun(vocabulary.base, 'piece')}, {vocabulary.special} special, in {path}"
+        )
 
 
-def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
+def sizes(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Vocabulary size against tokens for each word and parameters of the embedding."""
     from .. import files
     from ..inspection.tokens import vocabulary_size
     from ..tokenizer import trainers
 
-    kind = _kind(given.kind, trainers.SIZED)
-    ending = given.out.suffix.lower() if given.out is not None else None
+    kind = _kind(args.kind, trainers.SIZED)
+    ending = args.out.suffix.lower() if args.out is not None else None
     if ending not in (None, ".png", ".svg"):
         raise UserError(
-            f"--out {given.out} is neither .png nor .svg; give a name that ends in one of them."
+            f"--out {args.out} is neither .png nor .svg; give a name that ends in one of them."
         )
-    dim = 512 if given.dim is None else given.dim
-    texts = _texts(names, "sizes", given.separator)
-    found = vocabulary_size.sizes(kind, texts, given.sizes or vocabulary_size.USUAL, dim)
-    if given.out is not None:
+    dim = 512 if args.dim is None else args.dim
+    texts = _texts(names, "sizes", args.separator)
+    measured_sizes = vocabulary_size.sizes(kind, texts, args.sizes or vocabulary_size.USUAL, dim)
+    if args.out is not None:
         files.write(
-            given.out,
-            lambda beside: _picture(found, kind, dim, beside, ending[1:] if ending else "png"),
+            args.out,
+            lambda beside: _picture(
+                measured_sizes, kind, dim, beside, ending[1:] if ending else "png"
+            ),
         )
-    if given.json:
-        emit({"kind": kind, "dim": dim, "sizes": [vars(size) for size in found]})
+    if args.json:
+        emit({"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured_sizes]})
         return
-    _table(found, dim)
-    if given.out is not None:
-        print(given.out)
+    _table(measured_sizes, dim)
+    if args.out is not None:
+        print(args.out)
 
 
 VERBS = {"train": train, "sizes": sizes}
 
 
-def _kind(kind: str | None, known: Sequence[str]) -> str:
+def _kind(kind: str | None, kinds: Sequence[str]) -> str:
     """The kind asked for, bpe where none is."""
-    if kind not in (None, *known):
-        raise UserError(f'There is no kind of tokenizer "{kind}" here.{nearest(str(kind), known)}')
+    if kind not in (None, *kinds):
+        raise UserError(f'There is no kind of tokenizer "{kind}" here.{nearest(str(kind), kinds)}')
     return kind or "bpe"
 
 
@@ -109,53 +120,53 @@ def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[s
     return (piece for source in sources for piece in source.texts())
 
 
-def _table(found: Sequence[Size], dim: int) -> None:
-    most = max(size.tokens_per_word for size in found)
+def _table(sizes: Sequence[Size], dim: int) -> None:
+    most = max(size.tokens_per_word for size in sizes)
     rows = []
-    for one in found:
+    for size in sizes:
         figures = (
-            f"{one.tokens_per_word:.3f}",
-            f"{one.characters_per_token:.2f}",
-            f"{one.unknown:.2%}",
+            f"{size.tokens_per_word:.3f}",
+            f"{size.characters_per_token:.2f}",
+            f"{size.unknown:.2%}",
         )
-        bar = "█" * max(1, round(WIDTH * one.tokens_per_word / most))
-        rows.append((f"{one.entries:,}", *figures, f"{one.parameters:,}", bar))
+        bar = "█" * max(1, round(WIDTH * size.tokens_per_word / most))
+        rows.append((f"{size.entries:,}", *figures, f"{size.parameters:,}", bar))
     table(
         rows,
         ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", ""),
-        left=(5,),
+        left_aligned=(5,),
     )
     print("Trained on the first nine tenths of the text, counted on the last.")
 
 
-def _picture(found: Sequence[Size], kind: str, dim: int, path: Path, form: str) -> None:
+def _picture(sizes: Sequence[Size], kind: str, dim: int, path: Path, form: str) -> None:
     """Both curves over the size, on two axes."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError("Pictures need matplotlib; pip install matplotlib.") from None
     figure = Figure(figsize=(7, 4), layout="constrained")
-    left = figure.add_subplot()
-    right = left.twinx()
-    across = [size.entries for size in found]
-    left.plot(
+    axes = figure.add_subplot()
+    right = axes.twinx()
+    across = [size.entries for size in sizes]
+    axes.plot(
         across,
-        [size.tokens_per_word for size in found],
+        [size.tokens_per_word for size in sizes],
         "o-",
         color="#0072b2",
         label="tokens for each word",
     )
     right.plot(
-        across, [size.parameters / 1e6 for size in found], "s--", color="#d55e00", label="embedding"
+        across, [size.parameters / 1e6 for size in sizes], "s--", color="#d55e00", label="embedding"
     )
-    left.set(
+    axes.set(
         xscale="log",
         xlabel=f"entries of the vocabulary ({kind})",
         ylabel="tokens for each word (solid)",
     )
-    left.set_xticks(across, [f"{entries:,}" for entries in across])
-    left.minorticks_off()
+    axes.set_xticks(across, [f"{entries:,}" for entries in across])
+    axes.minorticks_off()
     right.set(ylabel="million parameters (dashed)", title=f"an embedding {dim} wide")
-    left.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0)
     right.set_ylim(bottom=0)
     figure.savefig(path, format=form, dpi=150)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need
-from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, texts
+from .common import (
+    MODEL,
+    add_device_options,
+    add_edit_option,
+    emit,
+    load_model_and_tokenizer,
+    parse_edits,
+    texts,
+)
 
 EXAMPLES = (
     'glassformer why out/mine "The cat sat" "logits[2,5]"',
@@ -13,59 +21,57 @@ EXAMPLES = (
 )
 
 
-def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
-    said = (
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
+    help = (
         'an address such as "logits[2,5]"; without its index: the shape; none lists the plan '
         "of the pass"
     )
-    one.add_argument("address", nargs="?", metavar="ADDRESS", help=said)
-    one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
-    one.add_argument(
+    parser.add_argument("address", nargs="?", metavar="ADDRESS", help=help)
+    parser.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
+    parser.add_argument(
         "--up",
         type=int,
         default=0,
         metavar="N",
         help="then N steps back along the largest term (0)",
     )
-    one.add_argument(
+    parser.add_argument(
         "--terms", type=int, default=8, metavar="N", help="the N largest terms of each (8)"
     )
-    computing(one)
-    editing(one)
-    one.add_argument("--json", action="store_true", help="every number as JSON")
+    add_device_options(parser)
+    add_edit_option(parser)
+    parser.add_argument("--json", action="store_true", help="every number as JSON")
 
 
-def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
-    need(given.up >= 0, f"--up is {given.up}; give 0 or more steps.")
-    need(given.terms >= 0, f"--terms is {given.terms}; give 0 or more.")
-    given.prompts = None
-    (given.text,) = texts(given, [given.text])
-    edits = edits_of(given)
-    model, tokenizer = model_and_tokenizer(given)
+def run(args: argparse.Namespace) -> None:
+    need(args.up >= 0, f"--up is {args.up}; give 0 or more steps.")
+    need(args.terms >= 0, f"--terms is {args.terms}; give 0 or more.")
+    args.prompts = None
+    (args.text,) = texts(args, [args.text])
+    edits = parse_edits(args)
+    model, tokenizer = load_model_and_tokenizer(args)
     from ..inspection.tracing import trace
 
-    seen = trace(model, tokenizer, given.text, given.source, edits)
-    if given.address is None:
-        if given.json:
-            emit(seen.to_dict())
+    tape = trace(model, tokenizer, args.text, args.source, edits)
+    if args.address is None:
+        if args.json:
+            emit(tape.to_dict())
         else:
-            print("\n".join(seen.lines()))
+            print("\n".join(tape.lines()))
         return
-    name, index = seen.parse(given.address)
+    name, index = tape.parse(args.address)
     if index is None:
-        shape, axes = seen.shape(name)
+        shape, axes = tape.shape(name)
         sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
-        emit({"address": name, "axes": list(axes), "shape": list(shape)}) if given.json else print(
+        emit({"address": name, "axes": list(axes), "shape": list(shape)}) if args.json else print(
             f"{name}: {sides}"
         )
         return
-    steps = list(seen.why(given.address, given.up))
-    if given.json:
-        told = [one.to_dict(given.terms) for one in steps]
-        emit(told if given.up else told[0])
+    steps = list(tape.why(args.address, args.up))
+    if args.json:
+        records = [step.to_dict(args.terms) for step in steps]
+        emit(records if args.up else records[0])
     else:
-        print("\n\n".join("\n".join(one.lines(given.terms)) for one in steps))
+        print("\n\n".join("\n".join(step.lines(args.terms)) for step in steps))

@@ -12,11 +12,11 @@ from ..errors import UserError, need, note
 from . import common
 from .common import (
     MODEL,
+    add_device_options,
     columns,
-    computing,
-    counted,
+    count_noun,
     emit,
-    model_and_tokenizer,
+    load_model_and_tokenizer,
     result,
     rows,
     table,
@@ -41,14 +41,14 @@ EXAMPLES = (
 VECTORS = "a file in word2vec's text or binary format"
 
 
-def options(one: Parser) -> None:
-    tasks = one.add_subparsers(metavar="TASK", parser_class=type(one))
+def options(parser: Parser) -> None:
+    tasks = parser.add_subparsers(metavar="TASK", parser_class=type(parser))
 
-    def task(name: str, what: str) -> Parser:
-        made: Parser = tasks.add_parser(name, help=what, description=what)
-        made.add_argument("--json", action="store_true", help="as JSON")
-        made.set_defaults(task=name)
-        return made
+    def task(name: str, description: str) -> Parser:
+        parser: Parser = tasks.add_parser(name, help=description, description=description)
+        parser.add_argument("--json", action="store_true", help="as JSON")
+        parser.set_defaults(task=name)
+        return parser
 
     train = task("train", "Trains word2vec on a corpus.")
     train.add_argument(
@@ -65,7 +65,7 @@ def options(one: Parser) -> None:
     train.add_argument(
         "--kind", default="skip-gram", metavar="KIND", help="skip-gram (usual) or cbow"
     )
-    for name, kind, usual, what in (
+    for name, kind, usual, description in (
         ("dim", int, 100, "numbers of a vector"),
         ("window", int, 5, "the farthest neighbour"),
         ("negative", int, 5, "noise words a pair"),
@@ -76,7 +76,7 @@ def options(one: Parser) -> None:
         ("seed", int, 0, "where chance begins"),
     ):
         train.add_argument(
-            f"--{name}", type=kind, default=usual, metavar="N", help=f"{what} ({usual})"
+            f"--{name}", type=kind, default=usual, metavar="N", help=f"{description} ({usual})"
         )
     train.add_argument(
         "--field", default="text", metavar="NAME", help="the text field of JSONL (text)"
@@ -87,12 +87,14 @@ def options(one: Parser) -> None:
 
     near = task("near", "The words nearest to a word.")
     analogy = task("analogy", "What is to C as B is to A.")
-    for made, names in ((near, ("word",)), (analogy, ("a", "b", "c"))):
-        made.add_argument("vectors", metavar="VECTORS", help=VECTORS)
+    for task_parser, names in ((near, ("word",)), (analogy, ("a", "b", "c"))):
+        task_parser.add_argument("vectors", metavar="VECTORS", help=VECTORS)
         for name in names:
-            made.add_argument(name, metavar=name.upper())
-        made.add_argument("--top", type=int, default=10, metavar="N", help="words shown (10)")
-        made.also("--most", "--top")
+            task_parser.add_argument(name, metavar=name.upper())
+        task_parser.add_argument(
+            "--top", type=int, default=10, metavar="N", help="words shown (10)"
+        )
+        task_parser.also("--most", "--top")
 
     score = task("score", "Vectors held against what people say: similarities and analogies.")
     score.add_argument("vectors", metavar="VECTORS", help=VECTORS)
@@ -154,7 +156,7 @@ def options(one: Parser) -> None:
     )
     contexts.add_argument("text", nargs="*", metavar="TEXT", help="two sentences that have it")
     contexts.add_argument("--vectors", metavar="FILE", help=f"word2vec beside it: {VECTORS}")
-    computing(contexts)
+    add_device_options(contexts)
 
     wic = task(
         "wic",
@@ -167,14 +169,14 @@ def options(one: Parser) -> None:
     wic.add_argument("--model", metavar="MODEL", help=MODEL)
     wic.add_argument("--vectors", metavar="FILE", help=VECTORS)
     wic.add_argument("--first", type=int, metavar="N", help="so many pairs of each part alone")
-    computing(wic)
+    add_device_options(wic)
 
 
-def run(given: argparse.Namespace) -> None:
-    TASKS[given.task](given)
+def run(args: argparse.Namespace) -> None:
+    TASKS[args.task](args)
 
 
-def _train(given: argparse.Namespace) -> None:
+def _train(args: argparse.Namespace) -> None:
     import time
 
     from ..classics import vectors, vocabulary, word2vec
@@ -182,29 +184,29 @@ def _train(given: argparse.Namespace) -> None:
 
     names = [field.name for field in dataclasses.fields(word2vec.Settings)]
     try:
-        settings = word2vec.Settings(**{name: getattr(given, name) for name in names})
+        settings = word2vec.Settings(**{name: getattr(args, name) for name in names})
     except UserError as error:
         raise UserError(str(error).replace("Settings.", "--")) from None
-    out = common.new_file(given.out, given.corpus)
-    source = find_corpus(common.file_or_input(given.corpus), given.field, given.separator)
-    words = vocabulary.read(vocabulary.sentences(source.texts()), given.least, source.name)
+    out = common.new_file(args.out, args.corpus)
+    source = find_corpus(common.file_or_input(args.corpus), args.field, args.separator)
+    words = vocabulary.read(vocabulary.sentences(source.texts()), args.least, source.name)
     note(f"{len(words):,} words of {source.name}, {len(words.words):,} different ones.")
-    model, begun = word2vec.Word2Vec(words, settings), time.perf_counter()
+    model, start = word2vec.Word2Vec(words, settings), time.perf_counter()
     for step in model.train():
-        speed = step.done * settings.epochs * len(words) / (time.perf_counter() - begun)
+        speed = step.done * settings.epochs * len(words) / (time.perf_counter() - start)
         line = (
             f"epoch {step.epoch}/{settings.epochs}  {step.done:4.0%}  loss {step.loss:.3f}  "
             f"words/s {speed:,.0f}"
         )
-        if common.moving() or step.done == 1:
+        if common.is_terminal() or step.done == 1:
             print(line, end="\n" if step.done == 1 else "\r", file=sys.stderr, flush=True)
     vectors.save(model.vectors(), out)
-    if given.json:
+    if args.json:
         emit(
-            {"words": len(words.words), "width": settings.dim, "loss": step.loss, "file": given.out}
+            {"words": len(words.words), "width": settings.dim, "loss": step.loss, "file": args.out}
         )
     else:
-        print(f"{counted(len(words.words), 'vector')} of {settings.dim} numbers in {given.out}")
+        print(f"{count_noun(len(words.words), 'vector')} of {settings.dim} numbers in {args.out}")
 
 
 def _read(name: str) -> Vectors:
@@ -213,92 +215,97 @@ def _read(name: str) -> Vectors:
     return vectors.read(Path(name))
 
 
-def _near(given: argparse.Namespace) -> None:
-    vectors = _read(given.vectors)
-    near = given.task == "near"
-    found = (
-        vectors.near(given.word, given.top)
+def _near(args: argparse.Namespace) -> None:
+    vectors = _read(args.vectors)
+    near = args.task == "near"
+    neighbours = (
+        vectors.near(args.word, args.top)
         if near
-        else vectors.analogy(given.a, given.b, given.c, given.top)
+        else vectors.analogy(args.a, args.b, args.c, args.top)
     )
-    rows = [(f"{cosine:.4f}", word) for word, cosine in found]
-    result(given.json, [{"word": word, "cosine": cosine} for word, cosine in found], rows)
+    rows = [(f"{cosine:.4f}", word) for word, cosine in neighbours]
+    result(args.json, [{"word": word, "cosine": cosine} for word, cosine in neighbours], rows)
 
 
-def _score(given: argparse.Namespace) -> None:
+def _score(args: argparse.Namespace) -> None:
     from ..classics import vectors
     from ..evaluation import metrics
 
     need(
-        given.similarity or given.analogies,
+        args.similarity or args.analogies,
         "There is nothing to score; give --similarity or --analogies files.",
     )
-    found = _read(given.vectors)
+    word_vectors = _read(args.vectors)
     results: list[dict[str, Any]] = []
-    for name in given.similarity:
+    for name in args.similarity:
         pairs = vectors.read_pairs(Path(name))
         need(bool(pairs), f"{name} is empty; give lines of two words and a number.")
-        asked = [
+        covered = [
             pair
             for pair in pairs
-            if found.find(pair[0]) is not None and found.find(pair[1]) is not None
+            if word_vectors.find(pair[0]) is not None and word_vectors.find(pair[1]) is not None
         ]
         need(
-            len(asked) > 1,
+            len(covered) > 1,
             f"The vectors know too few of the words in {name} to be scored; train on more text.",
         )
         figures = metrics.of_numbers(
-            [found.cosine(a, b) for a, b, _ in asked], [right for *_, right in asked]
+            [word_vectors.cosine(a, b) for a, b, _ in covered], [right for *_, right in covered]
         )
-        counts = {"asked": len(asked), "of": len(pairs)}
-        results.append({"file": Path(name).name, "spearman": figures["spearman"], **counts})
-    for name in given.analogies:
+        coverage = {"asked": len(covered), "of": len(pairs)}
+        results.append({"file": Path(name).name, "spearman": figures["spearman"], **coverage})
+    for name in args.analogies:
         questions = vectors.read_analogies(Path(name))
-        right, known = vectors.right_analogies(found, questions)
-        share = 100 * right / known if known else None
+        right, in_vocabulary = vectors.right_analogies(word_vectors, questions)
+        share = 100 * right / in_vocabulary if in_vocabulary else None
         results.append(
-            {"file": Path(name).name, "accuracy": share, "asked": known, "of": len(questions)}
+            {
+                "file": Path(name).name,
+                "accuracy": share,
+                "asked": in_vocabulary,
+                "of": len(questions),
+            }
         )
     lines = []
-    for one in results:
-        figure = f"Spearman {one['spearman']:.4f}" if "spearman" in one else "-"
-        figure = figure if one.get("accuracy") is None else f"{one['accuracy']:.1f} % right"
-        lines.append((one["file"], figure, f"{one['asked']:,} of {one['of']:,} known"))
-    result(given.json, results, lines, left=(0, 1, 2))
+    for row in results:
+        figure = f"Spearman {row['spearman']:.4f}" if "spearman" in row else "-"
+        figure = figure if row.get("accuracy") is None else f"{row['accuracy']:.1f} % right"
+        lines.append((row["file"], figure, f"{row['asked']:,} of {row['of']:,} known"))
+    result(args.json, results, lines, left=(0, 1, 2))
 
 
-def _bag(given: argparse.Namespace) -> None:
+def _bag(args: argparse.Namespace) -> None:
     from ..classics import bag
     from ..data import find as find_corpus
 
-    if given.among is not None:
-        need(bool(given.text), "There is nothing to look for; give a text.")
+    if args.among is not None:
+        need(bool(args.text), "There is nothing to look for; give a text.")
         lines = [
             line
-            for piece in find_corpus(given.among).texts()
+            for piece in find_corpus(args.among).texts()
             for line in piece.splitlines()
             if line.strip()
         ]
-        found = bag.Bag(lines, given.weigh)
-        hits = {query: found.search(query, given.top) for query in given.text}
-        if given.json:
+        index = bag.Bag(lines, args.weigh)
+        hits = {query: index.search(query, args.top) for query in args.text}
+        if args.json:
             emit(
                 {
-                    query: [{"text": lines[i], "cosine": cosine} for i, cosine in some]
-                    for query, some in hits.items()
+                    query: [{"text": lines[i], "cosine": cosine} for i, cosine in matches]
+                    for query, matches in hits.items()
                 }
             )
             return
-        for query, some in hits.items():
-            print(query if some else f"{query}: no line has a word of it")
-            print("\n".join(f"  {cosine:.4f}  {lines[i]}" for i, cosine in some))
+        for query, matches in hits.items():
+            print(query if matches else f"{query}: no line has a word of it")
+            print("\n".join(f"  {cosine:.4f}  {lines[i]}" for i, cosine in matches))
         return
-    groups: list[tuple[str, Any]] = [("", given.text)]
-    if not given.text:
+    groups: list[tuple[str, Any]] = [("", args.text)]
+    if not args.text:
         groups = [("Order is lost: other meaning, the same bag.", bag.ORDER_LOST)]
         groups.append(("Meaning is lost: the same meaning, no word in common.", bag.MEANING_LOST))
-    cosines = [bag.Bag(texts, given.weigh).cosines().tolist() for _, texts in groups]
-    if given.json:
+    cosines = [bag.Bag(texts, args.weigh).cosines().tolist() for _, texts in groups]
+    if args.json:
         emit(
             [
                 {"texts": list(texts), "cosines": square}
@@ -327,19 +334,19 @@ def learn_labels(
 
     learn = examples.read(train, Classify(), columns=columns)
     held_out = examples.read(valid, Classify(), columns=columns, labels=learn.labels)
-    begun, busy = time.perf_counter(), time.process_time()
+    start, busy = time.perf_counter(), time.process_time()
     learned = bag.BagClassifier([e.first for e in learn], [int(e.label or 0) for e in learn], weigh)
-    clocks = {"seconds": time.perf_counter() - begun, "processor": time.process_time() - busy}
+    clocks = {"seconds": time.perf_counter() - start, "processor": time.process_time() - busy}
     texts, right = [e.first for e in held_out], [int(e.label or 0) for e in held_out]
     figures = {
         "loss": learned.loss(texts, right),
         **metrics.of_labels(learned.predict(texts), right),
     }
-    read = sum(len(vocabulary.split(e.first)) for e in learn)
+    words_read = sum(len(vocabulary.split(e.first)) for e in learn)
     sizes = {
         "words": len(learned.bag.words),
         "parameters": learned.parameters,
-        "read": read,
+        "read": words_read,
         **clocks,
     }
     labels = learn.labels or ()
@@ -347,9 +354,9 @@ def learn_labels(
     return strongest, {**figures, "examples": len(held_out), **sizes}
 
 
-def _classify(given: argparse.Namespace) -> None:
-    strongest, figures = learn_labels(given.train, given.valid, columns(given.columns), given.weigh)
-    if given.json:
+def _classify(args: argparse.Namespace) -> None:
+    strongest, figures = learn_labels(args.train, args.valid, columns(args.columns), args.weigh)
+    if args.json:
         emit(figures)
         return
     rows(
@@ -361,43 +368,46 @@ def _classify(given: argparse.Namespace) -> None:
     )
 
 
-def _average(given: argparse.Namespace) -> None:
+def _average(args: argparse.Namespace) -> None:
     from ..checkpoints import store
     from ..classics import average
 
-    out = common.new_folder(given.out)
-    model, tokenizer = average.encoder(_read(given.vectors), given.labels)
+    out = common.new_folder(args.out)
+    model, tokenizer = average.encoder(_read(args.vectors), args.labels)
     store.save(model, out, tokenizer, layout="glassformer")
-    if given.json:
-        emit({"folder": given.out, "words": tokenizer.size, "width": model.config.dim})
+    if args.json:
+        emit({"folder": args.out, "words": tokenizer.size, "width": model.config.dim})
     else:
-        made = f"An encoder of {tokenizer.size:,} words and no blocks is in {given.out}"
-        print(f"{made}; train it with --from {given.out}.")
+        message = f"An encoder of {tokenizer.size:,} words and no blocks is in {args.out}"
+        print(f"{message}; train it with --from {args.out}.")
 
 
-def _contexts(given: argparse.Namespace) -> None:
+def _contexts(args: argparse.Namespace) -> None:
     from ..classics import contexts
     from ..inspection.contexts import must_have, pair_cosines
 
     need(
-        given.word is None or len(given.text) == 2,
+        args.word is None or len(args.text) == 2,
         "A word needs two sentences that have it; give both.",
     )
-    asked = contexts.EXAMPLES if given.word is None else ((given.word, *given.text),)
+    entries = contexts.EXAMPLES if args.word is None else ((args.word, *args.text),)
     first, second = (
-        [(entry[side], *must_have(entry[side], entry[0])[0]) for entry in asked] for side in (1, 2)
+        [(entry[side], *must_have(entry[side], entry[0])[0]) for entry in entries]
+        for side in (1, 2)
     )
-    vectors = _read(given.vectors) if given.vectors else None
+    vectors = _read(args.vectors) if args.vectors else None
     cosines = pair_cosines(
-        *model_and_tokenizer(given), list(zip(first, second, strict=True))
+        *load_model_and_tokenizer(args), list(zip(first, second, strict=True))
     ).tolist()
     results = []
-    for (word, *texts), layers in zip(asked, cosines, strict=True):
-        found = {"word": word, "texts": texts, "layers": layers}
+    for (word, *texts), layers in zip(entries, cosines, strict=True):
+        comparison = {"word": word, "texts": texts, "layers": layers}
         results.append(
-            found if vectors is None else {**found, "word2vec": vectors.cosine(word, word)}
+            comparison
+            if vectors is None
+            else {**comparison, "word2vec": vectors.cosine(word, word)}
         )
-    if given.json:
+    if args.json:
         emit(results)
         return
     for entry in results:
@@ -412,37 +422,37 @@ def _contexts(given: argparse.Namespace) -> None:
             lines.insert(
                 0, ("  word2vec", f"{entry['word2vec']:.4f}", "one vector, whatever the sentence")
             )
-        table(lines, left=(0, 2))
+        table(lines, left_aligned=(0, 2))
 
 
-def _wic(given: argparse.Namespace) -> None:
+def _wic(args: argparse.Namespace) -> None:
     import numpy as np
 
     from ..classics import contexts
     from ..inspection.contexts import pair_cosines
 
     need(
-        given.model or given.vectors,
+        args.model or args.vectors,
         "There is nothing to measure; give --model, --vectors or both.",
     )
-    parts = {
-        name: contexts.read_wic(Path(given.folder), name)[: given.first]
+    splits = {
+        name: contexts.read_wic(Path(args.folder), name)[: args.first]
         for name in ("train", "dev", "test")
     }
-    same = {name: np.array([pair.same for pair in pairs]) for name, pairs in parts.items()}
+    labels = {name: np.array([pair.same for pair in pairs]) for name, pairs in splits.items()}
     measured: list[tuple[str, dict[str, Any]]] = []
-    if given.vectors:
-        vectors = _read(given.vectors)
+    if args.vectors:
+        vectors = _read(args.vectors)
         measured.append(
             (
                 "word2vec",
-                {name: contexts.static_cosines(vectors, pairs) for name, pairs in parts.items()},
+                {name: contexts.static_cosines(vectors, pairs) for name, pairs in splits.items()},
             )
         )
-    if given.model:
+    if args.model:
         loaded, places = (
-            model_and_tokenizer(given),
-            {n: [(p.first, p.second) for p in parts[n]] for n in parts},
+            load_model_and_tokenizer(args),
+            {n: [(p.first, p.second) for p in splits[n]] for n in splits},
         )
         measured.append(
             (
@@ -450,15 +460,15 @@ def _wic(given: argparse.Namespace) -> None:
                 {name: pair_cosines(*loaded, pairs).numpy() for name, pairs in places.items()},
             )
         )
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for kind, cosines in measured:
         for layer in range(cosines["train"].shape[1]):
-            border = contexts.threshold(cosines["train"][:, layer], same["train"])
+            border = contexts.threshold(cosines["train"][:, layer], labels["train"])
             right = {
-                name: contexts.accuracy(cosines[name][:, layer], same[name], border)
-                for name in parts
+                name: contexts.accuracy(cosines[name][:, layer], labels[name], border)
+                for name in splits
             }
-            found.append(
+            results.append(
                 {
                     "vectors": kind if kind == "word2vec" else f"layer {layer}",
                     "from": border,
@@ -466,12 +476,12 @@ def _wic(given: argparse.Namespace) -> None:
                 }
             )
     lines = []
-    for one in found:
-        name = "embedding" if one["vectors"] == "layer 0" else one["vectors"]
-        lines.append((name, f"{one['from']:.4f}", *(f"{one[part]:.2f}" for part in parts)))
+    for row in results:
+        name = "embedding" if row["vectors"] == "layer 0" else row["vectors"]
+        lines.append((name, f"{row['from']:.4f}", *(f"{row[split]:.2f}" for split in splits)))
     note("In % right; the border is chosen on train.")
-    value = [{**one, "from": one["from"] if np.isfinite(one["from"]) else None} for one in found]
-    result(given.json, value, lines, heading=("vectors", "same from", *parts))
+    value = [{**row, "from": row["from"] if np.isfinite(row["from"]) else None} for row in results]
+    result(args.json, value, lines, heading=("vectors", "same from", *splits))
 
 
 TASKS = {

@@ -13,11 +13,11 @@ from .scaling import LongRopeScaling
 
 def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
     """The scalings that differ for short texts and for long ones, by the name of their stack."""
-    found = {
+    scalings = {
         name: getattr(stack.position, "scaling", None) for name, stack in stacks(model).items()
     }
     return {
-        name: scaling for name, scaling in found.items() if isinstance(scaling, LongRopeScaling)
+        name: scaling for name, scaling in scalings.items() if isinstance(scaling, LongRopeScaling)
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(first: Any, second: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """The dotted path of each value that differs, and the value on either side (None where it is
     absent).
 
@@ -14,16 +14,16 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, A
     equally long.
     """
     if (
-        isinstance(ours, dict)
-        and isinstance(theirs, dict)
-        and ours.get("type") == theirs.get("type")
+        isinstance(first, dict)
+        and isinstance(second, dict)
+        and first.get("type") == second.get("type")
     ):
-        for key in {**ours, **theirs}:
+        for key in {**first, **second}:
             yield from differences(
-                ours.get(key), theirs.get(key), f"{path}.{key}" if path else str(key)
+                first.get(key), second.get(key), f"{path}.{key}" if path else str(key)
             )
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for i, pair in enumerate(zip(ours, theirs, strict=True)):
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for i, pair in enumerate(zip(first, second, strict=True)):
             yield from differences(*pair, f"{path}.{i}" if path else str(i))
-    elif ours != theirs:
-        yield path, ours, theirs
+    elif first != second:
+        yield path, first, second

@@ -6,7 +6,7 @@ from ..errors import need
 from .feedforward import Activation
 from .norm import Norm
 from .serial import NonNegativeInt, PositiveFloat, PositiveInt, frozen
-from .shapes import Shapes, each, join, linear, of, table
+from .shapes import Shapes, indexed, join, linear, of, table
 
 MOST_PREVIOUS_TOKENS = 1 << 10  # far beyond what anybody trains; more would only hang
 
@@ -41,7 +41,7 @@ class Embed:
         token."""
         segments = table(self.segments, width) if self.segments else {}
         lags = [table(self.vocab + 1, width)] * self.previous_token_embeddings
-        return join(token=table(self.vocab, width), segment=segments) | each("lag", lags)
+        return join(token=table(self.vocab, width), segment=segments) | indexed("lag", lags)
 
 
 @frozen

@@ -43,6 +43,8 @@ def use(path: str | Path) -> None:
             if step.filename == str(file)
         ]
         line = steps[-1] if steps else getattr(error, "lineno", None)
-        said = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}, line {line}: {type(error).__name__}: {said}; fix it.") from error
+        message = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path}, line {line}: {type(error).__name__}: {message}; fix it."
+        ) from error
     _USED.add(file)

@@ -25,7 +25,7 @@ class MLP:
             up=linear(dim, self.hidden, self.bias), down=linear(self.hidden, dim, self.bias)
         )
 
-    def kept(self, dim: int) -> int:
+    def saved_activations(self, dim: int) -> int:
         """Activations per token kept for the backward pass: those before and after the
         nonlinearity."""
         return 2 * self.hidden
@@ -44,7 +44,7 @@ class GatedMLP:
         up = linear(dim, self.hidden, self.bias)
         return join(gate=up, up=up, down=linear(self.hidden, dim, self.bias))
 
-    def kept(self, dim: int) -> int:
+    def saved_activations(self, dim: int) -> int:
         """Numbers a token that training keeps for the backward pass: two of the gate, ``up`` and
         the product."""
         return 4 * self.hidden
@@ -77,7 +77,7 @@ class MoE:
 
     @property
     def networks(self) -> int:
-        """How many networks it is made of."""
+        """Number of networks in the layer: one an expert."""
         return self.experts
 
     def shapes(self, dim: int) -> Shapes:
@@ -87,11 +87,11 @@ class MoE:
         biases: Shapes = {}
         for name, shape in self.expert.shapes(dim).items():
             layer, _, kind = name.partition(".")
-            whole = (self.experts, *shape)
+            expert_shape = (self.experts, *shape)
             if kind == "weight":
-                stacked[layer] = whole
+                stacked[layer] = expert_shape
             else:
-                biases[f"{layer}_bias"] = Unmultiplied(whole)
+                biases[f"{layer}_bias"] = Unmultiplied(expert_shape)
         router = linear(dim, self.experts, False)
         return (
             stacked
@@ -100,15 +100,20 @@ class MoE:
         )
 
     def idle(self, name: str, size: int) -> int:
-        """How many of the ``size`` numbers of the parameter ``name`` a token does not meet."""
+        """Numbers of the parameter ``name``, of ``size`` in all, that belong to experts a token
+        does not visit."""
         met = name.startswith(("router.", "noise.", "shared."))
         return 0 if met else size * (self.experts - self.top_k) // self.experts
 
-    def kept(self, dim: int) -> int:
+    def saved_activations(self, dim: int) -> int:
         """Numbers a token that training keeps: its experts', their sorted rows, answers and
         indices, the router's."""
-        shared = 0 if self.shared is None else self.shared.kept(dim)
-        return self.top_k * (self.expert.kept(dim) + 3 * dim + 9) + shared + 4 * self.experts
+        shared = 0 if self.shared is None else self.shared.saved_activations(dim)
+        return (
+            self.top_k * (self.expert.saved_activations(dim) + 3 * dim + 9)
+            + shared
+            + 4 * self.experts
+        )
 
 
 FeedForward: TypeAlias = MLP | GatedMLP | MoE

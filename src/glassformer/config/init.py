@@ -10,8 +10,8 @@ from .serial import frozen
 
 @frozen
 class Init:
-    """How weights start: normal with ``std`` (None: 1/sqrt(fan_in)), embeddings and an untied head
-    with their own.
+    """Initial weights: normal with ``std`` (None: 1/sqrt(fan_in)); embeddings and an
+    untied head have their own.
 
     ``residual`` is for the matrices that write to the stream: ``plain`` like the others, ``depth``
     divided by sqrt(writes) (GPT-2), ``zero`` (each block starts as the identity).

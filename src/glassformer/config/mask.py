@@ -19,7 +19,7 @@ may attend."""
 
 
 class Rule:
-    """What all rules share: ``a & b`` allows what both allow, ``a | b`` what either allows.
+    """Base class of mask rules: ``a & b`` allows what both allow, ``a | b`` what either allows.
 
     ``allows(causal)`` gives the function that is asked of each pair, None where every pair is
     allowed; ``causal``: whether the stack's direction is applied already. Its numbers are numpy's
@@ -28,20 +28,20 @@ class Rule:
 
     @property
     def lookback(self) -> int | None:
-        """How many positions back a query attends at most, itself counted; None where there is no
+        """Number of positions back that a query attends to at most, itself included; None for no
         bound."""
         return None
 
     @property
     def prefix_length(self) -> int:
-        """How many of the first tokens even those before them may attend to."""
+        """Number of first tokens to which even earlier tokens may attend."""
         return 0
 
-    def __and__(self, other: MaskRule) -> Both:
-        return Both((*_operands(self, Both), *_operands(other, Both)))
+    def __and__(self, rule: MaskRule) -> Both:
+        return Both((*_operands(self, Both), *_operands(rule, Both)))
 
-    def __or__(self, other: MaskRule) -> Either:
-        return Either((*_operands(self, Either), *_operands(other, Either)))
+    def __or__(self, rule: MaskRule) -> Either:
+        return Either((*_operands(self, Either), *_operands(rule, Either)))
 
     def __str__(self) -> str:
         """The rule as ``parse_rule`` reads it: ``window(4) | every(8)``."""
@@ -151,12 +151,12 @@ class Strided(Rule):
     stride: PositiveInt  # nearest positions, and the step between those farther away
 
     @property
-    def parts(self) -> Either:
-        """The same rule, of simpler ones."""
+    def union(self) -> Either:
+        """The equivalent union of simpler rules."""
         return Window(self.stride) | Every(self.stride)
 
     def allows(self, causal: bool) -> MaskFunction | None:
-        return self.parts.allows(causal)
+        return self.union.allows(causal)
 
 
 @frozen
@@ -174,12 +174,12 @@ class Fixed(Rule):
         )
 
     @property
-    def parts(self) -> Either:
-        """The same rule, of simpler ones."""
+    def union(self) -> Either:
+        """The equivalent union of simpler rules."""
         return Chunk(self.block) | Tail(self.block, self.summary)
 
     def allows(self, causal: bool) -> MaskFunction | None:
-        return self.parts.allows(causal)
+        return self.union.allows(causal)
 
 
 class _Combined(Rule):
@@ -195,7 +195,7 @@ class _Combined(Rule):
         return max(rule.prefix_length for rule in self.rules)
 
     def _lookbacks(self) -> list[int]:
-        """Those of the rules that have one."""
+        """Lookbacks of the rules that are bounded."""
         return [bound for bound in (rule.lookback for rule in self.rules) if bound is not None]
 
 
@@ -215,8 +215,8 @@ class Both(_Combined):
         )
 
     def allows(self, causal: bool) -> MaskFunction | None:
-        asked = [one for one in [rule.allows(causal) for rule in self.rules] if one is not None]
-        return (lambda q, k: reduce(and_, (one(q, k) for one in asked))) if asked else None
+        tests = [test for test in [rule.allows(causal) for rule in self.rules] if test is not None]
+        return (lambda q, k: reduce(and_, (test(q, k) for test in tests))) if tests else None
 
 
 @frozen
@@ -234,11 +234,11 @@ class Either(_Combined):
         return " | ".join(map(str, self.rules))
 
     def allows(self, causal: bool) -> MaskFunction | None:
-        asked = [rule.allows(causal) for rule in self.rules]
+        tests = [rule.allows(causal) for rule in self.rules]
         return (
             None
-            if None in asked
-            else lambda q, k: reduce(or_, (one(q, k) for one in asked if one is not None))
+            if None in tests
+            else lambda q, k: reduce(or_, (test(q, k) for test in tests if test is not None))
         )
 
 
@@ -249,8 +249,8 @@ MaskRule: TypeAlias = (
 
 
 def _written(text: str) -> MaskRule | None:
-    """What ``window(4) | every(8)`` means in a file; None for what is no expression but a slip of a
-    name or table."""
+    """Parses a rule of a run file such as ``window(4) | every(8)``; None for text that is no
+    expression, such as a misspelt name."""
     expression = any(sign in text for sign in "(|&") and not text.startswith("{")
     return parse_rule(text) if expression or text.lower() in rules() else None
 
@@ -288,21 +288,21 @@ def _rule(node: ast.expr) -> MaskRule:
             f'"{ast.unparse(node)}" is not a rule; combine rules such as window(4) '
             "with & and | only."
         )
-    name, known = call.func.id.lower(), rules()
-    if name not in known:
-        raise UserError(f'There is no rule "{call.func.id}".{nearest(name, known)}')
+    name, known_rules = call.func.id.lower(), rules()
+    if name not in known_rules:
+        raise UserError(f'There is no rule "{call.func.id}".{nearest(name, known_rules)}')
     try:
-        numbers = signature(known[name]).bind(
+        numbers = signature(known_rules[name]).bind(
             *map(_integer, call.args),
             **{word.arg or "": _integer(word.value) for word in call.keywords},
         )
     except (TypeError, ValueError):
-        names = ", ".join(field.name for field in fields(known[name]))
+        names = ", ".join(field.name for field in fields(known_rules[name]))
         form = f"{name}({names})" if names else name
         raise UserError(
             f'"{ast.unparse(node)}" does not fit; write {form}, integers of 1 or more.'
         ) from None
-    rule: MaskRule = known[name](*numbers.args, **numbers.kwargs)
+    rule: MaskRule = known_rules[name](*numbers.args, **numbers.kwargs)
     return rule
 
 

@@ -12,7 +12,7 @@ from .mask import MaskFunction, MaskRule
 
 
 class TokenInfo(NamedTuple):
-    """What a mask needs to know of queries or of keys, each an array or None."""
+    """Positions, documents and prefix of queries or of keys, each an array or None."""
 
     pos: Any  # -1 where there is nothing
     document_ids: Any = None
@@ -27,20 +27,20 @@ class TokenInfo(NamedTuple):
 def allowed(
     q: TokenInfo, k: TokenInfo, causal: bool, prefix_length: int, rule: MaskFunction | None
 ) -> Any:
-    """Whether the queries ``q`` may attend to the keys ``k``, shapes broadcast; all may to the
-    first ``prefix_length`` positions."""
+    """Computes which queries ``q`` may attend to which keys ``k``, shapes broadcast; all may attend
+    to the first ``prefix_length`` positions."""
     before = k.pos <= q.pos if causal else q.pos == q.pos  # all
     if causal and prefix_length:
         before = before | (k.pos < prefix_length)
     if causal and k.prefix is not None:
         before = before | k.prefix
-    found = (k.pos >= 0) & before
+    mask = (k.pos >= 0) & before
     if rule is not None:
-        found = found & rule(q.pos, k.pos)
+        mask = mask & rule(q.pos, k.pos)
     return (
-        found
+        mask
         if q.document_ids is None or k.document_ids is None
-        else found & (q.document_ids == k.document_ids)
+        else mask & (q.document_ids == k.document_ids)
     )
 
 
@@ -59,11 +59,11 @@ PAIRS_AT_ONCE = 1 << 22
 def count_pairs(
     rule: MaskRule, length: int, causal: bool, rows: np.ndarray[Any, Any] | None = None
 ) -> int:
-    """How many pairs a rule allows in a row of ``length`` tokens, or only those of the queries
-    ``rows``; exact."""
+    """Counts the pairs that a rule allows in a row of ``length`` tokens, or only those of the
+    queries ``rows``; exact."""
     keys, several = np.arange(length), max(1, PAIRS_AT_ONCE // length)
     queries = keys if rows is None else rows
-    parts = (queries[start : start + several] for start in range(0, len(queries), several))
+    chunks = (queries[start : start + several] for start in range(0, len(queries), several))
     return sum(
-        int(dense_mask(rule, TokenInfo(part), TokenInfo(keys), causal).sum()) for part in parts
+        int(dense_mask(rule, TokenInfo(chunk), TokenInfo(keys), causal).sum()) for chunk in chunks
     )

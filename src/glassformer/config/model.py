@@ -23,7 +23,7 @@ from .pool import Pool, TokenHead
 from .position import NoPosition, Position
 from .recurrence import Recurrent
 from .serial import PositiveFloat, PositiveInt, Share, frozen
-from .shapes import Shapes, each, join, linear, of
+from .shapes import Shapes, indexed, join, linear, of
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
 MOST_PARTS = 100_000  # blocks times experts; the largest published model has some 15,000
@@ -93,8 +93,11 @@ class Block:
             not (self.place == "parallel" and self.cross),
             'Block.place "parallel" has no cross-attention; use "pre", "post" or "sandwich".',
         )
-        whole = self.feedforward is not None or self.place != "parallel"
-        need(whole, 'Block.place "parallel" needs a feedforward beside the attention; use "pre".')
+        has_sublayer = self.feedforward is not None or self.place != "parallel"
+        need(
+            has_sublayer,
+            'Block.place "parallel" needs a feedforward beside the attention; use "pre".',
+        )
         placed = self.norm is not None or self.place in ("pre", "parallel")
         need(
             placed,
@@ -107,20 +110,20 @@ class Block:
 
     @property
     def sublayers(self) -> dict[str, Attention | FeedForward]:
-        """What writes to the residual stream, by the name of its slot in the module."""
+        """Sublayers that write to the residual stream, by the name of their slot in the module."""
         slots = {"attn": self.attention, "cross": self.cross, "ffn": self.feedforward}
-        return {name: part for name, part in slots.items() if part is not None}
+        return {name: sublayer for name, sublayer in slots.items() if sublayer is not None}
 
     def shapes(self, dim: int, causal: bool, dropout: float) -> Shapes:
-        """Its sublayers and their norms."""
+        """Shapes of the sublayers and their norms."""
         place = {"attn": (causal, dropout), "cross": (False, dropout, True), "ffn": ()}
         norm = of(self.norm, dim)
-        found: Shapes = {}
-        for name, part in self.sublayers.items():
+        result: Shapes = {}
+        for name, sublayer in self.sublayers.items():
             before = {} if name == "ffn" and self.place == "parallel" else norm
-            found |= join(**{f"{name}_norm": before, name: of(part, dim, *place[name])})
+            result |= join(**{f"{name}_norm": before, name: of(sublayer, dim, *place[name])})
         after = norm if self.place == "sandwich" else {}
-        return found | join(**{f"{name}_post_norm": after for name in self.sublayers})
+        return result | join(**{f"{name}_post_norm": after for name in self.sublayers})
 
 
 @frozen
@@ -158,8 +161,10 @@ class Stack:
         ``width``."""
         position = of(self.position, width, self.pattern[0].attention.heads, self.causal)
         project = {} if width == dim else linear(width, dim)
-        made = [of(block, dim, self.causal, self.dropout) for block in self.pattern]
-        blocks = each("blocks", [made[index % len(made)] for index in range(self.depth)])
+        block_shapes = [of(block, dim, self.causal, self.dropout) for block in self.pattern]
+        blocks = indexed(
+            "blocks", [block_shapes[index % len(block_shapes)] for index in range(self.depth)]
+        )
         before = join(position=position, project=project, first_norm=of(self.first_norm, width))
         return before | blocks | join(last_norm=of(self.last_norm, dim))
 
@@ -239,8 +244,8 @@ def head_dim(attention: Attention, dim: int) -> int:
 
 
 def source_embed(model: Model) -> Embed:
-    """How the tokens that a user gives become vectors: an encoder-decoder's source, any other
-    model's text."""
+    """Returns the embedding of the input text: of an encoder-decoder's source, of any other model's
+    text."""
     return getattr(model, "source_embed", None) or model.embed
 
 
@@ -250,7 +255,8 @@ def embed_dim(model: Model, side: str = "") -> int:
 
 
 def bodies(model: Model) -> dict[str, Body]:
-    """What lies between the model's ends, by the name of its slot."""
+    """Returns the stacks and recurrent layers between embedding and head, by the name of their
+    slot."""
     names = ("encoder", "decoder")
     return {name: getattr(model, name) for name in names if hasattr(model, name)}
 
@@ -269,10 +275,10 @@ def shapes(model: Model) -> Shapes:
     """The name and shape of every parameter of a model, in the module's order; UserError for too
     many to be counted."""
     blocks = [(stack.depth, block) for stack in stacks(model).values() for block in stack.pattern]
-    parts = sum(depth * getattr(block.feedforward, "networks", 1) for depth, block in blocks)
-    if parts > MOST_PARTS:
+    layers = sum(depth * getattr(block.feedforward, "networks", 1) for depth, block in blocks)
+    if layers > MOST_PARTS:
         raise UserError(
-            f"The config describes {parts:,} blocks and experts; fix its depth or "
+            f"The config describes {layers:,} blocks and experts; fix its depth or "
             "its number of experts."
         )
     dim = model.dim
@@ -292,7 +298,7 @@ def shapes(model: Model) -> Shapes:
 
 
 def _check(model: Model) -> None:
-    """What can only be judged with the width, the context and the slot in view."""
+    """Checks what depends on the width, the context and the slot together; UserError."""
     width = embed_dim(model)
     for name in recurrent(model):
         taken, dim = embed_dim(model, name), model.dim
@@ -325,20 +331,20 @@ def _check(model: Model) -> None:
     for name, stack in stacks(model).items():
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
         for index, block in enumerate(stack.pattern):
-            where = f"{name}.pattern.{index}"
+            path = f"{name}.pattern.{index}"
             need(
                 block.cross is not None or not crosses,
-                f"{where}.cross is missing; give the decoder's blocks one.",
+                f"{path}.cross is missing; give the decoder's blocks one.",
             )
             need(
                 block.cross is None or crosses,
-                f"{where}.cross is set, but there is no encoder; remove it.",
+                f"{path}.cross is set, but there is no encoder; remove it.",
             )
             for attention in filter(None, (block.attention, block.cross)):
                 fits = attention.head_dim is not None or model.dim % attention.heads == 0
                 need(
                     fits,
-                    f"{where}: {attention.heads} heads do not divide dim {model.dim}; "
+                    f"{path}: {attention.heads} heads do not divide dim {model.dim}; "
                     "change one or set head_dim.",
                 )
         if hasattr(stack.position, "check"):

@@ -30,8 +30,8 @@ Random: TypeAlias = Any  # numpy.random.Generator
 
 
 class Objective:
-    """One thing that a model can be trained to do. A subclass has its settings as fields, and
-    overrides what differs.
+    """Base class of training objectives. A subclass has its settings as fields, and overrides what
+    differs.
 
     What is here is right for one that learns from running text and asks about tokens.
     """
@@ -41,7 +41,7 @@ class Objective:
     for."""
     shapes: ClassVar[tuple[type, ...]] = (Decoder,)
     """The shapes of model it trains."""
-    parts: ClassVar[tuple[str, ...]] = ()
+    example_fields: ClassVar[tuple[str, ...]] = ()
     """The parts of an example, in the order of columns without names; none where running text is
     learned from."""
     optional: ClassVar[tuple[str, ...]] = ()
@@ -70,17 +70,22 @@ class Objective:
         if shape not in self.shapes:
             fit = " or ".join(kind.__name__ for kind in self.shapes)
             article = "an" if shape.__name__[0] in "AEIOU" else "a"
-            others = " or ".join(
-                f'"{other}"' for other, kind in members(Objective).items() if shape in kind.shapes
+            objectives = " or ".join(
+                f'"{objective}"'
+                for objective, kind in members(Objective).items()
+                if shape in kind.shapes
             )  # type: ignore[attr-defined]
             raise UserError(
                 f"The objective {name} trains a model of the shape {fit} and this one is "
                 f"{article} {shape.__name__}; "
-                f"choose another recipe, or another objective such as train.objective = {others}."
+                f"choose another recipe, or another objective such as train.objective = {objectives}."
             )
-        kind = "examples" if self.parts else "running text"
-        fitting = f'set [data] type = "{"Examples" if self.parts else "Data"}".'
-        need(examples == bool(self.parts), f"The objective {name} learns from {kind}; {fitting}")
+        kind = "examples" if self.example_fields else "running text"
+        fitting = f'set [data] type = "{"Examples" if self.example_fields else "Data"}".'
+        need(
+            examples == bool(self.example_fields),
+            f"The objective {name} learns from {kind}; {fitting}",
+        )
 
     def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
         """The config with the heads that the loss reads, and what had to be added or left out, in
@@ -91,16 +96,17 @@ class Objective:
         return replace(model, head=head), ["The model has no head over tokens; one is added."]
 
     def task(self) -> dict[str, Any]:
-        """What two runs must share for their losses to be comparable, as JSON holds it."""
+        """Returns the settings that two runs must share for their losses to be comparable, as JSON
+        holds them."""
         return {key: value for key, value in to_dict(self).items() if key not in self.regularizers}
 
     @property
     def prepares(self) -> bool:
-        """Whether ``prepare`` does something."""
+        """The objective overrides ``prepare``."""
         return type(self).prepare is not Objective.prepare
 
     def example(self, row: Any) -> Any:
-        """The ``data.examples.Example`` in a ``Row`` of a file that has ``parts``."""
+        """The ``data.examples.Example`` in a ``Row`` of a file that has ``example_fields``."""
         raise NotImplementedError
 
     def layout(self, framing: Any, fit: Any) -> Callable[..., list[dict[str, list[int]]]]:
@@ -123,15 +129,15 @@ class Objective:
     def metrics(
         self, predictions: Any, labels: Any, names: tuple[str, ...] = ()
     ) -> dict[str, float]:
-        """What a mean over batches cannot say, of all validation's predictions; ``names`` are those
-        of the labels."""
+        """Returns metrics over all of validation's predictions that are no mean over batches;
+        ``names`` are those of the labels."""
         return {}
 
 
 def default() -> Objective:
-    """What is learned where a run file does not say."""
-    made: Objective = members(Objective)["Causal"]()
-    return made
+    """Returns the objective of a run file that names none."""
+    objective: Objective = members(Objective)["Causal"]()
+    return objective
 
 
 def __getattr__(name: str) -> Any:

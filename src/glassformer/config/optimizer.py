@@ -100,7 +100,8 @@ Optimizer: TypeAlias = AdamW | Muon
 
 
 class _Schedule:
-    """What all hold to: lengths are steps or shares of the run, a floor is a share of the rate."""
+    """Base class of schedules: lengths are steps or shares of the run, a floor is a share of the
+    rate."""
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -139,9 +140,9 @@ class WarmupStableDecay(_Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        both = self.warmup < 1 and self.decay < 1 and self.warmup + self.decay > 1
+        overlapping = self.warmup < 1 and self.decay < 1 and self.warmup + self.decay > 1
         need(
-            not both,
+            not overlapping,
             f"WarmupStableDecay's warmup {self.warmup} and decay {self.decay} are more than the "
             "run; lower one.",
         )

@@ -25,8 +25,8 @@ neighbours."""
 
 @frozen
 class Parallel:
-    """How many processes stand along each axis; their product is the number of processes that
-    torchrun starts.
+    """Number of processes along each axis; their product is the number of processes that torchrun
+    starts.
 
     ``data`` shards weights, gradients and the optimizer's state (FSDP2), ``replicate`` keeps so
     many copies of the shards (HSDP). ``exact`` adds gradients in the order in which one process
@@ -48,33 +48,33 @@ class Parallel:
     def of(self, processes: int) -> Parallel:
         """The same with ``data`` filled in for so many processes; UserError where the axes do not
         multiply to them."""
-        others = math.prod(self.size(name) for name in AXES if name != "data")
-        said = " x ".join(
+        product = math.prod(self.size(name) for name in AXES if name != "data")
+        axes = " x ".join(
             f"{name} {self.size(name)}" for name in AXES if getattr(self, name) not in (None, 1)
         )
         count, verb = ("1 process", "is") if processes == 1 else (f"{processes} processes", "are")
         if self.data is None:
-            fits = processes % others == 0
+            fits = processes % product == 0
             need(
                 fits,
-                f"{count} cannot be divided by {said} of [parallel]; start a multiple of {others}.",
+                f"{count} cannot be divided by {axes} of [parallel]; start a multiple of {product}.",
             )
-            return replace(self, data=processes // others)
-        if self.data * others != processes:
-            fix = f"start {self.data * others} by torchrun --nproc-per-node, or leave out data"
+            return replace(self, data=processes // product)
+        if self.data * product != processes:
+            fix = f"start {self.data * product} by torchrun --nproc-per-node, or leave out data"
             raise UserError(
-                f"[parallel] {said or 'data 1'} is for {self.data * others}, but there {verb} "
+                f"[parallel] {axes or 'data 1'} is for {self.data * product}, but there {verb} "
                 f"{count}; {fix}."
             )
         return self
 
     def size(self, *axes: str) -> int:
-        """How many processes stand along these axes together; ``data`` has to be filled in."""
+        """Number of processes along these axes together; ``data`` has to be filled in."""
         return math.prod(getattr(self, name) or 1 for name in axes)
 
     @property
     def rows(self) -> int:
-        """In how many shares the rows of a batch are worked on."""
+        """Number of shares in which the rows of a batch are computed."""
         return self.size(*ROWS)
 
 
@@ -100,6 +100,8 @@ def stage_of(name: str, depth: int, stages: int) -> int:
     block = re.match(r"decoder\.blocks\.(\d+)\.", name)
     if block:
         return next(
-            stage for stage, own in enumerate(stage_blocks(depth, stages)) if int(block[1]) in own
+            stage
+            for stage, blocks in enumerate(stage_blocks(depth, stages))
+            if int(block[1]) in blocks
         )
     return stages - 1 if name.startswith(("decoder.last_norm.", "head.")) else 0

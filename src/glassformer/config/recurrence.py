@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 from ..errors import need
 from .serial import PositiveInt, Share, frozen
-from .shapes import Shapes, each, join, linear, of
+from .shapes import Shapes, indexed, join, linear, of
 
 
 def _cell(cfg: Any, inputs: int, width: int) -> Shapes:
-    """What each gate takes from the input and from the state, all gates' rows under each other."""
+    """Shapes of the gates' projections of input and state, all gates' rows under each other."""
     return join(input=linear(inputs, cfg.gates * width), state=linear(width, cfg.gates * width))
 
 
@@ -24,7 +24,7 @@ class GRU:
     """Two gates over one state (Cho et al. 2014)."""
 
     gates = 3  # with the candidate
-    kept = 9  # numbers a dimension that training keeps of each token
+    saved_per_dim = 9  # numbers a dimension that training keeps of each token
     shapes = _cell
 
 
@@ -34,7 +34,7 @@ class LSTM:
     Gers et al. 2000)."""
 
     gates = 4
-    kept = 17
+    saved_per_dim = 17
     shapes = _cell
 
 
@@ -47,7 +47,7 @@ class Summary:
         """The layer over both ends of the source."""
         return join(whole=linear(2 * dim, dim))
 
-    def kept(self, dim: int, context: int) -> int:
+    def saved_activations(self, dim: int, context: int) -> int:
         """Numbers a token that training keeps."""
         return 2 * dim
 
@@ -72,7 +72,7 @@ class Additive:
         )
         return join(whole=linear(2 * dim, dim), q=q, k=k, score=score)
 
-    def kept(self, dim: int, context: int) -> int:
+    def saved_activations(self, dim: int, context: int) -> int:
         """Numbers a token that training keeps: the scores of every word of the source."""
         return 8 * dim + self.width * context
 
@@ -99,15 +99,15 @@ class Recurrent:
         width = dim if self.causal else dim // 2
         inputs = [dim if self.cross is None else 2 * dim] + [dim] * (self.depth - 1)
         cells = [of(self.cell, size, width) for size in inputs]
-        both = each("cells", cells) | each("back", [] if self.causal else cells)
-        return both | join(
+        layers = indexed("cells", cells) | indexed("back", [] if self.causal else cells)
+        return layers | join(
             cross=of(self.cross, dim), merge=linear(3 * dim, dim) if self.cross is not None else {}
         )
 
-    def kept(self, dim: int, context: int) -> int:
+    def saved_activations(self, dim: int, context: int) -> int:
         """Numbers a token that training keeps."""
-        return self.depth * self.cell.kept * dim + (
-            0 if self.cross is None else self.cross.kept(dim, context)
+        return self.depth * self.cell.saved_per_dim * dim + (
+            0 if self.cross is None else self.cross.saved_activations(dim, context)
         )
 
     def flops(self, dim: int, context: int) -> int:

@@ -53,7 +53,7 @@ def _check_vocab(vocab: int | None, name: str = "vocab") -> None:
 
 @frozen
 class Data:
-    """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name =
+    """Running text to train on: a named corpus, a file, a folder, several of them, or ``{name =
     weight}``.
 
     ``split`` "spread" holds out the end of each tenth of ``train``, so that what is held out is
@@ -90,8 +90,7 @@ class Data:
 
 @frozen
 class Examples:
-    """Where examples come from: the columns of a .tsv or .jsonl file, or the lines of parallel
-    files.
+    """Examples to train on: the columns of a .tsv or .jsonl file, or the lines of parallel files.
 
     Parts are source and target (Seq2Seq), text, second and label (Classify, Contrast), tokens and
     labels (Tag: a word and its label a line and an empty line between sentences, or lists in
@@ -138,7 +137,7 @@ class Examples:
 
 @frozen
 class Train:
-    """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in
+    """Settings of a training. ``batch`` rows of ``context`` tokens make a step, worked through in
     ``accumulate`` pieces."""
 
     objective: Objective = field(default_factory=objectives.default)  # what is learned
@@ -174,8 +173,15 @@ class Train:
     tensorboard: bool | None = None  # write TensorBoard's files; none: where it is installed
 
     def __post_init__(self) -> None:
-        counts = ("steps", "batch", "accumulate", "max_skipped_steps", "evaluate_batches", "keep")
-        for name in counts:
+        positive_fields = (
+            "steps",
+            "batch",
+            "accumulate",
+            "max_skipped_steps",
+            "evaluate_batches",
+            "keep",
+        )
+        for name in positive_fields:
             need(
                 getattr(self, name) > 0,
                 f"train.{name} is {getattr(self, name)}; give a number above 0.",

@@ -14,21 +14,21 @@ from . import serial, settings
 from .run import FINETUNE, FROM_SCRATCH, AdamW, Data, Examples, Optimizer, Run, Train
 
 
-def begun(folder: Path) -> dict[str, Any] | None:
-    """What the run in a folder was told, as ``read`` takes it; None where there is none that can be
-    read."""
+def saved_run(folder: Path) -> dict[str, Any] | None:
+    """Returns the settings of the run in a folder, as ``read_run`` takes them; None where there are
+    none that can be read."""
     try:
-        told = json.loads((folder / "run.json").read_bytes())
+        saved = json.loads((folder / "run.json").read_bytes())
         return {
-            "model": told.get("asked") or told["model"],
-            "data": told["data"],
-            "train": told["train"],
+            "model": saved.get("asked") or saved["model"],
+            "data": saved["data"],
+            "train": saved["train"],
         }
     except (OSError, ValueError, LookupError, AttributeError):
         return None
 
 
-def read(
+def read_run(
     path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Run:
     """The run in a TOML file (``run_file`` finds it) or a table, changed by dotted ``overrides``.
@@ -45,12 +45,12 @@ def read(
         else {}
     )
     _check_places(table)
-    for given in (dict(overrides or {}), table.get("model") or {}):
-        both = isinstance(given, dict) and {"recipe", "from"} <= {
-            name.removeprefix("model.") for name in given
+    for options in (dict(overrides or {}), table.get("model") or {}):
+        has_both = isinstance(options, dict) and {"recipe", "from"} <= {
+            name.removeprefix("model.") for name in options
         }
         need(
-            not both,
+            not has_both,
             "--from (a trained model) and --recipe (an untrained shape) exclude each "
             "other; give one of them.",
         )
@@ -81,8 +81,8 @@ def read(
         _change_model(model, name, value)
     if not has_optimizer:
         train = dataclasses.replace(train, optimizer=default_optimizer(model))
-    others, rate = _split_off_lr(changes["train"])
-    data, train = _of_type(data, changes["data"]), serial.change(train, others, "train")
+    other_changes, rate = _split_off_lr(changes["train"])
+    data, train = _of_type(data, changes["data"]), serial.change(train, other_changes, "train")
     if rate is not None:
         train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
     parallel = serial.change(run.parallel, changes["parallel"], "parallel")
@@ -93,16 +93,16 @@ def _check_places(table: Mapping[str, Any]) -> None:
     """UserError for a setting of [train] that stands elsewhere, and for one of [model] that there
     is not."""
     model = table.get("model")
-    for where, found in (
+    for place, section in (
         ("outside of any table", table),
         ("in [model]", model if isinstance(model, dict) else {}),
     ):
-        for key in found:
+        for key in section:
             need(
                 key not in _names(Train) or key in _MODEL,
-                f'"{key}" stands {where}; put it below [train].',
+                f'"{key}" stands {place}; put it below [train].',
             )
-            if found is not table and key.partition(".")[0] not in (*_MODEL, "type"):
+            if section is not table and key.partition(".")[0] not in (*_MODEL, "type"):
                 raise UserError(
                     "model: there is no setting "
                     f'"{key}".{nearest(key, (*_MODEL, *settings.paths()))}'
@@ -112,22 +112,22 @@ def _check_places(table: Mapping[str, Any]) -> None:
 def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Overrides by the table of the run file they belong to; ``lr`` is short for
     ``optimizer.lr``."""
-    found: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "model": {}, "parallel": {}}
+    changes: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "model": {}, "parallel": {}}
     for name, value in overrides.items():
         first, _, inside = name.partition(".")
-        if first in found and inside:
-            found[first][inside] = value
+        if first in changes and inside:
+            changes[first][inside] = value
         elif first in _names(Train):
-            found["train"][name] = value
+            changes["train"][name] = value
         elif first in _MODEL:
-            found["model"][name] = value
+            changes["model"][name] = value
         elif name == "lr":
-            found["train"].pop("optimizer.lr", None)  # so that what is said last counts
-            found["train"]["optimizer.lr"] = value
+            changes["train"].pop("optimizer.lr", None)  # so that what is said last counts
+            changes["train"]["optimizer.lr"] = value
         else:
-            known = {"out", "resume", "use", "lr", *settings.paths()}
-            raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
-    return found
+            paths = {"out", "resume", "use", "lr", *settings.paths()}
+            raise UserError(f'There is no setting "{name}".{nearest(name, paths)}')
+    return changes
 
 
 def _table(file: Path) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def _split_off_lr(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | N
             if name == "optimizer" and _no_type(value)
             else {name: value}
         )
-    rest = flat.get("optimizer.rest", {})
-    alone = "optimizer.rest.lr" not in flat and _no_type(rest) and "lr" not in rest
+    adamw = flat.get("optimizer.rest", {})
+    alone = "optimizer.rest.lr" not in flat and _no_type(adamw) and "lr" not in adamw
     if not alone or "optimizer.lr" not in flat:
         return flat, None
     return flat, serial.from_dict(float, flat.pop("optimizer.lr"), "train.optimizer.lr")
@@ -172,8 +172,8 @@ def _at_rate(optimizer: Optimizer, rate: float) -> Optimizer:
     try:
         if isinstance(optimizer, AdamW):
             return dataclasses.replace(optimizer, lr=rate)
-        rest = dataclasses.replace(optimizer.rest, lr=optimizer.rest.lr * (rate / optimizer.lr))
-        return dataclasses.replace(optimizer, lr=rate, rest=rest)
+        adamw = dataclasses.replace(optimizer.rest, lr=optimizer.rest.lr * (rate / optimizer.lr))
+        return dataclasses.replace(optimizer, lr=rate, rest=adamw)
     except UserError:
         sentence = "give one above 0 and well below 1000, such as 1e-3"
         raise UserError(f"The learning rate optimizer.lr is {rate:g}; {sentence}.") from None
@@ -194,14 +194,14 @@ def run_file(name: Path | str) -> Path:
 
     Raises UserError, with the nearest name, where there is neither.
     """
-    path, ours = Path(name), run_files()
+    path, packaged = Path(name), run_files()
     short = str(name).removeprefix("runs/").removesuffix(".toml")
-    if short in ours and not path.exists():
-        return ours[short]
+    if short in packaged and not path.exists():
+        return packaged[short]
     if path.exists() or path.suffix:
         return path
-    known = nearest(short, ours) or f" Known: {', '.join(ours)}."
-    raise UserError(f'There is no run file "{name}".{known}')
+    hint = nearest(short, packaged) or f" Known: {', '.join(packaged)}."
+    raise UserError(f'There is no run file "{name}".{hint}')
 
 
 def _of_type(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
@@ -223,7 +223,7 @@ def _of_type(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
 
 
 def default_optimizer(model: Mapping[str, Any]) -> Optimizer:
-    """What trains a model where no optimizer is named, by the [model] table."""
+    """Returns the optimizer of a run that names none, by the [model] table."""
     if "from" in model:
         return FINETUNE
     return FROM_SCRATCH if str(model.get("recipe")).startswith("glass/") else Train().optimizer
@@ -242,12 +242,12 @@ _MODEL = (
 
 def _change_model(model: dict[str, Any], path: str, value: Any) -> None:
     if path in ("recipe", "from"):
-        for other in ("recipe", "from", "type"):
-            model.pop(other, None)
+        for key in ("recipe", "from", "type"):
+            model.pop(key, None)
     model.pop(path, None)  # so that what is said last is done last
     model[path] = value
 
 
 def model_changes(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``Run.model`` changes in the config it starts from."""
+    """Returns the settings by which ``Run.model`` changes the config it starts from."""
     return {key: value for key, value in model.items() if key not in ("recipe", "from")}

@@ -87,12 +87,12 @@ class LongRopeScaling:
         """Positions that short factors are right for; None where the long ones are taken."""
         return None if self.use_long else self.original_context
 
-    def check(self, where: str, frequencies: int) -> None:
+    def check(self, path: str, frequencies: int) -> None:
         """Refuse factors that are not one a frequency."""
         factors = len(self.short)
         need(
             factors == frequencies,
-            f"{where}: LongRopeScaling has {factors} factors for {frequencies} frequencies; give "
+            f"{path}: LongRopeScaling has {factors} factors for {frequencies} frequencies; give "
             "each one.",
         )
 

@@ -33,7 +33,7 @@ class Range:
     """Which numbers a field takes, and how an error asks for one; it stands in the field's type."""
 
     fits: Callable[[Any], bool]
-    told: str
+    description: str
 
 
 _POSITIVE = Range(lambda x: x > 0, "a number above 0")
@@ -66,27 +66,27 @@ def frozen(kind: type[T]) -> type[T]:
                 object.__setattr__(self, name, from_dict(hint, value, f"{kind.__name__}.{name}"))
                 value = getattr(self, name)
             if within is not None and value is not None and not within.fits(value):
-                raise UserError(f"{kind.__name__}.{name} is {value}; give {within.told}.")
+                raise UserError(f"{kind.__name__}.{name} is {value}; give {within.description}.")
         if judge is not None:
             judge(self)
 
     kind.__post_init__ = check  # type: ignore[attr-defined]
-    own = "__init__" in vars(kind)
-    made = dataclasses.dataclass(frozen=True)(kind)
-    if own:  # it says itself what it takes
-        return made
-    make: Any = made.__init__
+    has_init = "__init__" in vars(kind)
+    cls = dataclasses.dataclass(frozen=True)(kind)
+    if has_init:  # it says itself what it takes
+        return cls
+    make: Any = cls.__init__
 
     @functools.wraps(make)
-    def init(self: Any, *given: Any, **fields: Any) -> None:
+    def init(self: Any, *args: Any, **fields: Any) -> None:
         for name in fields:
-            if name not in made.__dataclass_fields__:  # type: ignore[attr-defined]
-                hint = nearest(name, made.__dataclass_fields__)  # type: ignore[attr-defined]
+            if name not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+                hint = nearest(name, cls.__dataclass_fields__)  # type: ignore[attr-defined]
                 raise UserError(f"{kind.__name__} has no setting {_show(name)}.{hint}")
-        make(self, *given, **fields)
+        make(self, *args, **fields)
 
-    made.__init__ = init  # type: ignore[method-assign]
-    return made
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
 
 
 SIZE = 1 << 63  # integers stay below it
@@ -96,14 +96,14 @@ SIZE = 1 << 63  # integers stay below it
 def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any, Range | None]]:
     """For each field: types of which every value will do, words that will do, the whole type, and a
     number's range."""
-    found = {}
+    fields = {}
     full = typing.get_type_hints(kind, include_extras=True)
     for name, hint in _hints(kind).items():
-        parts = (full[name], *typing.get_args(full[name]))
+        annotations = (full[name], *typing.get_args(full[name]))
         within = (
             note
-            for part in parts
-            for note in getattr(part, "__metadata__", ())
+            for annotation in annotations
+            for note in getattr(annotation, "__metadata__", ())
             if isinstance(note, Range)
         )
         options = (
@@ -115,8 +115,8 @@ def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any, Range | Non
             set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal
         )
         kinds = {o for o in options if isinstance(o, type)}
-        found[name] = kinds, set[str]().union(*literals), hint, next(within, None)
-    return found
+        fields[name] = kinds, set[str]().union(*literals), hint, next(within, None)
+    return fields
 
 
 # of a slot's types: the further ones, by name
@@ -142,9 +142,9 @@ def member(slot: Any) -> Callable[[type[T]], type[T]]:
             kind.__name__ not in taken,
             f"The slot has a {kind.__name__} already; give yours another name.",
         )
-        made = kind if "__dataclass_fields__" in vars(kind) else frozen(kind)
-        _MEMBERS.setdefault(types, {})[kind.__name__] = made
-        return made
+        cls = kind if "__dataclass_fields__" in vars(kind) else frozen(kind)
+        _MEMBERS.setdefault(types, {})[kind.__name__] = cls
+        return cls
 
     return register
 
@@ -182,8 +182,8 @@ def added(config: Any) -> set[str]:
     if not dataclasses.is_dataclass(config):
         return set()
     inside = (added(getattr(config, field.name)) for field in dataclasses.fields(config))
-    own = any(type(config) in slot.values() for slot in _MEMBERS.values())
-    return set[str]().union(*inside, [type(config).__name__] * own)
+    is_member = any(type(config) in slot.values() for slot in _MEMBERS.values())
+    return set[str]().union(*inside, [type(config).__name__] * is_member)
 
 
 # ------------------------------------------------------------------------------------ dictionaries
@@ -202,7 +202,7 @@ def to_dict(value: Any) -> Any:
     return value
 
 
-def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
+def from_dict(kind: Any, raw: Any, path: str = "") -> Any:
     """The value of type ``kind`` that ``raw`` describes.
 
     Raises UserError with the dotted place for an unknown key, a missing one or a value of another
@@ -214,81 +214,91 @@ def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
         or _named_package(kind)
         or frozenset((kind,)) in _MEMBERS
     ):
-        return _from_union(kind, raw, where)
+        return _from_union(kind, raw, path)
     if origin is typing.Literal:
         if raw not in args:
             raise UserError(
-                f"{_at(where)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}."
+                f"{_at(path)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}."
             )
         return raw
     if origin is tuple:
         items = raw if isinstance(raw, list | tuple) else [raw]
-        return tuple(from_dict(args[0], item, f"{where}.{i}") for i, item in enumerate(items))
+        return tuple(from_dict(args[0], item, f"{path}.{i}") for i, item in enumerate(items))
     if origin is dict:
-        _must(isinstance(raw, Mapping), raw, "a table", where)
-        return {key: from_dict(args[1], item, f"{where}.{key}") for key, item in raw.items()}
+        _must(isinstance(raw, Mapping), raw, "a table", path)
+        return {key: from_dict(args[1], item, f"{path}.{key}") for key, item in raw.items()}
     if dataclasses.is_dataclass(kind):
-        return _from_table(typing.cast(type, kind), raw, where)
-    return _plain(kind, raw, where)
+        return _from_table(typing.cast(type, kind), raw, path)
+    return _plain(kind, raw, path)
 
 
-def _from_union(kind: Any, raw: Any, where: str) -> Any:
+def _from_union(kind: Any, raw: Any, path: str) -> Any:
     options, classes = typing.get_args(kind) or (kind,), members(kind)
     empty = raw is None or (isinstance(raw, str) and raw.lower() == "none" and str not in options)
     if empty and type(None) in options:
         return None
     if classes and isinstance(raw, tuple(classes.values())):
         return raw
-    made = dataclasses.is_dataclass(raw) and not isinstance(raw, type)
-    if classes and (made or isinstance(raw, Mapping)):
+    is_instance = dataclasses.is_dataclass(raw) and not isinstance(raw, type)
+    if classes and (is_instance or isinstance(raw, Mapping)):
         only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
-        name = type(raw).__name__ if made else raw.get("type", only)
-        if made and not type(raw).__module__.startswith("glassformer.") and name not in added(raw):
+        name = type(raw).__name__ if is_instance else raw.get("type", only)
+        if (
+            is_instance
+            and not type(raw).__module__.startswith("glassformer.")
+            and name not in added(raw)
+        ):
             raise UserError(
-                f"{_at(where)}{name} is no type of this slot; write "
+                f"{_at(path)}{name} is no type of this slot; write "
                 "@config.member(SLOT) above its class."
             )
-        if made or not isinstance(name, str) or name not in classes:
-            said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
-            raise UserError(f"{_at(where)}{said}; give one of {choices(name, classes, table=True)}")
-        return _from_table(classes[name], raw, where)
+        if is_instance or not isinstance(name, str) or name not in classes:
+            problem = '"type" is missing' if name is None else f'"type" is {_show(name)}'
+            raise UserError(
+                f"{_at(path)}{problem}; give one of {choices(name, classes, table=True)}"
+            )
+        return _from_table(classes[name], raw, path)
     # a type with nothing to set, by name alone
     if classes and isinstance(raw, str) and raw in classes:
-        return _from_table(classes[raw], {}, where)
+        return _from_table(classes[raw], {}, path)
     written = EXPRESSIONS.get(frozenset(options) - {type(None)}) if isinstance(raw, str) else None
     if written is not None:
         try:
             if (value := written(raw)) is not None:
                 return value
         except UserError as error:
-            raise UserError(f"{_at(where)}{error}") from None
+            raise UserError(f"{_at(path)}{error}") from None
     plain = [
         o
         for o in options
         if o is not type(None) and not dataclasses.is_dataclass(o) and not _named_package(o)
     ]
     if not plain:
-        known = choices(raw, classes)
+        options_text = choices(raw, classes)
         if isinstance(raw, str):
             hint = (
                 ' Write a table as {type = "NAME", key = value}, closed.'
                 if raw.startswith("{")
                 else ""
             )
-            raise UserError(f"{_at(where)}there is no {_show(raw)}; give one of {known}{hint}")
-        raise UserError(f"{_at(where)}{_show(raw)} is not a table with a type; give one of {known}")
+            raise UserError(
+                f"{_at(path)}there is no {_show(raw)}; give one of {options_text}{hint}"
+            )
+        raise UserError(
+            f"{_at(path)}{_show(raw)} is not a table with a type; give one of {options_text}"
+        )
     for option in plain:
         try:
-            return from_dict(option, raw, where)
+            return from_dict(option, raw, path)
         except UserError as error:
             last = error
     raise last
 
 
-def _from_table(kind: type, raw: Any, where: str) -> Any:
+def _from_table(kind: type, raw: Any, path: str) -> Any:
     if isinstance(raw, kind):
         return raw
-    _must(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", where)
+    _must(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", path)
     hints = _hints(kind)
     table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
@@ -296,30 +306,30 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
             f'"type" is {_show(raw["type"])}; here it must be '
             f"{choices(raw['type'], {kind.__name__: kind})}"
         )
-        raise UserError(f"{_at(where)}{sentence}")
+        raise UserError(f"{_at(path)}{sentence}")
     for key in table:
         if key not in hints:
-            said = {
+            messages = {
                 "Run": "A run file has no table",
-                "Stack": f"{where.rpartition('.')[2] or 'A stack'} has no setting",
+                "Stack": f"{path.rpartition('.')[2] or 'A stack'} has no setting",
             }
-            sentence = said.get(kind.__name__, f"{kind.__name__} has no setting")
-            raise UserError(f"{_at(where)}{sentence} {_show(key)}.{nearest(str(key), hints)}")
+            sentence = messages.get(kind.__name__, f"{kind.__name__} has no setting")
+            raise UserError(f"{_at(path)}{sentence} {_show(key)}.{nearest(str(key), hints)}")
     needed = [
         f.name
         for f in dataclasses.fields(kind)
         if f.default is f.default_factory is dataclasses.MISSING
     ]
     for name in needed:
-        need(name in table, f'{_at(where)}{kind.__name__} needs "{name}"; add it.')
+        need(name in table, f'{_at(path)}{kind.__name__} needs "{name}"; add it.')
     inside = {
-        key: from_dict(hints[key], value, f"{where}.{key}" if where else key)
+        key: from_dict(hints[key], value, f"{path}.{key}" if path else key)
         for key, value in table.items()
     }
     return kind(**inside)
 
 
-def _plain(kind: Any, raw: Any, where: str) -> Any:
+def _plain(kind: Any, raw: Any, path: str) -> Any:
     if kind is Any:
         return raw
     if isinstance(raw, str) and kind in (int, float, bool):
@@ -332,13 +342,13 @@ def _plain(kind: Any, raw: Any, where: str) -> Any:
     if kind is int and isinstance(raw, float) and raw.is_integer():
         raw = int(raw)
     if kind in (int, float) and isinstance(raw, int):
-        _must(abs(raw) < SIZE, raw, "a number of 64 bits", where)
+        _must(abs(raw) < SIZE, raw, "a number of 64 bits", path)
     if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
         raw = float(raw)
     fits = isinstance(raw, kind) and not (kind is int and isinstance(raw, bool))
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
-    _must(fits, raw, names.get(kind, f"a {kind.__name__}"), where)
-    _must(not isinstance(raw, float) or math.isfinite(raw), str(raw), "a finite number", where)
+    _must(fits, raw, names.get(kind, f"a {kind.__name__}"), path)
+    _must(not isinstance(raw, float) or math.isfinite(raw), str(raw), "a finite number", path)
     return raw
 
 
@@ -348,13 +358,13 @@ def _hints(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _at(where: str) -> str:
-    return f"{where.lstrip('.')}: " if where else ""
+def _at(path: str) -> str:
+    return f"{path.lstrip('.')}: " if path else ""
 
 
-def _must(fact: bool, raw: Any, expected: str, where: str) -> None:
+def _must(fact: bool, raw: Any, expected: str, path: str) -> None:
     if not fact:
-        raise UserError(f"{_at(where)}{_show(raw)} is not {expected}.")
+        raise UserError(f"{_at(path)}{_show(raw)} is not {expected}.")
 
 
 def _show(raw: Any) -> str:
@@ -377,7 +387,7 @@ def _parse(text: str) -> Any:
         return text
 
 
-def change(config: T, changes: Mapping[str, Any], where: str = "") -> T:
+def change(config: T, changes: Mapping[str, Any], root: str = "") -> T:
     """A copy of a config with many places changed at once, checked when all are in.
 
     Keys are dotted paths or the names of nested tables. A table or ``PATH.type`` of another type
@@ -389,7 +399,7 @@ def change(config: T, changes: Mapping[str, Any], where: str = "") -> T:
     tree = to_dict(config)
     for path, value in _types_first(changes).items():
         tree = _put(tree, path.split("."), _parse(value) if isinstance(value, str) else value, path)
-    changed: T = from_dict(type(config), tree, where)
+    changed: T = from_dict(type(config), tree, root)
     return changed
 
 
@@ -399,7 +409,9 @@ def _types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
     order = list(changes)
     for path in [path for path in order if path.endswith(".type")]:
         below = (
-            at for at, other in enumerate(order) if other.startswith(path.removesuffix("type"))
+            at
+            for at, path_before in enumerate(order)
+            if path_before.startswith(path.removesuffix("type"))
         )
         order.insert(next(below), order.pop(order.index(path)))
     return {path: changes[path] for path in order}

@@ -72,7 +72,7 @@ def types() -> dict[str, Type]:
 
     Where two have one name, the slot comes before it: "mask Prefix", "objective Prefix".
     """
-    found: dict[type, Type] = {}
+    by_type: dict[type, Type] = {}
     sections: tuple[tuple[str, tuple[type, ...]], ...] = (
         ("", (run.Train,)),
         ("data.", (run.Data, run.Examples)),
@@ -83,8 +83,8 @@ def types() -> dict[str, Type]:
         waiting = [(kind, prefix, "") for kind in kinds]
         # grows: what a class holds comes after the classes beside it
         for kind, path, slot in waiting:
-            if kind not in found:
-                found[kind] = Type(kind, slot, list(_own(kind, path)))
+            if kind not in by_type:
+                by_type[kind] = Type(kind, slot, list(_own(kind, path)))
                 hints = typing.get_type_hints(kind)
                 names = [field.name for field in dataclasses.fields(kind)]
                 waiting += [
@@ -93,10 +93,10 @@ def types() -> dict[str, Type]:
                     for inner in _classes(hints[name])
                 ]
         if kinds == (run.Data, run.Examples):
-            found[run.Run] = Type(run.Run, "", MODEL)
-    count = collections.Counter(kind.__name__ for kind in found)
-    named = ((kind.__name__, one) for kind, one in found.items())
-    return {f"{one.slot} {name}" if count[name] > 1 else name: one for name, one in named}
+            by_type[run.Run] = Type(run.Run, "", MODEL)
+    count = collections.Counter(kind.__name__ for kind in by_type)
+    named = ((kind.__name__, entry) for kind, entry in by_type.items())
+    return {f"{entry.slot} {name}" if count[name] > 1 else name: entry for name, entry in named}
 
 
 def paths() -> list[str]:
@@ -111,22 +111,22 @@ def default_optimizers() -> str:
         ("from a checkpoint", run.FINETUNE),
         ("anything else", run.Train().optimizer),
     )
-    return "; ".join(f"{name}: {_optimizer(one)}" for name, one in kinds)
+    return "; ".join(f"{name}: {_optimizer(optimizer)}" for name, optimizer in kinds)
 
 
-def _optimizer(one: run.Optimizer) -> str:
-    rest = f", rest at {one.rest.lr:g}" if isinstance(one, run.Muon) else ""
-    return f"{type(one).__name__} at {one.lr:g}{rest}"
+def _optimizer(optimizer: run.Optimizer) -> str:
+    suffix = f", rest at {optimizer.rest.lr:g}" if isinstance(optimizer, run.Muon) else ""
+    return f"{type(optimizer).__name__} at {optimizer.lr:g}{suffix}"
 
 
 def _own(kind: type, prefix: str) -> Iterator[Setting]:
     """The fields of a class."""
     hints, meanings = typing.get_type_hints(kind), meaning(kind)
     for field in dataclasses.fields(kind):
-        default, told = _default(field), meanings.get(field.name, "")
+        default, description = _default(field), meanings.get(field.name, "")
         if (kind, field.name) == (run.Train, "optimizer"):
-            default, told = "", f"{told}; if none is named: {default_optimizers()}"
-        yield Setting(prefix + field.name, _name(hints[field.name]), default, told)
+            default, description = "", f"{description}; if none is named: {default_optimizers()}"
+        yield Setting(prefix + field.name, _name(hints[field.name]), default, description)
 
 
 def _inside(kind: type, prefix: str, above: tuple[type, ...]) -> Iterator[Setting]:
@@ -164,7 +164,10 @@ def _classes(hint: Any) -> list[type]:
     """The dataclasses that a field may hold, one or several of them; a user's own too."""
     inside = [] if dataclasses.is_dataclass(hint) else typing.get_args(hint)
     deeper = [
-        found for part in inside if typing.get_origin(part) is tuple for found in _classes(part)
+        inner
+        for option in inside
+        if typing.get_origin(option) is tuple
+        for inner in _classes(option)
     ]
     return [*serial.members(hint).values(), *deeper]
 

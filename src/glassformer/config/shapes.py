@@ -30,8 +30,8 @@ def of(cfg: Any, *args: Any) -> Shapes:
     can know."""
     if cfg is None:
         return {}
-    told: Shapes = cfg.shapes(*args) if "shapes" in vars(type(cfg)) else _DESCRIBE[0](cfg, *args)
-    return told
+    shapes: Shapes = cfg.shapes(*args) if "shapes" in vars(type(cfg)) else _DESCRIBE[0](cfg, *args)
+    return shapes
 
 
 def describes(function: Callable[..., Shapes]) -> Callable[..., Shapes]:
@@ -45,14 +45,14 @@ def none(cfg: Any, *args: Any) -> Shapes:
     return {}
 
 
-def join(**parts: Shapes | Shape) -> Shapes:
+def join(**shapes: Shapes | Shape) -> Shapes:
     """Parts under their names; an empty one is left out."""
     joined: Shapes = {}
-    for name, part in parts.items():
-        if isinstance(part, dict):
-            joined |= {f"{name}.{inside}": shape for inside, shape in part.items()}
-        elif part:
-            joined[name] = part
+    for name, shape in shapes.items():
+        if isinstance(shape, dict):
+            joined |= {f"{name}.{inside}": shape for inside, shape in shape.items()}
+        elif shape:
+            joined[name] = shape
     return joined
 
 
@@ -66,6 +66,6 @@ def table(rows: int, dim: int) -> Shapes:
     return join(weight=Unmultiplied((rows, dim)))
 
 
-def each(name: str, parts: Iterable[Shapes]) -> Shapes:
+def indexed(name: str, items: Iterable[Shapes]) -> Shapes:
     """Parts of a list under its name: ``blocks.0``, ``blocks.1``, .."""
-    return join(**{f"{name}.{index}": part for index, part in enumerate(parts)})
+    return join(**{f"{name}.{index}": shape for index, shape in enumerate(items)})

@@ -125,7 +125,7 @@ def read(
     what is missing or does not fit, with the line.
     """
     running = f"{type(objective).__name__} learns from running text, not from examples"
-    need(bool(objective.parts), f'{running}; give a corpus ([data] type = "Data").')
+    need(bool(objective.example_fields), f'{running}; give a corpus ([data] type = "Data").')
     name, found = records(where, objective, columns or {})
     known = _Labels(name, labels)
     examples, empty = [], 0

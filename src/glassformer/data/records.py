@@ -57,11 +57,13 @@ def records(
 
     Raises UserError with the line for what is not there.
     """
-    known = list(dict.fromkeys(part for kind in members(Objective).values() for part in kind.parts))  # type: ignore[attr-defined]
+    known = list(
+        dict.fromkeys(part for kind in members(Objective).values() for part in kind.example_fields)
+    )  # type: ignore[attr-defined]
     for part in (*columns, *(where if isinstance(where, Mapping) else ())):
         if part not in known:
             raise UserError(f'There is no part "{part}" of an example.{nearest(part, known)}')
-    parts = Parts(objective.parts, objective.optional, columns)
+    parts = Parts(objective.example_fields, objective.optional, columns)
     if isinstance(where, Mapping):
         return _parallel(where, parts.among(where))
     path = locate(where)

@@ -105,7 +105,7 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
     returns how the run ended.
     """
     from ..config.run import Run
-    from ..config.run_file import read
+    from ..config.run_file import read_run
 
     if not isinstance(model, str | Path | Run):
         from .loop import train as steps
@@ -117,7 +117,7 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
     ) -> Ended:
         from .launch import run
 
-        settings = model if isinstance(model, Run) else read(model, overrides)
+        settings = model if isinstance(model, Run) else read_run(model, overrides)
         kept = settings is not model or not overrides
         need(kept, "A Run is changed with dataclasses.replace; leave overrides out.")
         return run(settings, Path(out), resume)

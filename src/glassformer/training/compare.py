@@ -79,7 +79,9 @@ def read_arms(
                 "/" not in name,
                 f"{name} cannot be the name of a folder; put such a value into a run file.",
             )
-            arm = found[name] = Arm(name, run_file.read(path, {**dict(changes), **(common or {})}))
+            arm = found[name] = Arm(
+                name, run_file.read_run(path, {**dict(changes), **(common or {})})
+            )
             need(
                 arm.settings.train.evaluate_every > 0,
                 f"{path} is never validated; set train.evaluate_every above 0.",

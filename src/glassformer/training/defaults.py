@@ -112,7 +112,7 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     read. Nothing is chosen for objectives that do not continue texts. Raises UserError for a text
     too short to learn from.
     """
-    settings = run_file.read(None, changes)
+    settings = run_file.read_run(None, changes)
     if not isinstance(settings.data, run.Data) or not settings.train.objective.every_token:
         return {}, ""
     given = {name.removeprefix("train.") for name in changes}

@@ -326,7 +326,7 @@ def announce(plan: RunPlan, data: RunData, execution: ExecutionSettings, frozen:
     train."""
     how, cost = plan.settings.train, plan.cost
     memory = gibibytes(plan.memory(execution.dtype, frozen))
-    flops = f"{cost.training_flops / 1e6:,.1f} MFLOP a {cost.each}"
+    flops = f"{cost.training_flops / 1e6:,.1f} MFLOP a {cost.flops_unit}"
     note(f"{cost.total:,} parameters, {flops}, about {memory} of memory.")
     epochs = how.steps * how.batch / data.rows
     evaluations = math.ceil(how.steps / how.evaluate_every) if how.evaluate_every else 0

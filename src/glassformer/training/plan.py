@@ -171,7 +171,7 @@ class RunPlan:
                 f"none; {leave}"
             )
             need(
-                {"source", "target"} <= {*how.objective.parts},
+                {"source", "target"} <= {*how.objective.example_fields},
                 f'{none}, or set train.objective = "Seq2Seq".',
             )
             one = (

@@ -55,7 +55,7 @@ def split_rule(rule: config.MaskRule) -> list[SubRule]:
     """Sub-rules whose union is ``rule``; pairs may be in more than one."""
     match rule:
         case config.Strided() | config.Fixed():
-            return split_rule(rule.parts)
+            return split_rule(rule.union)
         case config.Every(step):
             return [SubRule(rule, step)]
         case config.Tail():

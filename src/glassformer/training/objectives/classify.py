@@ -39,7 +39,7 @@ class Classify(Objective):
     adversarial: float = 0.0
 
     shapes = (Encoder, Decoder)
-    parts = ("text", "second", "label")
+    example_fields = ("text", "second", "label")
     optional = ("second",)
     specials = ENCODER_SPECIALS
     labelled = True

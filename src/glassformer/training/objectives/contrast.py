@@ -32,7 +32,7 @@ class Contrast(Objective):
     temperature: float = 0.05  # cosines are divided by it before the softmax
 
     shapes = (Encoder, Decoder)
-    parts = ("text", "second")
+    example_fields = ("text", "second")
     specials = ENCODER_SPECIALS
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ class Seq2Seq(SomeTokens):
     as one."""
 
     shapes = (EncoderDecoder, Decoder)
-    parts = ("source", "target")
+    example_fields = ("source", "target")
     specials = ("<pad>", "<s>", "</s>", "<unk>")
     generates = True
 

@@ -26,7 +26,7 @@ class Tag(Objective):
     al. 2019, 5.3)."""
 
     shapes = (Encoder, Decoder)
-    parts = ("tokens", "labels")
+    example_fields = ("tokens", "labels")
     specials = ENCODER_SPECIALS
     labelled = True
 

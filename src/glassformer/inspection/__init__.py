@@ -80,7 +80,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What the room has, from its file: ``masks`` beside them needs no torch."""
+    """Names of the room, each imported from its file on first use: ``masks`` beside them needs no
+    torch."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name], __name__), name)

@@ -72,7 +72,6 @@ class Check:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return asdict(self)
 
     @staticmethod
@@ -165,7 +164,7 @@ def largest(
 def equal_choices(
     actual: Sequence[Values], right: Sequence[Values], new: int, labels: bool
 ) -> tuple[int | None, int | None]:
-    """How many greedy choices are the same, of how many; None where nothing is chosen.
+    """Equal greedy choices and all of them; None where nothing is chosen.
 
     They are the likeliest token at each place, or after each of those before the last ``new`` of a
     text, which the plain pass chose itself: where all are the same, so is what would be generated,

@@ -37,7 +37,6 @@ class Alignment:
     weights: Tensor
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return {
             "path": self.path,
             "rows": self.rows,
@@ -58,7 +57,7 @@ class Alignment:
         return "\n".join(line.rstrip() for line in lines)
 
     def svg(self, y: int = 0) -> str:
-        """As a drawing that begins ``y`` dots down: the darker, the more."""
+        """An SVG drawing that begins ``y`` dots down: the darker, the more."""
         x0, top, width, height = self._size()
         elements = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
         for x, word in enumerate(self.columns):
@@ -81,7 +80,7 @@ class Alignment:
         )
 
     def _size(self) -> tuple[int, int, int, int]:
-        """Where the cells begin and where they end, in dots: left, top, width, height."""
+        """Cells in pixels: left, top, width, height."""
         x0, top = (10 + 8 * max(map(len, words)) for words in (self.rows, self.columns))
         return x0, top, x0 + CELL * len(self.columns), top + CELL * len(self.rows)
 

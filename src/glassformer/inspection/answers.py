@@ -82,7 +82,7 @@ KIND_WORDS = {
 
 
 def card(cfg: config.Model) -> dict[str, Any]:
-    """What a page must know of a model before it is loaded: its kind, sizes, and what can be asked
+    """Facts about a model that need no weights: its kind, sizes, and what can be asked
     of it."""
     nodes = list(_walk(cfg))
     recurrent = any(isinstance(node, config.Recurrent) for node in nodes)
@@ -169,8 +169,8 @@ def vocabulary(tokenizer: Tokenizer) -> bytes:
 def spans(
     tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None
 ) -> dict[int, tuple[int, int]]:
-    """Where in ``text`` each of ``ids`` stands, by its place; what was put around the text has no
-    place in it."""
+    """Character range in ``text`` of each of ``ids``, by its position; what was put around the text
+    has no place in it."""
     if tokenizer is None or not text:
         return {}
     for special in (False, True):
@@ -187,7 +187,7 @@ def spans(
 
 
 def words(op: Any) -> str:
-    """What an operation gives, in a few words."""
+    """Short description of an operation's result."""
     return WORDS.get(str(op.id).rpartition(".")[2], KIND_WORDS.get(str(op.kind), str(op.kind)))
 
 
@@ -206,7 +206,7 @@ def plan(trace: Any) -> list[dict[str, Any]]:
 
 
 def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -> dict[str, Any]:
-    """What a page is told of a pass; ``places`` are where its tokens stand in the text, before
+    """Description of a pass for the page; ``places`` are where its tokens stand in the text, before
     edits."""
     ids = trace.tokens[0].tolist()
     model_card = card(trace.model.config)

@@ -39,8 +39,8 @@ Of: TypeAlias = Literal["logit", "label"]
 
 @dataclass(frozen=True, repr=False)
 class Attribution(Shown):
-    """What every part added to the logit of ``token`` at ``position``, less that of ``against``
-    where it is given.
+    """Contribution of every component to the logit of ``token`` at ``position``, less that of
+    ``against`` where it is given.
 
     Of a classifier ``token`` and ``against`` are labels, and ``position`` is None: it reads the
     text as a whole. ``logit`` is the model's own (before a softcap; ``capped`` after it), ``sum``
@@ -62,7 +62,6 @@ class Attribution(Shown):
     edits: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return {**vars(self), "parts": [vars(component) for component in self.parts]}
 
     def by_block(self) -> list[tuple[str, dict[str, float]]]:
@@ -80,14 +79,13 @@ class Attribution(Shown):
 
     @property
     def title(self) -> str:
-        """What is taken apart."""
         less = "" if self.against_piece is None else f" less {self.against_piece.shown}"
         place = "" if self.position is None else f" at {self.position}"
         edited = f", with {' and '.join(self.edits)}" if self.edits else ""
         return f"Attribution: the logit of {self.piece.shown}{less}{place}{edited}"
 
     def charts(self) -> Iterator[Chart]:
-        """What each block's parts of a kind added, then each head of it, then the parts that added
+        """Contributions by block and kind, then each head of it, then the parts that added
         or took most."""
         yield Prose(
             [
@@ -132,7 +130,6 @@ class Attribution(Shown):
         return {"value": np.array([component.value for component in self.parts])}
 
     def facts(self) -> Mapping[str, Any]:
-        """What the parts are."""
         fields = {name: value for name, value in vars(self).items() if name != "parts"}
         return {**fields, "addresses": [component.address for component in self.parts]}
 
@@ -189,7 +186,7 @@ def attribute(
     of: Of | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Attribution:
-    """What each part of ``model`` added to the logit of ``token`` (None: the likeliest) at
+    """Splits the logit of ``token`` (None: the likeliest) at
     ``position`` of ``text``.
 
     ``position`` None is an encoder's only mask token, else the last. With ``against`` the
@@ -258,8 +255,8 @@ def attribute(
 
 
 def answer_kind(model: Model, of: Of | None) -> Of:
-    """What is asked for, a token's logit or a label's; UserError where the model gives no such
-    answer."""
+    """The answer to attribute, a token's logit or a label's; UserError where the model gives no
+    such answer."""
     pool = model.config.pool
     labels = pool is not None and pool.labels > 0
     if of is None:
@@ -272,7 +269,8 @@ def answer_kind(model: Model, of: Of | None) -> Of:
 def _of_label(
     model: Model, inputs: streams.Read, label: str | int | None, against: str | int | None
 ) -> Attribution:
-    """What each part added to a label's logit, at all positions that the pool reads together."""
+    """Contribution of each component to a label's logit, at all positions that the pool reads
+    together."""
     body, pool = streams.body_of(model), model.pool
     assert pool is not None and pool.proj is not None
     tape = Tape(*watched(body), "pool.*", edits=inputs.edits)

@@ -55,12 +55,10 @@ class Contexts(Shown):
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return dict(vars(self))
 
     @property
     def title(self) -> str:
-        """What is compared."""
         return f"One word in two contexts: {self.word}"
 
     def charts(self) -> Iterator[Chart]:
@@ -82,7 +80,6 @@ class Contexts(Shown):
         return {"cosine": np.array(self.cosine), "others": np.array(self.others)}
 
     def facts(self) -> Mapping[str, Any]:
-        """What was compared."""
         return {
             name: value for name, value in vars(self).items() if name not in ("cosine", "others")
         }
@@ -99,8 +96,8 @@ class Contexts(Shown):
 def word_in_contexts(
     model: Model, tokenizer: Tokenizer, word: str, first: str, second: str
 ) -> Contexts:
-    """How alike ``word`` is in two texts at each depth of the model; where it stands twice, the
-    first place counts.
+    """Cosine similarity of ``word`` in two texts at each depth of the model; where it stands twice,
+    the first place counts.
 
     An encoder-decoder's encoder reads them. Raises UserError for a word that a text does not have,
     and for a text that the model cannot read.
@@ -242,8 +239,8 @@ def must_have(text: str, word: str) -> list[tuple[int, int]]:
 
 
 def spans(text: str, word: str) -> list[tuple[int, int]]:
-    """Where a word stands in a text, as characters (start, end): as it is written, else whatever
-    its capitals."""
+    """Occurrences of a word in a text, as character ranges (start, end): as it is written, else
+    whatever its capitals."""
     if not word.strip():
         return []
     form = rf"(?<!\w){re.escape(word.strip())}(?!\w)"

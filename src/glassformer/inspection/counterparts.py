@@ -192,7 +192,7 @@ def with_prepacked(model: Model) -> Model:
 
 
 def quietly(work: Callable[[], T]) -> T:
-    """What ``work`` gives, without the remarks of PyTorch's compiler, and of FlexAttention that it
+    """Runs ``work`` without the warnings of PyTorch's compiler, and of FlexAttention that it
     is not compiled."""
     log = logging.getLogger("torch._dynamo")
     level = log.level
@@ -297,7 +297,7 @@ class Theirs:
         return values | self._ends(output, len(tokens))
 
     def _ends(self, output: Any, length: int) -> Values:
-        """What stands at the model's ends, by our names; a bare model has only its hidden
+        """The model's outputs by our names; a bare model has only its hidden
         states."""
         cfg, named = self.of.config, {name: getattr(output, name, None) for name in ANSWERS}
         logits, words, pair, first, last = named.values()

@@ -38,8 +38,8 @@ INSTEAD = "`glassformer saliency` asks the input instead."
 
 @dataclass(frozen=True)
 class Part:
-    """What one part added: ``kind`` is head, mlp, expert, token, position, bias, edit, ..;
-    ``address`` where it stands.
+    """Contribution of one component: ``kind`` is head, mlp, expert, token, position, bias, edit,
+    ..; ``address`` where it stands.
 
     ``block`` is its block, counted from 0, and ``index`` its number there: a head's, an expert's.
     """
@@ -95,7 +95,7 @@ class Sweep:
         self.parts.append(Part(kind, address, float(value), block, index))
 
     def edited(self, path: str, now: Tensor, made: Tensor, block: int | None = None) -> None:
-        """What an edit of the run added that changed a value on the stream (C) from what was
+        """Adds the contribution of an edit that changed a value on the stream (C) from what was
         ``made``."""
         if self.tape.changes(path):
             self.add("edit", f"{path}[{self.place}]", self.d @ (now - made), block)
@@ -208,7 +208,7 @@ class Sweep:
             self.sublayer(f"{path}.{name}", getattr(block, name), d, number)
 
     def sublayer(self, path: str, part: nn.Module, d: Tensor, block: int) -> None:
-        """What the parts of one sublayer wrote, along ``d`` (C)."""
+        """Adds the contributions of one sublayer, along ``d`` (C)."""
         place, first = self.place, len(self.parts)
         if type(part) is Attention and isinstance(part.out, Linear):
             z = self.seen[f"{path}.z"]  # (H, D)
@@ -278,7 +278,7 @@ def _before(norm: nn.Module, d: Tensor, x: Tensor) -> Tensor:
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """What a norm makes of ``x`` (C), in fp64."""
+    """The norm of ``x`` (C), in fp64."""
     shift = norm.bias if isinstance(norm, LayerNorm) else None
     if isinstance(norm, LayerNorm):
         y = (x - x.mean()) * (x.var(correction=0) + norm.eps).rsqrt() * fp64(norm.weight)
@@ -296,7 +296,7 @@ def _apply(layer: Linear, x: Tensor) -> Tensor:
 
 
 def gated(layer: Linear, act: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What a layer and its activation make of x (I), and the gate act(y)/y (O) at which that is
+    """Activation of a layer at x (I), and the gate act(y)/y (O) at which that is
     linear."""
     y = _apply(layer, x)
     made: Tensor = act(y)

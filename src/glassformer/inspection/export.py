@@ -216,7 +216,7 @@ def dumped(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """As JSON holds it: numbers that are not finite by their names."""
+    """A JSON value; numbers that are not finite become their names."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -56,8 +56,8 @@ class Share:
 
 @dataclass(frozen=True, repr=False)
 class Saliency(Shown):
-    """What the answer ``value`` owes to each token: ``of`` a logit, a log-probability or a label's
-    logit.
+    """Saliency of each token for the answer ``value``: ``of`` a logit, a log-probability or a
+    label's logit.
 
     ``at_baseline`` is the answer where every token has the vector of the ``baseline``, in ``steps``
     points from which the walk goes; ``sum`` is that of the integrated gradients and ``gap`` what it
@@ -79,7 +79,6 @@ class Saliency(Shown):
     source: list[Share]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return {
             **vars(self),
             **{
@@ -90,7 +89,6 @@ class Saliency(Shown):
 
     @property
     def title(self) -> str:
-        """What is asked."""
         place = "" if self.position is None else f" at {self.position}"
         return f"Saliency: what the {self.of} of {self.piece.shown}{place} owes to each token"
 
@@ -123,7 +121,6 @@ class Saliency(Shown):
         }
 
     def facts(self) -> Mapping[str, Any]:
-        """What was asked, and the tokens."""
         fields = {
             name: value for name, value in vars(self).items() if name not in ("tokens", "source")
         }
@@ -176,8 +173,8 @@ def saliency(
     edits: Sequence[ModelEdit | str] = (),
     progress: Callable[[int, int], None] | bool = True,
 ) -> Saliency:
-    """What the logit of ``token`` (None: the likeliest) at ``position`` owes to each token of the
-    text.
+    """Saliency for the logit of ``token`` (None: the likeliest) at ``position`` of each token of
+    the text.
 
     ``of`` may be "logprob", or "label": the logit of ``label`` (None: the likeliest) that a
     classifier gives the text; None is "label" for a model with labels and no head, else "logit".
@@ -373,7 +370,7 @@ def _instead(leaf: Tensor) -> Callable[[str, Tensor], Tensor]:
 
 
 def _kind(model: Model, of: Of | None) -> Of:
-    """What is asked for; UserError where the model gives no such answer."""
+    """The answer to differentiate; UserError where the model gives no such answer."""
     pool = model.config.pool
     labels = pool is not None and pool.labels > 0
     if of is None:

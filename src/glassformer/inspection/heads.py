@@ -82,7 +82,6 @@ class HeadScores(Shown):
     seed: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return asdict(self)
 
     def sorted(self, name: str) -> HeadScores:
@@ -101,7 +100,6 @@ class HeadScores(Shown):
 
     @property
     def title(self) -> str:
-        """What was measured."""
         return (
             f"Head scores on {self.draws} draws of {self.length} random tokens that come "
             f"twice (seed {self.seed})"
@@ -228,8 +226,8 @@ def head_scores(
 
 
 def _kind(model: Model, module: Attention) -> str:
-    """What a head may look at: "causal" what came before, "both" everything, "source" the source or
-    "across" to it."""
+    """Visibility of keys to a head: "causal" what came before, "both" everything, "source" the
+    source or "across" to it."""
     if module.cross:
         return "across"
     if isinstance(model, EncoderDecoder) and module.path.startswith("encoder."):
@@ -360,7 +358,7 @@ def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
 
 
 def _on(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Of what these queries do not spend on the first key, the share on the key of each: (H, T, S)
+    """Share of attention on each query's key, the first key left out: (H, T, S)
     -> (H,)."""
     off_first = 1 - pattern[:, queries, 0]
     return pattern[:, queries, keys].sum(-1) / off_first.sum(-1).clamp(min=TINY)

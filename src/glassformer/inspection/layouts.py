@@ -30,7 +30,7 @@ BY_HEAD = ("q", "k", "v", "z", "scores", "pattern")  # (B, H, T, ..)
 
 @dataclass(frozen=True)
 class Documents:
-    """What is read: a row of ids (T,) for each document, and for an encoder-decoder its source
+    """Inputs: a row of ids (T,) for each document, and for an encoder-decoder its source
     (S,).
 
     ``numbers`` are theirs among all, where these are some of them (empty: all, in order).
@@ -52,7 +52,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a document, or its tokens from ``start`` on, lies in a batch: its ``row`` and its
+    """Position of a document, or of its tokens from ``start`` on, in a batch: its ``row`` and its
     ``columns`` there.
 
     ``source`` are the columns of its source; ``keys`` those of its keys, where a cache holds more
@@ -68,7 +68,7 @@ class Place:
 
 
 class Held:
-    """What holds the experts that tokens choose, and their weights, to those of another pass: its
+    """Pins the experts that tokens choose, and their weights, to those of another pass: its
     ``values``.
 
     ``moved`` is how far the routers' own logits (T, E) were from the other pass's, beside the
@@ -105,7 +105,7 @@ class Reader:
         return values
 
     def batched(self, documents: Documents) -> list[Values]:
-        """Those of one length in one batch."""
+        """Reads documents of one length in one batch."""
         tokens = torch.stack(documents.tokens)
         sources = {} if documents.sources is None else {"source": torch.stack(documents.sources)}
         width = 0 if documents.sources is None else len(documents.sources[0])
@@ -169,8 +169,8 @@ class Reader:
         return values
 
     def generated(self, documents: Documents, side: str, steps: int) -> list[Values]:
-        """As generation reads: all but the last ``steps`` of each in one padded batch, then a token
-        of each at once."""
+        """Reads as generation does: all but the last ``steps`` of each in one padded batch, then a
+        token of each at once."""
         tokens, pos, columns = self._pad([ids[:-steps] for ids in documents.tokens], side)
         kwargs, across = self._padded_sources(documents, side)
         rows = range(len(tokens))
@@ -216,7 +216,7 @@ class Reader:
         ]
 
     def _memory(self, source: dict[str, Any], places: Sequence[Place]) -> dict[str, Any]:
-        """What an encoder made of the sources, for passes through a cache."""
+        """Encoded sources, for passes through a cache."""
         if not isinstance(self.model, EncoderDecoder):
             return {}
         with inference(self.model):
@@ -254,7 +254,7 @@ class Reader:
         )
 
     def _columns(self, path: str, place: Place) -> Tensor:
-        """Where a document's tokens lie in a value: its source's in what the encoder makes."""
+        """Columns of a document's tokens in a value: its source's in what the encoder makes."""
         of_source = isinstance(self.model, EncoderDecoder) and path.startswith(
             ("encoder.", "source_embed.")
         )
@@ -265,7 +265,7 @@ class Reader:
         return columns
 
     def _own(self, path: str, value: Tensor, place: Place, number: int) -> Tensor:
-        """What belongs to one document of a batch's value; it is the ``number``-th of the batch."""
+        """Cells of one document in a batch's value; it is the ``number``-th of the batch."""
         if path.startswith("pool."):
             return value[number]
         columns, leaf = self._columns(path, place), path.rpartition(".")[2]
@@ -321,7 +321,7 @@ class Reader:
 
 
 def _by_head(leaf: str, dimensions: int) -> bool:
-    """Whether the tokens of a batch's value stand behind its heads."""
+    """True if the token axis of a batch's value follows its head axis."""
     return leaf in BY_HEAD and dimensions == 4
 
 

@@ -54,7 +54,8 @@ class Tracked:
 
 @dataclass(frozen=True, repr=False)
 class Lens(Shown):
-    """What each depth says at each asked position; the last depth is the model's own answer.
+    """Prediction of each depth at each requested position; the last depth is the model's own
+    answer.
 
     ``top``, ``top_pieces`` and ``probability`` are (D, P, N): the N likeliest tokens. ``entropy``
     and ``kl`` are (D, P), in nats: of the depth's distribution, and from the model's own to it,
@@ -76,7 +77,6 @@ class Lens(Shown):
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return {**vars(self), "tracked": [vars(token) for token in self.tracked]}
 
     @property
@@ -165,7 +165,6 @@ class Lens(Shown):
         return arrays
 
     def facts(self) -> Mapping[str, Any]:
-        """What the sides of the tensors are."""
         named = {
             name: getattr(self, name)
             for name in ("lens", "depths", "positions", "tokens", "pieces", "notes")
@@ -235,8 +234,8 @@ def logit_lens(
     tuned: TunedLens | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Lens:
-    """What each depth of ``model`` says at the asked positions of ``text`` (None: the last 16;
-    "all": every one).
+    """Predictions of each depth of ``model`` at the requested positions of ``text`` (None: the last
+    16; "all": every one).
 
     An encoder-decoder's decoder is read, beside its ``source``; of an encoder each token's own
     place. ``track`` names tokens to follow, by their text, name or id; ``tuned`` puts a fitted
@@ -362,7 +361,7 @@ def _logits(
 
 
 class _Columns:
-    """What is kept of the logits: N likeliest tokens, entropy, KL and the tracked tokens, for each
+    """Statistics of the logits: N likeliest tokens, entropy, KL and the tracked tokens, for each
     depth (D, P, ..)."""
 
     def __init__(self, model: Model, top: int, vocab_size: int, followed: Tensor) -> None:
@@ -411,7 +410,7 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 
 def _notes(model: Model, tuned: TunedLens | None) -> list[str]:
-    """How the depths were read."""
+    """Notes on how each depth is decoded."""
     body, name = getattr(model.config, streams.body_of(model)), streams.body_of(model)
     head: Any = model.config.head
     through = ["the head's transform, norm and table" if head.transform else "the head"]

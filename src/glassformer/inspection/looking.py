@@ -83,7 +83,7 @@ def inputs(
     source: Text | None,
     edits: Sequence[ModelEdit | str],
 ) -> tuple[Tensor, Tensor | None, Mapping[str, Edit]]:
-    """What a model reads, (batch, length) of the text and of an encoder-decoder's source, and a
+    """Model inputs, (batch, length) of the text and of an encoder-decoder's source, and a
     tape's edits."""
     pair = isinstance(model.config, config.EncoderDecoder)
     need(

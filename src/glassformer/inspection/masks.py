@@ -92,7 +92,7 @@ class Picture:
         }
 
     def processes(self) -> list[tuple[list[list[int]], list[int]]]:
-        """Of each process of the ring its columns, [first, last] of each piece, and the pairs of
+        """Columns of each process of the ring, [first, last] of each piece, and the pairs of
         each step."""
         assert self.pairs is not None
         pieces = (
@@ -118,7 +118,7 @@ class Picture:
         return "\n".join("".join(signs[cell] for cell in row) for row in self.cells.tolist())
 
     def legend(self, plain: bool = False) -> list[str]:
-        """What the signs mean, and the counts."""
+        """Legend of the signs, and the counts."""
         never, later, visible = (glyph.strip() for glyph in GLYPHS[plain])
         every, causal = self.length**2, self.length * (self.length + 1) // 2
         scale = "" if self.scale == 1 else f"; a sign stands for {self.scale} x {self.scale} pairs"
@@ -152,7 +152,7 @@ class Picture:
 
     @property
     def colors(self) -> tuple[str, ...]:
-        """Of each kind of cell."""
+        """Colors by kind of cell."""
         if self.pairs is None:
             return COLORS
         return *COLORS[:SEEN], *(
@@ -160,7 +160,7 @@ class Picture:
         )
 
     def svg(self) -> str:
-        """As a drawing; equal neighbours in a row are one rectangle."""
+        """An SVG drawing; equal neighbours in a row are one rectangle."""
         rows, columns = self.cells.shape
         elements = [f'<rect width="{columns}" height="{rows}" fill="{COLORS[NEVER]}"/>']
         for y, row in enumerate(self.cells.tolist()):
@@ -189,7 +189,7 @@ class Picture:
         )
 
     def png(self) -> bytes:
-        """As an image, at least 512 dots wide."""
+        """A PNG image, at least 512 pixels wide."""
         size = max(1, 512 // self.cells.shape[1])
         dots = self.cells.repeat(size, 0).repeat(size, 1)
         palette = b"".join(bytes.fromhex(color[1:]) for color in self.colors)
@@ -210,7 +210,7 @@ class Picture:
 
 
 def picture(name: str, length: int = 24, most: int = 64, ring: int | None = None) -> Picture:
-    """What ``name`` (a rule's name, an expression of rules, or a scene) looks like, in at most
+    """Picture of ``name`` (a rule's name, an expression of rules, or a scene), in at most
     ``most`` cells a side; with a ``ring`` of so many processes, who computes what of a decoder's
     pairs.
 
@@ -270,7 +270,7 @@ def _shrink(cells: np.ndarray[Any, Any], scale: int) -> np.ndarray[Any, Any]:
 
 
 def _scene(name: str, pos: np.ndarray[Any, Any]) -> tuple[TokenInfo, TokenInfo]:
-    """What is known of a row's queries and keys: of a rule no more than their positions."""
+    """Queries and keys of a row: for a rule, their positions alone."""
     length = len(pos)
     if name == "documents":
         return TokenInfo(pos, pos * 3 // length), TokenInfo(pos, pos * 3 // length)

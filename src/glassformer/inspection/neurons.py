@@ -67,7 +67,6 @@ class Neuron:
     above_zero: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return {**vars(self), "hits": [vars(hit) for hit in self.hits]}
 
     def table(self) -> list[str]:
@@ -94,8 +93,8 @@ def top_activations(
     lowest: bool = False,
     progress: Callable[[int, int], None] | bool = True,
 ) -> list[Neuron]:
-    """Where each of ``neurons`` is greatest (``lowest``: least) in ``texts``, read in rows of
-    ``context`` tokens.
+    """Places in ``texts`` where each of ``neurons`` is greatest (``lowest``: least), read in rows
+    of ``context`` tokens.
 
     A neuron is a value's path and its number, ``decoder.blocks.3.ffn.hidden[42]``; in a mixture the
     expert comes first, ``hidden[2,42]``, and ``router[2]`` is the probability of expert 2.
@@ -183,7 +182,7 @@ class _Asked:
 
     @property
     def router(self) -> bool:
-        """Whether it is an expert's share of the router, not a neuron."""
+        """True for an expert's share of the router, false for a neuron."""
         return self.path.endswith(".router")
 
     def column(self, x: Tensor) -> Tensor:
@@ -223,7 +222,7 @@ class _Asked:
             )
 
     def result(self, tokens_read: int) -> Neuron:
-        """What was found in so many tokens."""
+        """The result after so many tokens."""
         hits = [
             hit
             for _, _, hit in sorted(self.best, key=lambda hit_entry: hit_entry[:2], reverse=True)
@@ -263,7 +262,7 @@ class _Columns(Tape):
 
 
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """How many numbers each value of one token has: (F), or (E, F) within a mixture's experts."""
+    """Shape of each value for one token: (F), or (E, F) within a mixture's experts."""
     device = next(model.parameters()).device
     tokens, tape = torch.zeros(1, 2, dtype=torch.long, device=device), Tape("*")
     with inference(model):

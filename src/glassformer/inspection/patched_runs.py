@@ -164,7 +164,7 @@ class Runs:
         return f"{self.side}.blocks.{layer}.{component}"
 
     def acts(self, job: Job) -> bool:
-        """Whether a patch can change anything at all where the answer is read."""
+        """True if a patch can change anything where the answer is read."""
         if not self.alone or job.position is None:
             return True
         late = job.layer == self.cfg.depth - 1 and job.component.rpartition(".")[2] in ONLY_HERE
@@ -282,7 +282,7 @@ class Runs:
         return self.answers(hidden[:, self.at - first_position], ids)
 
     def _cells(self, job: Job, start: int) -> int | slice:
-        """Where a patch lies in a value that begins at a position."""
+        """Cells of a patch in a value that begins at a position."""
         if job.position is not None:
             return job.position - start
         offset = self.begins(job)

@@ -52,14 +52,14 @@ class Part:
     effect: list[list[float]]
 
     def rows(self) -> list[str]:
-        """What each row is called: L3, or L3.h4 of a head."""
+        """Row names: L3, or L3.h4 of a head."""
         heads = [f".h{head}" for head in self.heads] or [""] * len(self.layers)
         return [f"L{layer}{head}" for layer, head in zip(self.layers, heads, strict=True)]
 
 
 @dataclass(frozen=True, repr=False)
 class PatchGrid(Shown):
-    """What patching each value of the clean run into the corrupted one gives.
+    """Effects of patching each value of the clean run into the corrupted run.
 
     ``clean_value`` and ``corrupted_value`` are the logit of ``answer``, less that of ``wrong``
     where there is one, at position ``at`` of the two runs. ``positions`` are the columns; empty
@@ -77,7 +77,6 @@ class PatchGrid(Shown):
     parts: list[Part]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return {**vars(self), "parts": [vars(part) for part in self.parts]}
 
     def __getitem__(self, name: str) -> Part:
@@ -91,7 +90,6 @@ class PatchGrid(Shown):
 
     @property
     def title(self) -> str:
-        """What is measured."""
         less = "" if self.wrong is None else f" less {self.wrong}"
         return f"Activation patching: the logit of {self.answer}{less} at position {self.at}"
 
@@ -148,7 +146,6 @@ class PatchGrid(Shown):
         return {name: np.array(rows) for name, rows in arrays}
 
     def facts(self) -> Mapping[str, Any]:
-        """What the sides of the tensors are."""
         fields = {name: value for name, value in vars(self).items() if name != "parts"}
         return {**fields, "rows": {grid.name: grid.rows() for grid in self.parts}}
 
@@ -195,7 +192,6 @@ class PatchGrid(Shown):
 
     @property
     def metric(self) -> str:
-        """What is measured."""
         return "logit" if self.wrong is None else "logit difference"
 
     def _columns(self) -> list[str]:

@@ -63,7 +63,7 @@ class Seen(dict[str, Tensor], Shown):
         return f"{' '.join(self.words)}{beside}"
 
     def charts(self) -> Iterator[Chart]:
-        """Of each attention the mean of its heads, and folded each head; of other values their
+        """Mean pattern of each attention's heads, and folded each head; of other values their
         numbers as colours."""
         plain_values = []
         for path, value in self.items():

@@ -46,7 +46,7 @@ class States:
     out: Tensor
 
     def at(self, columns: Sequence[int]) -> States:
-        """Those of some tokens alone."""
+        """States of some tokens alone."""
         return States(
             self.body,
             {path: x[list(columns)] for path, x in self.by_path.items()},
@@ -60,13 +60,13 @@ def body_of(model: Model) -> str:
 
 
 def is_recurrent(model: Model) -> bool:
-    """Whether that body is a recurrent one, which has states but no residual stream."""
+    """True for a recurrent body, which has states but no residual stream."""
     return isinstance(getattr(model.config, body_of(model)), config.Recurrent)
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a model is to read: ids (1, T) and an encoder-decoder's source, and what a tape is to
+    """Inputs of a model: ids (1, T) and an encoder-decoder's source, and what a tape is to
     change."""
 
     tokens: Tensor
@@ -75,7 +75,6 @@ class Read:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What a model's forward pass takes."""
         return forward_inputs(self.tokens, self.source)
 
 
@@ -116,7 +115,7 @@ def read_pair(
 
 
 def forward_inputs(tokens: Tensor, source: Tensor | None) -> tuple[Tensor, ...]:
-    """What a model's forward pass takes."""
+    """Arguments of a model's forward pass."""
     return (tokens,) if source is None else (tokens, source)
 
 

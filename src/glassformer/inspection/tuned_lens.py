@@ -80,7 +80,7 @@ class TunedLens(Shown):
         )
 
     def about(self) -> str:
-        """Where it comes from, in a sentence."""
+        """Origin of the lens, in a sentence."""
         first, last = (sum(kl) / len(kl) for kl in (self.before, self.after))
         fitted = (
             f"fitted on {self.data} in {self.steps:,} steps of "
@@ -94,7 +94,6 @@ class TunedLens(Shown):
 
     @property
     def title(self) -> str:
-        """What it is."""
         return "Tuned lens"
 
     def charts(self) -> Iterator[Chart]:
@@ -124,7 +123,7 @@ class TunedLens(Shown):
         return {"weight": self.weight.numpy(), "bias": self.bias.numpy()}
 
     def facts(self) -> Mapping[str, Any]:
-        """What ``load`` reads."""
+        """Metadata that ``load`` reads."""
         return self.to_dict()
 
     def save(self, path: str | Path, most: int = MOST) -> Path:
@@ -301,7 +300,7 @@ def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]
 
 
 def fingerprint(model: Model) -> str:
-    """What tells a model from another: its config, and some of each weight rounded to bf16, as
+    """Fingerprint of a model: its config, and some of each weight rounded to bf16, as
     other dtypes have it."""
     told = hashlib.sha256(serial.dumps(model.config).encode())
     for name, weight in sorted(lora.weights(model).items()):

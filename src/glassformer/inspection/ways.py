@@ -94,7 +94,7 @@ class Ways:
             yield "transformers", "here / transformers", lambda: self.transformers(folder, against)
 
     def alone(self, model: Model) -> Read:
-        """How another model reads each text by itself."""
+        """Reader of each text alone with another model."""
         return lambda tape, pinned: Reader(model, tape, pinned).alone(self.given)
 
     def variant(self, reading: Callable[[Reader], list[Values]], **fields: Any) -> Way:
@@ -263,8 +263,8 @@ class Ways:
         )
 
     def transformers(self, folder: Path, against: str | Path) -> Way:
-        """What ``transformers`` reads in the folder; "hf": in one in which the model is saved
-        here."""
+        """Variant that ``transformers`` reads from the folder; "hf": in one in which the model is
+        saved here."""
         folder_to_read = Path(against)
         if str(against) == "hf":
             folder_to_read = folder

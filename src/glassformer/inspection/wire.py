@@ -54,7 +54,6 @@ class Part:
 
     @property
     def cells(self) -> int:
-        """How many numbers it has."""
         return math.prod(self.shape)
 
     def to_array(self, pool: tuple[int, ...] | None = None) -> Array:
@@ -185,7 +184,7 @@ def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
 
 
 def facts(tensor_part: Part, pool: tuple[int, ...] | None) -> dict[str, str]:
-    """What a reader must know of a part beside its code."""
+    """Metadata that a reader of a tensor needs."""
     pooling = "" if pool is None else "max:" + "x".join(map(str, pool))
     return {
         "address": tensor_part.name,

@@ -30,7 +30,7 @@ class Edit:
         """Change the tokens that are read."""
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        """What changes each path; UserError for what does not exist."""
+        """Hooks by path; UserError for what does not exist."""
         return {}
 
     def __repr__(self) -> str:

@@ -95,7 +95,6 @@ def values_of(reading: Reading, path: str, values: Any, source: Any) -> Tensor:
 
 
 def _keyed(path: str) -> bool:
-    """Whether the last axis counts keys."""
     return path.endswith((".scores", ".pattern"))
 
 
@@ -124,7 +123,7 @@ class Taken:
     column: Tensor  # (the last position + 1,)
 
     def __call__(self, path: str, x: Tensor, place: Place) -> tuple[Tensor, Tensor]:
-        """What each cell of ``x`` becomes, and which become anything, broadcast."""
+        """New value of each cell of ``x``, and a mask of the cells that change, broadcast."""
         axis, value = places.position_axis(path, x.ndim), self.value.to(x.device)
         column = self._column(places.positions_of(path, x, place))  # (B or 1, T)
         value = value.movedim(axis, 1)  # (R, U, ..)

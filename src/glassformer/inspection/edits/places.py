@@ -36,7 +36,8 @@ STRETCH = re.compile(r"(-?\d+)?:(-?\d+)?")
 
 
 def named(path: str, names: Sequence[str], kind: str) -> list[str]:
-    """Those of ``known`` that ``path`` names; UserError, with the nearest, where there are none."""
+    """Members of ``names`` that the pattern ``path`` matches; UserError, with the nearest, where
+    there are none."""
     matches = [name for name in names if fnmatchcase(name, path)]
     if not matches:
         need(
@@ -69,7 +70,7 @@ def values(reading: Reading, path: str) -> list[str]:
 
 
 def headed(path: str, sides: int) -> bool:
-    """Whether a value of so many sides has an axis of heads."""
+    """True if a value of so many axes has an axis of heads."""
     return sides == 4 and path.rpartition(".")[2] in HEADED
 
 
@@ -83,12 +84,12 @@ def position_axis(path: str, sides: int) -> int:
 
 
 def across(path: str) -> bool:
-    """Whether a value of the decoder counts the source's tokens."""
+    """True if a value of the decoder has an axis of source tokens."""
     return path.endswith((".cross.k", ".cross.v"))
 
 
 def of_source(reading: Reading, path: str) -> bool:
-    """Whether a value counts the tokens of what an encoder beside a decoder reads."""
+    """True if a value has an axis of the tokens that an encoder-decoder's encoder reads."""
     return reading.paired and (path.startswith(("encoder.", "source_embed.")) or across(path))
 
 
@@ -117,7 +118,7 @@ def plain(positions: Positions) -> Plain:
 
 
 def lengths(reading: Reading, source: bool) -> list[int] | None:
-    """How many tokens each text has; None where nobody knows yet."""
+    """Token count of each text; None while unknown."""
     rows = reading.sources if source else reading.rows
     return None if rows is None else [len(row) for row in rows]
 
@@ -241,7 +242,7 @@ def chooser(
 
 
 def both(first: Tensor | None, second: Tensor) -> Tensor:
-    """Where both are true; None is true everywhere."""
+    """Logical and of two masks; None is true everywhere."""
     return second if first is None else first & second
 
 

@@ -150,7 +150,7 @@ class swap_token(Edit):
 
 
 def _source(reading: Reading, side: str) -> bool:
-    """Whether the side is an encoder's beside a decoder."""
+    """True if the side is the encoder of an encoder-decoder."""
     if side not in ("text", "source"):
         raise UserError(f'side is {side!r}; give "text" or "source".')
     need(side == "text" or reading.paired, "Only an encoder-decoder has a source; leave side out.")

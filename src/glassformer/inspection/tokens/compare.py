@@ -42,7 +42,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What is counted: ``base`` entries of the model itself, ``special`` tokens, other ``added``
+    """Vocabulary counts: ``base`` entries of the model itself, ``special`` tokens, other ``added``
     ones, and all three.
 
     ``ids`` is the highest id and one, the rows of an embedding: more than ``entries`` where ids are
@@ -81,7 +81,6 @@ class Sheet:
         return self.characters / len(self.tokens) if self.tokens else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return {**asdict(self), "characters_per_token": round(self.characters_per_token, 4)}
 
 
@@ -120,7 +119,7 @@ def check(text: str) -> None:
 
 
 def algorithm(tokenizer: Tokenizer) -> str:
-    """How it makes pieces, such as "byte-level BPE"."""
+    """Name of the algorithm, such as "byte-level BPE"."""
     model = tokenizer._spec["model"]
     kind = model_type(model)
     if kind == "BPE" and byte_level(tokenizer):
@@ -132,12 +131,11 @@ def algorithm(tokenizer: Tokenizer) -> str:
 
 
 def byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether each token stands for bytes written in the byte alphabet."""
+    """True if each token stands for bytes written in the byte alphabet."""
     return (tokenizer._spec.get("decoder") or {}).get("type") == "ByteLevel"
 
 
 def count(tokenizer: Tokenizer) -> Vocabulary:
-    """What the vocabulary holds."""
     entries, special = len(tokenizer.vocabulary()), len(tokenizer.specials)
     added = sum(not token["special"] for token in tokenizer._spec["added_tokens"])
     return Vocabulary(entries - special - added, special, added, entries, tokenizer.size)
@@ -167,7 +165,7 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
 
 
 def habits(tokenizer: Tokenizer) -> dict[str, str]:
-    """What it does with each kind of text, found out by giving it some."""
+    """Treatment of each kind of text, probed by examples."""
     probe = partial(_or_refusal, tokenizer)
     return {
         "capitals": probe(_capitals),
@@ -203,7 +201,7 @@ def _capitals(tokenizer: Tokenizer) -> str:
 
 
 def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
-    """What becomes of some white space between two letters."""
+    """Treatment of white space between two letters."""
     outcomes = []
     for run in runs:
         text = f"x{run}y"
@@ -256,7 +254,7 @@ def _code(tokenizer: Tokenizer) -> str:
 
 
 def _fate(tokenizer: Tokenizer, text: str) -> str:
-    """What becomes of a text that may not be known."""
+    """Treatment of a text that may be unknown."""
     pieces = tokens(tokenizer, text)
     lost = [token for token in pieces if token.kind == UNKNOWN]
     if lost:

@@ -8,7 +8,7 @@ from .segmentation import Match, Merge, Path, Trace
 
 
 def steps(trace: Trace) -> list[str]:
-    """How a word came to its pieces, a step a line, without control characters."""
+    """Steps that segment a word, one a line, without control characters."""
     return ["".join(map(printed, line)) for line in _steps(trace)]
 
 

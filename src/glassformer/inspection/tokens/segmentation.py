@@ -72,7 +72,6 @@ class Trace:
     whole: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return asdict(self)
 
 
@@ -174,7 +173,7 @@ class Tracer:
         return letters
 
     def _prefix(self, piece: str) -> int:
-        """How many characters of a later piece only say that it is one."""
+        """Length of the prefix that marks a later piece."""
         prefix: str = self.model.get("continuing_subword_prefix") or ""
         return len(prefix) if prefix and piece.startswith(prefix) else 0
 
@@ -238,7 +237,7 @@ class Tracer:
         )
 
     def _starting(self, word: str, at: int) -> Iterator[tuple[int, float]]:
-        """Where the entries that start here end, with their scores; one unknown character where
+        """Ends and scores of the entries that start here; one unknown character where
         none is that short."""
         for end in range(at + 1, min(len(word), at + self.longest) + 1):
             score = self.scores.get(word[at:end])

@@ -69,7 +69,7 @@ def sizes(
 
 
 def _border(text: str) -> int:
-    """Where the last tenth begins: behind a line, or behind a word."""
+    """Start of the last tenth: after a line, or after a word."""
     cut = len(text) - len(text) // HELD_OUT
     line = text.rfind("\n", cut // 2, cut) + 1
     return line or text.rfind(" ", 0, cut) + 1

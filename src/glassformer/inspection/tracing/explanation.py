@@ -91,7 +91,7 @@ class Explanation:
         return (own or operands)[0].address
 
     def to_dict(self, most: int | None = None) -> dict[str, Any]:
-        """As JSON holds it; of the terms at most the ``most`` largest, with how many there are."""
+        """JSON form; of the terms at most the ``most`` largest, with how many there are."""
         order = self.order()[:most] if most is not None else list(range(len(self.terms)))
         terms = []
         for at in order:
@@ -135,7 +135,7 @@ class Explanation:
         return self.terms.abs().argsort(descending=True).tolist()
 
     def lines(self, most: int = 8) -> list[str]:
-        """As text: the number, how it came about, its largest terms, what they give together."""
+        """Lines of text: the number, its operation, its largest terms, their sum."""
         told = [f"{self.address} = {self.value:.9g}   ({self.kind}, {self.dtype})"]
         if self.place:
             told.append(f"  {self.place}")

@@ -112,7 +112,7 @@ class Op:
 
     @property
     def quadratic(self) -> bool:
-        """Whether it grows with the square of the text, and so is computed when asked for."""
+        """True if it grows with the square of the text, and so is computed on request."""
         return {"T", "S"} <= set(self.axes)
 
     @property
@@ -170,7 +170,6 @@ class Plan:
         return self.ops[self.alias.get(name, name)]
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """As JSON holds it."""
         return [op.to_dict() for op in self]
 
 
@@ -241,7 +240,7 @@ class Builder:
         return address
 
     def of_module(self, module: str, **roles: str) -> dict[str, str]:
-        """Those parameters of a module that it has, by role."""
+        """Parameters that a module has, by role."""
         paths = {role: f"{module}.{name}" for role, name in roles.items()}
         return {role: self.weight(path) for role, path in paths.items() if path in self.parameters}
 
@@ -287,7 +286,7 @@ class Builder:
         part: Any,
         call: Any,
     ) -> str:
-        """What nobody has described: the module itself is called, and its arithmetic stays
+        """Operation without a description: the module itself is called, and its arithmetic stays
         closed."""
         module = next((path for path, one in self.model.named_modules() if one is part), "")
         own = {
@@ -308,5 +307,5 @@ def describe(cfg: Any, b: Builder, *args: Any, **named: Any) -> str:
 
 
 def can_describe(cfg: Any) -> bool:
-    """Whether somebody has described this config's type."""
+    """True if this config's type has a description."""
     return type(cfg) in _DESCRIPTIONS

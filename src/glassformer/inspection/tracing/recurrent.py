@@ -142,7 +142,7 @@ def own_half(b: Builder, module: str, state: str, width: int, reverse: bool) -> 
 def source_context(
     cfg: config.Summary | config.Additive, b: Builder, path: str, state: str, initial: str | None
 ) -> str:
-    """What the decoder's first layer reads of the source at each step."""
+    """Source context that the decoder's first layer reads at each step."""
     T, dim = b.tokens, b.model.config.dim
     sides = (("B", "T", "C"), (1, T, dim))
     assert initial is not None

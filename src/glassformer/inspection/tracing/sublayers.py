@@ -67,7 +67,7 @@ def any_norm(b: Builder, id: str, x: str, cfg: Any, module: str) -> str:
 
 
 def position_embedding(b: Builder, x: str, embed_path: str) -> str:
-    """What the scheme adds to the embeddings."""
+    """Position vectors added to the embeddings."""
     op, id = b.plan[x], f"{embed_path}.position"
     match b.position:
         case config.Learned():

@@ -231,14 +231,14 @@ class Trace(Values):
         return made.live(self, view, height)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page in a frame, with these numbers, alive after the kernel
+        """Notebook output: the page in a frame, with these numbers, alive after the kernel
         has gone."""
         return export.frame(self)
 
     # ---------------------------------------------------------------------------------- reasons
 
     def explain(self, address: str) -> Explanation:
-        """How one number came about: its operands with their addresses, the terms, and what they
+        """The arithmetic of one number: its operands with their addresses, the terms, and what they
         give together."""
         name, index = self.parse(address)
         shape, _ = self.shape(name)
@@ -292,7 +292,7 @@ class Trace(Values):
         )
 
     def _rounding(self, op: Op) -> str:
-        """What a product with a quantised matrix does besides."""
+        """Sentence about rounding in a product with a quantised matrix."""
         weight = self._weight(op.weights["weight"]) if "weight" in op.weights else None
         if not isinstance(weight, QuantizedWeight):
             return ""

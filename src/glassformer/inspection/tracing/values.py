@@ -153,7 +153,7 @@ class Values:
         return replaced(self.model, swaps) if swaps else self.model
 
     def _linear(self, path: str) -> bool:
-        """Whether a value is recorded: not those that grow with the square of the text, unless an
+        """True if a value is recorded: not those that grow with the square of the text, unless an
         edit changes them."""
         return path.rpartition(".")[2] not in QUADRATIC or self.edits_at(path)
 
@@ -274,7 +274,7 @@ class Values:
         return _take(self._made[key], op.axes, op.shape, select)
 
     def compute(self, op: Op, select: Mapping[str, int] | None = None) -> Tensor:
-        """What the operation gives, computed from its inputs, even where its own result was
+        """The operation's result, computed from its inputs, even where its own result was
         recorded."""
         inputs = []
         for number, name in enumerate(op.inputs):
@@ -301,7 +301,7 @@ class Values:
         return torch.arange(op.shape[1], device=self.tokens.device)[None]
 
     def edits_at(self, path: str) -> bool:
-        """Whether an edit changes the value of this name."""
+        """True if an edit changes the value of this name."""
         return Tape(edits=self.edits).changes(path)
 
     def read(self, name: str, index: tuple[int | None, ...]) -> Line:

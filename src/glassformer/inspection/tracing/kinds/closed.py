@@ -47,7 +47,7 @@ class Generic(Kind):
 
 
 class Leaf(Kind):
-    """Where the arithmetic begins: token ids, positions, weights."""
+    """Leaves of the arithmetic: token ids, positions, weights."""
 
     name = "leaf"
 

@@ -102,7 +102,7 @@ class Memory(Kind):
 
 
 class Additive(Kind):
-    """How well a state of the source fits the state before: w tanh(q + k) (Bahdanau et al.
+    """Score of a source state against the previous state: w tanh(q + k) (Bahdanau et al.
     2015)."""
 
     name = "additive"

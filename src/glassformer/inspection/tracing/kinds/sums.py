@@ -36,7 +36,7 @@ class Add(Kind):
 
 
 class Residual(Add):
-    """What a sublayer writes, added to the residual stream."""
+    """Sum of the residual stream and a sublayer's output."""
 
     name = "residual"
     words = "The residual stream and what was written to it, {n} values."
@@ -145,7 +145,7 @@ class Expert(Kind):
 
 
 class Combine(Kind):
-    """What the chosen experts made, weighed by the router."""
+    """Outputs of the chosen experts, weighted by the router."""
 
     name = "combine"
 

@@ -153,7 +153,7 @@ def fit(args: argparse.Namespace) -> None:
     heading = ("depth", "KL before", "KL after")
     note("KL(own || depth) in nats, the mean of the tokens of texts held out.")
     result(args.json, lens.to_dict(), rows_shown, heading=heading)
-    note(f"{out} holds the tuned lens, {lens.about()}")
+    note(f"{out} holds the tuned lens, {lens.origin()}")
 
 
 def pairs(

@@ -264,7 +264,7 @@ def experts(
     return {
         "layers": layers,
         "idle": sum(layer["idle"] for layer in layers),
-        "of": sum(one["experts"] for one in layers),
+        "of": sum(layer["experts"] for layer in layers),
     }
 
 

@@ -94,11 +94,13 @@ class Sweep:
         """One more part."""
         self.parts.append(Part(kind, address, float(value), block, index))
 
-    def edited(self, path: str, now: Tensor, made: Tensor, block: int | None = None) -> None:
+    def edited(
+        self, path: str, now: Tensor, edited_value: Tensor, block: int | None = None
+    ) -> None:
         """Adds the contribution of an edit that changed a value on the stream (C) from what was
         ``made``."""
         if self.tape.changes(path):
-            self.add("edit", f"{path}[{self.place}]", self.d @ (now - made), block)
+            self.add("edit", f"{path}[{self.place}]", self.d @ (now - edited_value), block)
 
     def carry_back(self, hidden: Tensor, token: int, against: int | None) -> None:
         """From the logit of ``token``, less that of ``against``, to the tables; the head reads
@@ -139,8 +141,8 @@ class Sweep:
         self.d = self.through(head.norm, x, d * head.scale, "head.norm")
         if gate is not None:
             self.notes.append(HELD.format("head"))
-            self.d, rest = back(head.transform, self.d * gate)
-            self.add("bias", "head.transform.bias", rest)
+            self.d, constant = back(head.transform, self.d * gate)
+            self.add("bias", "head.transform.bias", constant)
         if head.softcap is not None:
             self.notes.append("The head caps its logits: parts are of the logit before the cap.")
 
@@ -149,19 +151,21 @@ class Sweep:
         embed: Any = self.model.embed
         names = {path: path.split(".")[1] for path in self.seen if path.startswith("embed.")}
         scale = torch.tensor(embed.scale, dtype=embed.token.weight.dtype).double()
-        found = {
+        vectors = {
             path: self.seen[path] * (scale if name in ("token", "lag") else 1.0)
             for path, name in names.items()
         }
-        whole = torch.stack([*found.values()]).sum(0)
-        made = _normed(stack.first_norm, whole)
-        made = _apply(stack.project, made) if isinstance(stack.project, Linear) else made
-        self.edited(f"{self.body}.embed", states, made)
+        total = torch.stack([*vectors.values()]).sum(0)
+        projected = _normed(stack.first_norm, total)
+        projected = (
+            _apply(stack.project, projected) if isinstance(stack.project, Linear) else projected
+        )
+        self.edited(f"{self.body}.embed", states, projected)
         if isinstance(stack.project, Linear):
-            self.d, rest = back(stack.project, self.d)
-            self.add("bias", f"{self.body}.project.bias", rest)
-        self.d = self.through(stack.first_norm, whole, self.d, f"{self.body}.first_norm")
-        for path, value in reversed(found.items()):
+            self.d, constant = back(stack.project, self.d)
+            self.add("bias", f"{self.body}.project.bias", constant)
+        self.d = self.through(stack.first_norm, total, self.d, f"{self.body}.first_norm")
+        for path, value in reversed(vectors.items()):
             kind, _, index = path.removeprefix("embed.").partition(".")
             self.add(
                 kind, f"{path}[{self.place}]", self.d @ value, index=int(index) if index else None
@@ -212,16 +216,16 @@ class Sweep:
         place, first = self.place, len(self.parts)
         if type(part) is Attention and isinstance(part.out, Linear):
             z = self.seen[f"{path}.z"]  # (H, D)
-            along, rest = back(part.out, d)
+            along, constant = back(part.out, d)
             if part.out.bias is not None:
-                self.add("bias", f"{path}.out.bias", rest, block)
+                self.add("bias", f"{path}.out.bias", constant, block)
             kind = "cross head" if part.cross else "head"
             for head, value in reversed(list(enumerate((z * along.view_as(z)).sum(-1)))):
                 self.add(kind, f"{path}.z[{head},{place}]", value, block, head)
         elif type(part) in (MLP, GatedMLP) and isinstance(part.down, Linear):
-            along, rest = back(part.down, d)
+            along, constant = back(part.down, d)
             if part.down.bias is not None:
-                self.add("bias", f"{path}.down.bias", rest, block)
+                self.add("bias", f"{path}.down.bias", constant, block)
             kind = "shared expert" if path.endswith(".shared") else "mlp"
             self.add(kind, f"{path}.hidden[{place}]", along @ self.seen[f"{path}.hidden"], block)
         elif type(part) is MoE:
@@ -243,8 +247,10 @@ class Sweep:
                 block,
             )
         if self.tape.changes(f"{path}.write"):
-            made = math.fsum(one.value for one in self.parts[first:])
-            self.add("edit", f"{path}.write[{place}]", d @ self.seen[f"{path}.write"] - made, block)
+            written = math.fsum(contribution.value for contribution in self.parts[first:])
+            self.add(
+                "edit", f"{path}.write[{place}]", d @ self.seen[f"{path}.write"] - written, block
+            )
 
     def through(
         self, norm: nn.Module, x: Tensor, d: Tensor, path: str, block: int | None = None
@@ -256,9 +262,9 @@ class Sweep:
         return _before(norm, d, x)
 
 
-def _known(fact: bool, part: nn.Module) -> None:
+def _known(fact: bool, module: nn.Module) -> None:
     if not fact:
-        name = type(part).__name__
+        name = type(module).__name__
         raise UserError(
             f"{name} is a part of your own, whose arithmetic attribution does not know; {INSTEAD}"
         )
@@ -299,8 +305,8 @@ def gated(layer: Linear, act: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Activation of a layer at x (I), and the gate act(y)/y (O) at which that is
     linear."""
     y = _apply(layer, x)
-    made: Tensor = act(y)
-    return made, torch.where(y == 0, 0.0, made / y)
+    activated: Tensor = act(y)
+    return activated, torch.where(y == 0, 0.0, activated / y)
 
 
 def back(layer: Linear, d: Tensor) -> tuple[Tensor, Tensor]:

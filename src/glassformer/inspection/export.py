@@ -132,7 +132,7 @@ def container(
     explained: dict[str, Any] = {}
     for address, terms in (
         *((cell, ASKED) for cell in cells),
-        *((one, TERMS) for one in _pinned(trace)),
+        *((cell, TERMS) for cell in _pinned(trace)),
     ):
         if len(explained) >= CELLS:
             break

@@ -436,7 +436,7 @@ def _notes(model: Model, tuned: TunedLens | None) -> list[str]:
         "KL(own || depth) in nats.",
     )
     if tuned is not None:
-        notes.append(f"Tuned lens: {tuned.about()}")
+        notes.append(f"Tuned lens: {tuned.origin()}")
     if isinstance(model.config, config.EncoderDecoder):
         notes.append("These are the decoder's depths; the encoder has no head over tokens.")
     return notes

@@ -191,7 +191,7 @@ class _Asked:
 
     def see(
         self,
-        seen: dict[str, Tensor],
+        recorded: dict[str, Tensor],
         rows: Sequence[Tensor],
         real: Tensor,
         number: int,
@@ -200,9 +200,9 @@ class _Asked:
     ) -> None:
         """The values of some rows, the first of them ``number``; ``real`` (B, T) is true for tokens
         of the text."""
-        values = streams.wide(seen[self.name])
+        values = streams.wide(recorded[self.name])
         if self.expert is not None:
-            routed = seen[f"{self.path.rpartition('.')[0]}.chosen"] == self.expert  # (B, T, K)
+            routed = recorded[f"{self.path.rpartition('.')[0]}.chosen"] == self.expert  # (B, T, K)
             values, real = torch.where(routed, values, 0.0).sum(-1), real & routed.any(-1)
         self.tokens += int(real.sum())
         self.total += streams.fp64(torch.where(real, values, 0.0)).sum().item()

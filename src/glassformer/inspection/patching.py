@@ -77,7 +77,7 @@ class PatchGrid(Shown):
     parts: list[Part]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "parts": [vars(part) for part in self.parts]}
+        return {**vars(self), "parts": [vars(grid) for grid in self.parts]}
 
     def __getitem__(self, name: str) -> Part:
         for part_grid in self.parts:

@@ -67,19 +67,19 @@ class TunedLens(Shown):
 
     def translate(self, depth: int, x: Tensor) -> Tensor:
         """States (.., C) of a depth, as the last norm and the head are to read them."""
-        weight, bias = (part[depth].to(x.device) for part in (self.weight, self.bias))
+        weight, bias = (parameter[depth].to(x.device) for parameter in (self.weight, self.bias))
         return (x + F.linear(streams.wide(x), weight.to(streams.wide(x).dtype), bias)).to(x.dtype)
 
     def must_fit(self, model: Model) -> None:
         """Raise UserError for a model that it was not fitted to."""
-        same = self.weight.shape[-1] == model.config.dim and self.model == fingerprint(model)
+        matches = self.weight.shape[-1] == model.config.dim and self.model == fingerprint(model)
         need(
-            same,
+            matches,
             "This tuned lens was fitted to another model; fit one to this model: "
             "glassformer lens --fit DATA.",
         )
 
-    def about(self) -> str:
+    def origin(self) -> str:
         """Origin of the lens, in a sentence."""
         first, last = (sum(kl) / len(kl) for kl in (self.before, self.after))
         fitted = (
@@ -98,7 +98,7 @@ class TunedLens(Shown):
 
     def charts(self) -> Iterator[Chart]:
         """KL to the model's answer by depth, before the fit (the logit lens) and after."""
-        yield Prose([self.about()])
+        yield Prose([self.origin()])
         steps = list(range(len(self.depths)))
         lines = {"before": (steps, self.before), "after": (steps, self.after)}
         yield Curves(
@@ -133,12 +133,12 @@ class TunedLens(Shown):
             return super().save(path, most)
         from safetensors.torch import save
 
-        told = {
+        metadata = {
             "format": FORMAT,
             **{name: json.dumps(value) for name, value in self.to_dict().items()},
         }
         tensors = {"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}
-        files.write(Path(path), save(tensors, metadata=told))
+        files.write(Path(path), save(tensors, metadata=metadata))
         return Path(path)
 
     @classmethod
@@ -148,13 +148,13 @@ class TunedLens(Shown):
 
         try:
             with safe_open(str(path), "pt") as file:
-                told = file.metadata() or {}
+                metadata = file.metadata() or {}
                 need(
-                    told.pop("format", None) == FORMAT,
+                    metadata.pop("format", None) == FORMAT,
                     f"{path} is no tuned lens; make one: glassformer lens --fit.",
                 )
                 tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
-            lens = cls(**tensors, **{name: json.loads(value) for name, value in told.items()})
+            lens = cls(**tensors, **{name: json.loads(value) for name, value in metadata.items()})
         except OSError as error:
             reason = (
                 "it is not there"
@@ -198,23 +198,23 @@ def fit_tuned_lens(
         f"steps is {steps} and tokens is {tokens}; give 1 or more of each.",
     )
     need(rate > 0, f"rate is {rate}; give a number above 0.")
-    train, held = _shared_out(texts, steps * tokens)
-    seen = streams.states(model, streams.Read(*held[0], {}))
-    depths, dim = list(seen.by_path)[:-1], seen.out.shape[-1]
+    train, held_out = _shared_out(texts, steps * tokens)
+    hidden = streams.states(model, streams.Read(*held_out[0], {}))
+    depths, dim = list(hidden.by_path)[:-1], hidden.out.shape[-1]
     need(
         bool(depths),
         "This model has one depth alone, which is its answer; there is nothing to tune.",
     )
-    like = streams.wide(seen.out)
+    reference = streams.wide(hidden.out)
     weight, bias = (
-        like.new_zeros(len(depths), *shape).requires_grad_() for shape in ((dim, dim), (dim,))
+        reference.new_zeros(len(depths), *shape).requires_grad_() for shape in ((dim, dim), (dim,))
     )
-    own = fingerprint(model)
-    lens = TunedLens(weight, bias, depths, own, data, steps, 0, [], [])
-    before = _measure(model, lens, held)
+    model_id = fingerprint(model)
+    lens = TunedLens(weight, bias, depths, model_id, data, steps, 0, [], [])
+    before = _measure(model, lens, held_out)
     optimizer = torch.optim.Adam([weight, bias], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    read, source = 0, _again(train)
+    tokens_read, source = 0, _again(train)
     with Progress("fitting", progress is True) as bar:
         for step in range(steps):
             count, total = 0, 0.0
@@ -222,32 +222,40 @@ def fit_tuned_lens(
                 batch = next(source)
                 total += sum(_kl(model, lens, batch, learn=True)) / len(depths)
                 count += batch[0].shape[1]
-            for part in (weight, bias):
-                assert part.grad is not None
-                part.grad /= count
+            for parameter in (weight, bias):
+                assert parameter.grad is not None
+                parameter.grad /= count
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            read += count
+            tokens_read += count
             bar(step + 1, steps, f"KL {total / count:.4f}")
             if callable(progress):
                 progress(step + 1, total / count)
     with torch.no_grad():
-        after = _measure(model, lens, held)
+        after = _measure(model, lens, held_out)
     return TunedLens(
-        weight.detach().cpu(), bias.detach().cpu(), depths, own, data, steps, read, before, after
+        weight.detach().cpu(),
+        bias.detach().cpu(),
+        depths,
+        model_id,
+        data,
+        steps,
+        tokens_read,
+        before,
+        after,
     )
 
 
 def _shared_out(texts: Iterable[Batch], tokens: int) -> tuple[list[Batch], list[Batch]]:
     """Texts to fit to, enough for so many tokens where there are, and every tenth held out."""
     train: list[Batch] = []
-    held: list[Batch] = []
-    count = kept = 0
+    held_out: list[Batch] = []
+    count = kept_tokens = 0
     for number, batch in enumerate(texts):
-        if number % HELD_OUT == 0 and kept < MOST_HELD:
-            held.append(batch)
-            kept += batch[0].shape[1]
+        if number % HELD_OUT == 0 and kept_tokens < MOST_HELD:
+            held_out.append(batch)
+            kept_tokens += batch[0].shape[1]
         else:
             train.append(batch)
             count += batch[0].shape[1]
@@ -256,7 +264,7 @@ def _shared_out(texts: Iterable[Batch], tokens: int) -> tuple[list[Batch], list[
     need(
         bool(train), "There are too few texts to fit a lens to and hold one out; give two or more."
     )
-    return train, held
+    return train, held_out
 
 
 def _again(batches: Sequence[Batch]) -> Iterator[Batch]:
@@ -264,35 +272,36 @@ def _again(batches: Sequence[Batch]) -> Iterator[Batch]:
         yield from batches
 
 
-def _measure(model: Model, lens: TunedLens, held: Sequence[Batch]) -> list[float]:
+def _measure(model: Model, lens: TunedLens, held_out: Sequence[Batch]) -> list[float]:
     """The mean KL of each depth over texts."""
     sums = [0.0] * len(lens.depths)
-    for batch in held:
+    for batch in held_out:
         sums = [
-            one + more for one, more in zip(sums, _kl(model, lens, batch, learn=False), strict=True)
+            total + more
+            for total, more in zip(sums, _kl(model, lens, batch, learn=False), strict=True)
         ]
-    count = sum(tokens.shape[1] for tokens, _ in held)
-    return [one / count for one in sums]
+    count = sum(tokens.shape[1] for tokens, _ in held_out)
+    return [total / count for total in sums]
 
 
 def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]:
     """KL(own || depth) of each depth, summed over a text's tokens; ``learn`` adds its gradients."""
-    seen = streams.states(model, streams.Read(*batch, {}))
+    hidden = streams.states(model, streams.Read(*batch, {}))
     head: Any = model.head
-    last_norm = getattr(model.get_submodule(seen.body), "last_norm", torch.nn.Identity())
+    last_norm = getattr(model.get_submodule(hidden.body), "last_norm", torch.nn.Identity())
     sums = [0.0] * len(lens.depths)
     step = max(1, NUMBERS // model.config.embed.vocab)
     with streams.frozen(model):
-        for low in range(0, len(seen.out), step):
+        for low in range(0, len(hidden.out), step):
             with inference(model):
-                own = streams.wide(
-                    head(seen.out[None, low : low + step], model.embed)[0]
+                final = streams.wide(
+                    head(hidden.out[None, low : low + step], model.embed)[0]
                 ).log_softmax(-1)
             for depth, path in enumerate(lens.depths):
                 with torch.set_grad_enabled(learn):
-                    x = lens.translate(depth, seen.by_path[path][low : low + step])
-                    theirs = streams.wide(head(last_norm(x), model.embed)).log_softmax(-1)
-                    kl = F.kl_div(theirs, own, reduction="sum", log_target=True)
+                    x = lens.translate(depth, hidden.by_path[path][low : low + step])
+                    logprobs = streams.wide(head(last_norm(x), model.embed)).log_softmax(-1)
+                    kl = F.kl_div(logprobs, final, reduction="sum", log_target=True)
                     if learn:
                         kl.backward()  # type: ignore[no-untyped-call]
                 sums[depth] += float(kl.detach())
@@ -302,11 +311,11 @@ def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]
 def fingerprint(model: Model) -> str:
     """Fingerprint of a model: its config, and some of each weight rounded to bf16, as
     other dtypes have it."""
-    told = hashlib.sha256(serial.dumps(model.config).encode())
+    digest = hashlib.sha256(serial.dumps(model.config).encode())
     for name, weight in sorted(lora.weights(model).items()):
         flat = weight.detach().flatten()
-        some = flat[:: max(1, len(flat) // SAMPLE)].to(torch.bfloat16).cpu()
-        told.update(
-            f"{name} {tuple(weight.shape)}".encode() + some.view(torch.int16).numpy().tobytes()
+        sample = flat[:: max(1, len(flat) // SAMPLE)].to(torch.bfloat16).cpu()
+        digest.update(
+            f"{name} {tuple(weight.shape)}".encode() + sample.view(torch.int16).numpy().tobytes()
         )
-    return told.hexdigest()
+    return digest.hexdigest()

@@ -46,11 +46,9 @@ class Part:
         heads = [at for at in sliced_axes if op is not None and op.quadratic and axes[at] == "H"]
         # made a head at a time
         self.head = heads[0] if heads and sliced_axes[0] == heads[0] else None
-        self.heads = (
-            range(*self.index[self.head].indices(shape[self.head]))
-            if self.head is not None
-            else None
-        )  # type: ignore[union-attr]
+        self.heads = None
+        if self.head is not None and isinstance(by_head := self.index[self.head], slice):
+            self.heads = range(*by_head.indices(shape[self.head]))
 
     @property
     def cells(self) -> int:

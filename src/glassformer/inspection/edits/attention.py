@@ -13,8 +13,8 @@ from ...errors import UserError, need
 from ...nn.editing import Hook, Reading
 from ...nn.flow import Place
 from . import places
-from .base import Edit, each
-from .places import Choose, Positions, parts, put
+from .base import Edit, hook_each
+from .places import Choose, Positions, modules_with, put
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -52,14 +52,14 @@ class set_attention(Edit):
             "weight}; give such.",
         )
         hooks: dict[str, Hook] = {}
-        for module in parts(reading, self.path, "pattern", "attention"):
+        for module in modules_with(reading, self.path, "pattern", "attention"):
             source = reading.paired and (module.startswith("encoder.") or module.endswith("cross"))
             table = {
                 places.counted(reading, key, source): float(weight)
                 for key, weight in weights.items()
             }
             path = f"{module}.pattern"
-            hooks |= each(reading, [path], partial(self._set, table), self.query, self.head)
+            hooks |= hook_each(reading, [path], partial(self._set, table), self.query, self.head)
         return hooks
 
     def _set(

@@ -73,7 +73,7 @@ def setting(value: float | Tensor) -> Change:
     return change
 
 
-def each(
+def hook_each(
     reading: Reading,
     paths: Sequence[str],
     change: Change,

@@ -14,8 +14,8 @@ from ...errors import need
 from ...nn.editing import Hook, Last, Reading
 from ...nn.flow import Place
 from . import places
-from .base import Edit, each, setting
-from .places import Choose, Positions, parts, put
+from .base import Edit, hook_each, setting
+from .places import Choose, Positions, modules_with, put
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,11 +39,11 @@ class head_off(Edit):
             f"head is None; give the head's number, or use attn_off({self.path!r}).",
         )
         hooks: dict[str, Hook] = {}
-        for module in parts(reading, self.path, "z", "attention"):
+        for module in modules_with(reading, self.path, "z", "attention"):
             path = f"{module}.z"
             sizes = None if places.of_source(reading, path) else places.lengths(reading, False)
             change = setting(0.0) if self.fill == "zero" else _Mean(self.head, sizes)
-            hooks |= each(reading, [path], change, self.positions, self.head)
+            hooks |= hook_each(reading, [path], change, self.positions, self.head)
         return hooks
 
 
@@ -91,8 +91,8 @@ class attn_off(Edit):
     positions: Positions = None
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        modules = parts(reading, self.path, "write", "attention", beside="z")
-        return each(
+        modules = modules_with(reading, self.path, "write", "attention", beside="z")
+        return hook_each(
             reading, [f"{module}.write" for module in modules], setting(0.0), self.positions
         )
 
@@ -105,8 +105,8 @@ class mlp_off(Edit):
     positions: Positions = None
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        modules = parts(reading, self.path, "write", "feed-forward layer", beside="hidden")
-        return each(
+        modules = modules_with(reading, self.path, "write", "feed-forward layer", beside="hidden")
+        return hook_each(
             reading, [f"{module}.write" for module in modules], setting(0.0), self.positions
         )
 
@@ -125,7 +125,9 @@ class expert_off(Edit):
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
         hooks: dict[str, Hook] = {}
-        for module in parts(reading, self.path, "router", "mixture of experts", beside="chosen"):
+        for module in modules_with(
+            reading, self.path, "router", "mixture of experts", beside="chosen"
+        ):
             cfg: config.MoE = reading.model.get_submodule(module).cfg  # type: ignore[assignment]
             available = f"{module} has experts 0 to {cfg.experts - 1}"
             need(

@@ -53,7 +53,7 @@ def named(path: str, names: Sequence[str], kind: str) -> list[str]:
     return matches
 
 
-def parts(reading: Reading, path: str, leaf: str, kind: str, beside: str = "") -> list[str]:
+def modules_with(reading: Reading, path: str, leaf: str, kind: str, beside: str = "") -> list[str]:
     """The modules that make a value ``leaf`` (and one ``beside`` it) and that ``path`` names, with
     or without it."""
     suffix = f".{leaf}"

@@ -13,7 +13,7 @@ from ...errors import need
 from ...nn.editing import Hook, Reading
 from ...nn.flow import Place
 from . import donors, places
-from .base import Edit, each, setting, several
+from .base import Edit, hook_each, setting, several
 from .places import Choose, Positions, put
 
 
@@ -34,7 +34,7 @@ class scale(Edit):
 
         need(isinstance(self.factor, int | float), f"factor is {self.factor!r}; give a number.")
         paths = places.values(reading, self.path)
-        return each(reading, paths, times, self.positions, self.head, several(self.index))
+        return hook_each(reading, paths, times, self.positions, self.head, several(self.index))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -52,7 +52,7 @@ class set_value(Edit):
         index, hooks = several(self.index), dict[str, Hook]()
         for path in places.values(reading, self.path):
             value = donors.filled(reading, path, self.value, index)
-            hooks |= each(reading, [path], setting(value), self.positions, self.head, index)
+            hooks |= hook_each(reading, [path], setting(value), self.positions, self.head, index)
         return hooks
 
 
@@ -75,7 +75,9 @@ class steer(Edit):
         hooks: dict[str, Hook] = {}
         for path in places.values(reading, self.path):
             direction = donors.direction(reading, path, self.vector, self.head)
-            hooks |= each(reading, [path], partial(self._add, direction), self.positions, self.head)
+            hooks |= hook_each(
+                reading, [path], partial(self._add, direction), self.positions, self.head
+            )
         return hooks
 
     def _add(self, direction: Tensor, choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
@@ -108,7 +110,9 @@ class patch(Edit):
         for path in places.values(reading, self.path):
             donor = donors.values_of(reading, path, self.values, self.source)
             taken = donors.taken(reading, path, donor, self.positions, self.from_positions)  # type: ignore[arg-type]
-            hooks |= each(reading, [path], partial(self._patch, taken), self.positions, self.head)
+            hooks |= hook_each(
+                reading, [path], partial(self._patch, taken), self.positions, self.head
+            )
         return hooks
 
     def _patch(

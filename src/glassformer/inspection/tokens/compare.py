@@ -223,11 +223,11 @@ def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
 
 
 def _digits(tokenizer: Tokenizer) -> str:
-    found = tokens(tokenizer, "1234567")
+    digit_tokens = tokens(tokenizer, "1234567")
     lengths = [
-        len(token.shown.removeprefix("##").strip()) for token in found if token.shown.strip()
+        len(token.shown.removeprefix("##").strip()) for token in digit_tokens if token.shown.strip()
     ]
-    if any(token.kind == UNKNOWN for token in found):
+    if any(token.kind == UNKNOWN for token in digit_tokens):
         return _fate(tokenizer, "1234567")
     grouping = (
         "one by one"

@@ -59,10 +59,10 @@ def sizes(
             break
         ids = tokenizer.encode(test)
         unknown = sum(id == tokenizer.unk for id in ids) / len(ids)
-        made = Size(
+        entry = Size(
             tokenizer.size, len(ids) / words, len(test) / len(ids), unknown, tokenizer.size * dim
         )
-        rows.append(made)
+        rows.append(entry)
         if tokenizer.size < size:
             break
     return rows

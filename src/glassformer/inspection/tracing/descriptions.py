@@ -57,13 +57,19 @@ def leaves(b: Builder) -> None:
 
 def body(cfg: config.Model, b: Builder, name: str, embed_path: str = "embed") -> str:
     """Embeddings and the encoder or decoder over them."""
-    part = config.bodies(cfg)[name]
-    own = embed_path == "source_embed" and getattr(cfg, "source_embed", None) is not None
-    embed = config.source_embed(cfg) if own else cfg.embed
-    x = describe(
-        embed, b, embed_path, "source_embed" if own else "embed", config.embed_dim(cfg, name)
+    stack = config.bodies(cfg)[name]
+    has_source_embed = (
+        embed_path == "source_embed" and getattr(cfg, "source_embed", None) is not None
     )
-    return describe(part, b, name, x, embed_path)
+    embed = config.source_embed(cfg) if has_source_embed else cfg.embed
+    x = describe(
+        embed,
+        b,
+        embed_path,
+        "source_embed" if has_source_embed else "embed",
+        config.embed_dim(cfg, name),
+    )
+    return describe(stack, b, name, x, embed_path)
 
 
 def heads(cfg: config.Model, b: Builder, x: str) -> str:
@@ -72,10 +78,15 @@ def heads(cfg: config.Model, b: Builder, x: str) -> str:
         if can_describe(cfg.pool):
             describe(cfg.pool, b, "pool", x)
         else:
-            part = b.model.get_submodule("pool")
+            pool_module = b.model.get_submodule("pool")
             vectors = (1, getattr(cfg.pool, "labels", 0) or cfg.dim)
             b.generic(
-                "pool.write", (x,), ("N", "L"), vectors, part, lambda h: part(h, plain_flow(h))
+                "pool.write",
+                (x,),
+                ("N", "L"),
+                vectors,
+                pool_module,
+                lambda h: pool_module(h, plain_flow(h)),
             )
     token_head = getattr(cfg, "token_head", None)
     if token_head is not None:
@@ -83,7 +94,7 @@ def heads(cfg: config.Model, b: Builder, x: str) -> str:
     if cfg.head is None:
         return x
     logits = describe(cfg.head, b, "head", x)
-    return b.like("probs", "softmax", logits, code=(model.Model.finish, "logits"))
+    return b.add_like("probs", "softmax", logits, code=(model.Model.finish, "logits"))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -111,9 +122,11 @@ def embed(cfg: config.Embed, b: Builder, path: str, module: str, dim: int) -> st
             back=back,
             nothing=cfg.vocab,
         )
-        x = b.like(f"{path}.lags.{back}", "add", x, earlier, code=(Embed.forward, "x + flow.look"))
+        x = b.add_like(
+            f"{path}.lags.{back}", "add", x, earlier, code=(Embed.forward, "x + flow.look")
+        )
     if cfg.scale != 1.0:
-        x = b.like(
+        x = b.add_like(
             f"{path}.scaled",
             "scale",
             x,
@@ -123,7 +136,7 @@ def embed(cfg: config.Embed, b: Builder, path: str, module: str, dim: int) -> st
         )
     if cfg.segments:
         segment = row(f"{path}.segment", "segment", "self.segment(", row=0)
-        x = b.like(f"{path}.with_segment", "add", x, segment, code=code)
+        x = b.add_like(f"{path}.with_segment", "add", x, segment, code=code)
     return x
 
 
@@ -143,23 +156,23 @@ def stacked(cfg: config.Stack, b: Builder, path: str, x: str, embed_path: str) -
         x = b.linear(f"{path}.projected", x, f"{path}.project", "C", code)
     x = b.name(x, f"{path}.embed")
     for index in range(cfg.depth):
-        one, place = cfg.block(index), f"{path}.blocks.{index}"
-        if can_describe(one):
-            x = describe(one, b, place, x, cfg.causal)
+        config_of_block, place = cfg.block(index), f"{path}.blocks.{index}"
+        if can_describe(config_of_block):
+            x = describe(config_of_block, b, place, x, cfg.causal)
         else:
-            part, stack_position = (
+            module, stack_position = (
                 b.model.get_submodule(place),
                 b.model.get_submodule(b.position_module),
             )
             op = b.plan[x]
-            call = partial(_call_block, part, stack_position)
-            x = b.generic(f"{place}.resid", (x,), op.axes, op.shape, part, call)
+            call = partial(_call_block, module, stack_position)
+            x = b.generic(f"{place}.resid", (x,), op.axes, op.shape, module, call)
     return b.norm(f"{path}.out", x, cfg.last_norm, f"{path}.last_norm")
 
 
-def _call_block(part: Any, stack_position: Any, x: Tensor) -> Tensor:
-    made: Tensor = part(x, plain_flow(x), stack_position, None)
-    return made
+def _call_block(module: Any, stack_position: Any, x: Tensor) -> Tensor:
+    output: Tensor = module(x, plain_flow(x), stack_position, None)
+    return output
 
 
 @describes(config.Head)
@@ -170,11 +183,11 @@ def head(cfg: config.Head, b: Builder, path: str, x: str) -> str:
         x = b.linear(
             f"{path}.dense", x, f"{path}.transform", "C", (prepare, "self.transform(hidden)")
         )
-        x = b.like(f"{path}.hidden", "act", x, code=(prepare, "self.act("), act=cfg.transform)
+        x = b.add_like(f"{path}.hidden", "act", x, code=(prepare, "self.act("), act=cfg.transform)
     if cfg.norm is not None:
         x = b.norm(f"{path}.normed", x, cfg.norm, f"{path}.norm")
     if cfg.scale != 1.0:
-        x = b.like(f"{path}.scaled", "scale", x, code=(prepare, "self.scale"), by=cfg.scale)
+        x = b.add_like(f"{path}.scaled", "scale", x, code=(prepare, "self.scale"), by=cfg.scale)
     table = "embed.token.weight" if cfg.tied else f"{path}.proj.weight"
     weights = {"weight": b.weight(table)} | b.of_module(f"{path}.proj", bias="bias")
     op, id = b.plan[x], "logits" if cfg.softcap is None else f"{path}.uncapped"
@@ -182,16 +195,18 @@ def head(cfg: config.Head, b: Builder, path: str, x: str) -> str:
     x = b.add(id, "lm_head", (x,), code=(Head.forward, "self.proj("), weights=weights, **sides)  # type: ignore[arg-type]
     if cfg.softcap is None:
         return x
-    return b.like("logits", "softcap", x, code=(Head.forward, "self.softcap *"), cap=cfg.softcap)
+    return b.add_like(
+        "logits", "softcap", x, code=(Head.forward, "self.softcap *"), cap=cfg.softcap
+    )
 
 
 @describes(config.Pool)
 def pooled(cfg: config.Pool, b: Builder, path: str, x: str) -> str:
     """One vector for the text, and its labels."""
     lines = {"mean": "index_add_(0, which, states) /", "attention": "shares[:, None]"}
-    code, given = (pool.Pool.gather, lines.get(cfg.mode, "self.mode ==")), [x]
+    code, inputs = (pool.Pool.gather, lines.get(cfg.mode, "self.mode ==")), [x]
     if cfg.mode == "attention":
-        given += (
+        inputs += (
             b.linear(
                 f"{path}.fit", x, f"{path}.query", "1", (pool.Pool.gather, "self.query(states)")
             ),
@@ -199,7 +214,7 @@ def pooled(cfg: config.Pool, b: Builder, path: str, x: str) -> str:
     x = b.add(
         f"{path}.vector",
         "pool",
-        tuple(given),
+        tuple(inputs),
         ("N", "C"),
         (1, b.plan[x].shape[-1]),
         code,
@@ -207,7 +222,9 @@ def pooled(cfg: config.Pool, b: Builder, path: str, x: str) -> str:
     )
     x = transformed(cfg, b, path, x)
     if cfg.normalize:
-        x = b.like(f"{path}.unit", "norm", x, code=(pool.Pool.forward, "normalize"), type="unit")
+        x = b.add_like(
+            f"{path}.unit", "norm", x, code=(pool.Pool.forward, "normalize"), type="unit"
+        )
     return labels(cfg, b, path, x)
 
 
@@ -223,7 +240,7 @@ def transformed(cfg: config.Pool | config.TokenHead, b: Builder, path: str, x: s
         return x
     code = (pool.Labels.transformed, "self.act(self.transform(x))")
     x = b.linear(f"{path}.dense", x, f"{path}.transform", "C", code)
-    return b.like(f"{path}.hidden", "act", x, code=code, act=cfg.transform)
+    return b.add_like(f"{path}.hidden", "act", x, code=code, act=cfg.transform)
 
 
 def labels(cfg: config.Pool | config.TokenHead, b: Builder, path: str, x: str) -> str:
@@ -241,13 +258,13 @@ def labels(cfg: config.Pool | config.TokenHead, b: Builder, path: str, x: str) -
 @describes(config.Block)
 def one_block(cfg: config.Block, b: Builder, path: str, x: str, causal: bool) -> str:
     """Sublayers on the residual stream, with their norms where ``place`` says."""
-    parts = [("attn", cfg.attention), ("cross", cfg.cross), ("ffn", cfg.feedforward)]
+    sublayers = [("attn", cfg.attention), ("cross", cfg.cross), ("ffn", cfg.feedforward)]
     if cfg.place == "parallel":
         writes = []
-        for name, part in (parts[0], parts[2]):
-            seen = any_norm(b, f"{path}.{name}.in", x, cfg.norm, f"{path}.attn_norm")
-            writes.append(sublayer(part, b, f"{path}.{name}", seen, causal))
-        return b.like(
+        for name, sublayer_cfg in (sublayers[0], sublayers[2]):
+            normed = any_norm(b, f"{path}.{name}.in", x, cfg.norm, f"{path}.attn_norm")
+            writes.append(sublayer(sublayer_cfg, b, f"{path}.{name}", normed, causal))
+        return b.add_like(
             f"{path}.resid",
             "residual",
             x,
@@ -255,35 +272,42 @@ def one_block(cfg: config.Block, b: Builder, path: str, x: str, causal: bool) ->
             code=(block.Block.forward, "x + self.drop(self.attn("),
         )
     last = "ffn" if cfg.feedforward is not None else "cross" if cfg.cross is not None else "attn"
-    for name, part in parts:
-        if part is None:
+    for name, sublayer_cfg in sublayers:
+        if sublayer_cfg is None:
             continue
         after = (
             {"attn": "mid", "cross": "mid_cross", "ffn": "resid"}[name] if name != last else "resid"
         )
-        x = sublayer_residual(cfg, part, b, path, name, x, causal, after)
+        x = sublayer_residual(cfg, sublayer_cfg, b, path, name, x, causal, after)
     return x
 
 
 def sublayer_residual(
-    cfg: config.Block, part: Any, b: Builder, path: str, name: str, x: str, causal: bool, after: str
+    cfg: config.Block,
+    sublayer_cfg: Any,
+    b: Builder,
+    path: str,
+    name: str,
+    x: str,
+    causal: bool,
+    after: str,
 ) -> str:
     """x plus what one sublayer writes; ``after`` is the stream's next name."""
     residual, place = block.Block.residual, f"{path}.{name}"
-    seen = (
+    normed = (
         b.name(x, f"{place}.in")
         if cfg.place == "post"
         else any_norm(b, f"{place}.in", x, cfg.norm, f"{place}_norm")
     )
-    write = sublayer(part, b, place, seen, causal)
+    write = sublayer(sublayer_cfg, b, place, normed, causal)
     if cfg.place == "post":
-        both = b.like(
+        summed = b.add_like(
             f"{path}.{after}_sum", "residual", x, write, code=(residual, "norm(x + self.drop")
         )
-        return any_norm(b, f"{path}.{after}", both, cfg.norm, f"{place}_norm")
+        return any_norm(b, f"{path}.{after}", summed, cfg.norm, f"{place}_norm")
     if cfg.place == "sandwich":
         write = any_norm(b, f"{place}.normed_write", write, cfg.norm, f"{place}_post_norm")
-    return b.like(
+    return b.add_like(
         f"{path}.{after}", "residual", x, write, code=(residual, "return x + self.drop(write)")
     )
 
@@ -294,7 +318,7 @@ def sublayer(cfg: Any, b: Builder, path: str, x: str, causal: bool) -> str:
         return describe(cfg, b, path, x, causal, path.endswith(".cross"))
     if can_describe(cfg):
         return describe(cfg, b, path, x)
-    part, op = b.model.get_submodule(path), b.plan[x]
+    module, op = b.model.get_submodule(path), b.plan[x]
     return b.generic(
-        f"{path}.write", (x,), op.axes, op.shape, part, lambda h: part(h, plain_flow(h))
+        f"{path}.write", (x,), op.axes, op.shape, module, lambda h: module(h, plain_flow(h))
     )

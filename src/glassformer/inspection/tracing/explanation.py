@@ -85,10 +85,12 @@ class Explanation:
         _, operands = self.term(int(self.terms.abs().argmax()))
         if not operands:
             return self.others[0].address() if self.others else None
-        own = [
-            one for one in operands if one.address.partition("[")[0] not in self.weights.values()
+        candidates = [
+            operand
+            for operand in operands
+            if operand.address.partition("[")[0] not in self.weights.values()
         ]
-        return (own or operands)[0].address
+        return (candidates or operands)[0].address
 
     def to_dict(self, most: int | None = None) -> dict[str, Any]:
         """JSON form; of the terms at most the ``most`` largest, with how many there are."""
@@ -100,23 +102,23 @@ class Explanation:
                 {
                     "term": at,
                     "value": files.json_number(value),
-                    "operands": [_told(one) for one in operands],
+                    "operands": [_told(operand) for operand in operands],
                 }
             )
-        others = [
+        other_operands = [
             Operand(line.address(), float(line.values[0]))
             for line in self.others
             if len(line.values) == 1
         ]
         numbers = {name: files.json_number(value) for name, value in self.numbers.items()}
-        told = {
+        record = {
             "address": self.address,
             "kind": self.kind,
             "value": files.json_number(self.value),
             "dtype": self.dtype,
         }
         return {
-            **told,
+            **record,
             "recomputed": files.json_number(self.recomputed),
             "difference": files.json_number(self.difference),
             "sentence": self.sentence,
@@ -125,7 +127,7 @@ class Explanation:
             "numbers": numbers,
             "count": len(self.terms),
             "terms": terms,
-            "others": [_told(one) for one in others],
+            "others": [_told(operand) for operand in other_operands],
             "source": self.source,
             "edited": self.edited,
         }
@@ -136,42 +138,42 @@ class Explanation:
 
     def lines(self, most: int = 8) -> list[str]:
         """Lines of text: the number, its operation, its largest terms, their sum."""
-        told = [f"{self.address} = {self.value:.9g}   ({self.kind}, {self.dtype})"]
+        text_lines = [f"{self.address} = {self.value:.9g}   ({self.kind}, {self.dtype})"]
         if self.place:
-            told.append(f"  {self.place}")
-        told.append(f"  {self.sentence}")
-        told.append(f"  {self.equation}" + (f"   {self.source}" if self.source else ""))
-        shown = self.order()[:most]
+            text_lines.append(f"  {self.place}")
+        text_lines.append(f"  {self.sentence}")
+        text_lines.append(f"  {self.equation}" + (f"   {self.source}" if self.source else ""))
+        order = self.order()[:most]
         running = 0.0
-        for at in shown:
+        for at in order:
             value, operands = self.term(at)
             running += value
-            factors = " x ".join(f"{one.address} {one.value:.6g}" for one in operands)
-            told.append(
+            factors = " x ".join(f"{operand.address} {operand.value:.6g}" for operand in operands)
+            text_lines.append(
                 f"    {value:+.6g}  = {factors}"
                 if len(operands) > 1 or self.kind == "softmax"
                 else f"    {value:+.6g}  {factors}"
             )
-        if len(self.terms) > len(shown):
-            rest = float(self.terms.sum()) - running
-            told.append(f"    {rest:+.6g}  {len(self.terms) - len(shown)} smaller terms")
+        if len(self.terms) > len(order):
+            remainder = float(self.terms.sum()) - running
+            text_lines.append(f"    {remainder:+.6g}  {len(self.terms) - len(order)} smaller terms")
         for line in (
             self.others if self.factors or not len(self.terms) else self.others[len(self.terms) :]
         ):
             if len(line.values) == 1:
-                told.append(f"    with {line.address()} {float(line.values[0]):.6g}")
+                text_lines.append(f"    with {line.address()} {float(line.values[0]):.6g}")
             else:
-                told.append(f"    with {len(line.values)} numbers from {line.address()} on")
+                text_lines.append(f"    with {len(line.values)} numbers from {line.address()} on")
         if self.kind not in ("leaf", "weight", "generic"):
-            told.append(
+            text_lines.append(
                 f"  again from these, in float64: {self.recomputed:.9g}; difference "
                 f"{self.difference:.3g}"
             )
-        return told
+        return text_lines
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
 
-def _told(one: Operand) -> dict[str, Any]:
-    return {"address": one.address, "value": files.json_number(one.value)}
+def _told(operand: Operand) -> dict[str, Any]:
+    return {"address": operand.address, "value": files.json_number(operand.value)}

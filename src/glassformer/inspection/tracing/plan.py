@@ -106,8 +106,8 @@ class Op:
     @property
     def layer(self) -> int | None:
         """The number of its block or recurrent layer."""
-        parts = self.id.split(".")
-        numbers = (b for a, b in itertools.pairwise(parts) if a in ("blocks", "cells", "back"))
+        names = self.id.split(".")
+        numbers = (b for a, b in itertools.pairwise(names) if a in ("blocks", "cells", "back"))
         return next((int(number) for number in numbers), None)
 
     @property
@@ -123,12 +123,12 @@ class Op:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON holds it."""
-        shown = {
+        visible_params = {
             name: value
             for name, value in self.params.items()
             if isinstance(value, int | float | str | bool)
         }
-        told = {
+        record = {
             "id": self.id,
             "kind": self.kind,
             "layer": self.layer,
@@ -136,10 +136,10 @@ class Op:
             "w": dict(self.weights),
         }
         return {
-            **told,
+            **record,
             "axes": list(self.axes),
             "shape": list(self.shape),
-            "params": shown,
+            "params": visible_params,
             "src": self.source,
         }
 
@@ -212,12 +212,12 @@ class Builder:
         self.plan.ops[id] = Op(id, kind, inputs, axes, shape, weights or {}, params, code)
         return id
 
-    def like(
-        self, id: str, kind: str, x: str, *others: str, code: Code | None = None, **params: Any
+    def add_like(
+        self, id: str, kind: str, x: str, *inputs: str, code: Code | None = None, **params: Any
     ) -> str:
         """An operation whose result has the sides of its first input."""
         op = self.plan[x]
-        return self.add(id, kind, (x, *others), op.axes, op.shape, code, **params)
+        return self.add(id, kind, (x, *inputs), op.axes, op.shape, code, **params)
 
     def name(self, x: str, id: str) -> str:
         """Give the value ``x`` the address under which the tape knows it; a value that has one
@@ -230,7 +230,7 @@ class Builder:
             self.plan.ops[id] = replace(op, id=id)
             return id
         if self.edited(id):
-            return self.like(id, "edit", x)
+            return self.add_like(id, "edit", x)
         self.plan.alias[id] = self.plan.alias.get(x, x)
         return id
 
@@ -271,7 +271,7 @@ class Builder:
             up,
             factor=layer.scale,
         )
-        return self.like(id, "add", base, change, code=lora)
+        return self.add_like(id, "add", base, change, code=lora)
 
     def norm(self, id: str, x: str, cfg: config.Norm | None, module: str) -> str:
         """The norm of ``x`` by a config; without one the value has one more name."""
@@ -283,19 +283,23 @@ class Builder:
         inputs: tuple[str, ...],
         axes: Axes,
         shape: tuple[int, ...],
-        part: Any,
+        child: Any,
         call: Any,
     ) -> str:
         """Operation without a description: the module itself is called, and its arithmetic stays
         closed."""
-        module = next((path for path, one in self.model.named_modules() if one is part), "")
-        own = {
+        module = next(
+            (path for path, candidate in self.model.named_modules() if candidate is child), ""
+        )
+        weight_names = {
             name: self.weight(name)
             for name in self.parameters
             if module and name.startswith(f"{module}.")
         }
-        forward = getattr(type(part), "forward", type(part))
-        return self.add(id, "generic", inputs, axes, shape, (forward, "def "), own, call=call)
+        forward = getattr(type(child), "forward", type(child))
+        return self.add(
+            id, "generic", inputs, axes, shape, (forward, "def "), weight_names, call=call
+        )
 
 
 def describe(cfg: Any, b: Builder, *args: Any, **named: Any) -> str:

@@ -14,18 +14,24 @@ from .plan import Builder, describes
 def recurrent_body(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_path: str) -> str:
     """Layers of cells, one way or both; a decoder's first layer reads its context too, and
     ``merge`` ends it."""
-    whole = recurrence.Recurrent.forward
+    forward = recurrence.Recurrent.forward
     x = first = hidden = b.name(x, f"{path}.embed")
     T, dim = b.tokens, b.model.config.dim
     initial = context = None
     if cfg.cross is not None:
-        ends = (recurrence.Source.ends, "torch.cat(")
-        both = b.add(
-            f"{path}.cross.ends", "pool", (b.memory,), ("N", "2C"), (1, 2 * dim), ends, of="ends"
+        end_code = (recurrence.Source.ends, "torch.cat(")
+        joined = b.add(
+            f"{path}.cross.ends",
+            "pool",
+            (b.memory,),
+            ("N", "2C"),
+            (1, 2 * dim),
+            end_code,
+            of="ends",
         )
         start = (recurrence.Summary.initial, "torch.tanh(")
-        product = b.linear(f"{path}.cross.whole_proj", both, f"{path}.cross.whole", "C", start)
-        initial = b.like(f"{path}.cross.initial", "act", product, code=start, act="tanh")
+        product = b.linear(f"{path}.cross.whole_proj", joined, f"{path}.cross.whole", "C", start)
+        initial = b.add_like(f"{path}.cross.initial", "act", product, code=start, act="tanh")
     for number in range(cfg.depth):
         place, state = f"{path}.cells.{number}", f"{path}.cells.{number}.state"
         if number == 0 and cfg.cross is not None:
@@ -37,43 +43,43 @@ def recurrent_body(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_p
                 "concat",
                 (hidden, context),
                 *sides,
-                (whole, "torch.cat((hidden, context)"),
+                (forward, "torch.cat((hidden, context)"),
                 sizes=sizes,
             )
         if cfg.causal:
             hidden = cells(cfg.cell, b, place, state, hidden, initial, state, reverse=False)
             continue
-        width, ways = dim // 2, []
+        width, directions = dim // 2, []
         for name, reverse in (("cells", False), ("back", True)):
-            way = f"{path}.{name}.{number}"
-            ways.append(
+            direction = f"{path}.{name}.{number}"
+            directions.append(
                 cells(
                     cfg.cell,
                     b,
-                    way,
-                    f"{way}.{'backward' if reverse else 'forward'}",
+                    direction,
+                    f"{direction}.{'backward' if reverse else 'forward'}",
                     hidden,
                     None,
                     state,
                     reverse,
                 )
             )
-        code = (whole, "again[order.mirror]")
+        code = (forward, "again[order.mirror]")
         hidden = b.add(
             state,
             "concat",
-            tuple(ways),
+            tuple(directions),
             ("B", "T", "C"),
             (1, T, 2 * width),
             code,
             sizes=(width, width),
         )
     if cfg.cross is not None and context is not None:
-        code = (whole, "self.merge(")
-        parts, sides = (hidden, context, first), (("B", "T", "3C"), (1, T, 3 * dim))
-        merged = b.add(f"{path}.merge_in", "concat", parts, *sides, code, sizes=(dim, dim, dim))
+        code = (forward, "self.merge(")
+        inputs, sides = (hidden, context, first), (("B", "T", "3C"), (1, T, 3 * dim))
+        merged = b.add(f"{path}.merge_in", "concat", inputs, *sides, code, sizes=(dim, dim, dim))
         merged = b.linear(f"{path}.merge_proj", merged, f"{path}.merge", "C", code)
-        return b.like(f"{path}.out", "act", merged, code=code, act="tanh")
+        return b.add_like(f"{path}.out", "act", merged, code=code, act="tanh")
     return b.name(hidden, f"{path}.out")
 
 
@@ -91,7 +97,7 @@ def cells(
     side by side."""
     T, width = b.tokens, b.parameters[f"{module}.state.weight"][1]
     kind = recurrence.LSTM if isinstance(cfg, config.LSTM) else recurrence.GRU
-    given = b.linear(
+    projected = b.linear(
         f"{module}.given", x, f"{module}.input", "G", (recurrence.Cell.run, "self.input(x)")
     )
     sides = (("B", "T", "C"), (1, T, width))
@@ -106,17 +112,24 @@ def cells(
     if isinstance(cfg, config.LSTM):
         code = (kind.step, "cell = torch.sigmoid(stay)")
         memory = f"{module}.memory"
-        kept = b.add(memory, "memory", (given, carried, memory), *sides, code, reverse=reverse)
+        memory_id = b.add(
+            memory, "memory", (projected, carried, memory), *sides, code, reverse=reverse
+        )
         return b.add(
             id,
             "cell",
-            (given, carried, kept),
+            (projected, carried, memory_id),
             *sides,
             (kind.step, "torch.sigmoid(show)"),
             type="lstm",
         )
     return b.add(
-        id, "cell", (given, carried, previous), *sides, (kind.step, "candidate + stay"), type="gru"
+        id,
+        "cell",
+        (projected, carried, previous),
+        *sides,
+        (kind.step, "candidate + stay"),
+        type="gru",
     )
 
 
@@ -126,7 +139,7 @@ def own_half(b: Builder, module: str, state: str, width: int, reverse: bool) -> 
     if width == total:
         return state
     code = (recurrence.Recurrent.forward, "again[order.mirror]")
-    begin = width if reverse else 0
+    start = width if reverse else 0
     return b.add(
         f"{module}.own",
         "split",
@@ -134,7 +147,7 @@ def own_half(b: Builder, module: str, state: str, width: int, reverse: bool) -> 
         ("B", "T", "C"),
         (1, b.tokens, width),
         code,
-        begin=begin,
+        begin=start,
         width=width,
     )
 
@@ -167,6 +180,6 @@ def source_context(
     s = b.add(
         f"{path}.cross.scores", "additive", (q, k), *square, (pattern, "torch.tanh("), score, keys=1
     )
-    p = b.like(f"{path}.cross.pattern", "softmax", s, code=(pattern, "softmax"))
+    p = b.add_like(f"{path}.cross.pattern", "softmax", s, code=(pattern, "softmax"))
     code = (recurrence.Recurrent.attend, "source.values[")
     return b.add(f"{path}.cross.write", "av", (p, b.memory), *sides, code, group=1, keys=1)

@@ -58,8 +58,8 @@ def any_norm(b: Builder, id: str, x: str, cfg: Any, module: str) -> str:
     """A norm of ours, or a user's own as a closed part."""
     if cfg is None or can_describe(cfg):
         return b.norm(id, x, cfg, module)
-    part, op = b.model.get_submodule(module), b.plan[x]
-    return b.generic(id, (x,), op.axes, op.shape, part, part)
+    norm, op = b.model.get_submodule(module), b.plan[x]
+    return b.generic(id, (x,), op.axes, op.shape, norm, norm)
 
 
 # -------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def position_embedding(b: Builder, x: str, embed_path: str) -> str:
         case config.Learned():
             table = {"table": b.weight(f"{b.position_module}.weight")}
             code: Code = (position.Learned.embed, "embedding(")
-            own = b.add(id, "lookup", (b.pos,), op.axes, op.shape, code, table)
+            added = b.add(id, "lookup", (b.pos,), op.axes, op.shape, code, table)
         case config.Sinusoidal() as cfg:
             params: dict[str, Any] = {
                 "theta": cfg.theta,
@@ -83,51 +83,51 @@ def position_embedding(b: Builder, x: str, embed_path: str) -> str:
             }
             code = (position.Sinusoidal.wave, "angle =")
             dtype = next(b.model.parameters()).dtype
-            own = b.add(id, "pos_sin", (b.pos,), op.axes, op.shape, code, dtype=dtype, **params)
+            added = b.add(id, "pos_sin", (b.pos,), op.axes, op.shape, code, dtype=dtype, **params)
         case _:
-            part: Any = b.model.get_submodule(b.position_module)
-            if type(part).embed is position.Position.embed:
+            scheme: Any = b.model.get_submodule(b.position_module)
+            if type(scheme).embed is position.Position.embed:
                 return x
             return b.generic(
-                id, (x,), op.axes, op.shape, part, lambda h: part.embed(h, plain_flow(h))
+                id, (x,), op.axes, op.shape, scheme, lambda h: scheme.embed(h, plain_flow(h))
             )
-    return b.like(f"{embed_path}.with_position", "add", x, own, code=code)
+    return b.add_like(f"{embed_path}.with_position", "add", x, added, code=code)
 
 
 def rotated(b: Builder, id: str, x: str) -> str:
     """Queries or keys as the scheme turns them."""
-    part: Any = b.model.get_submodule(b.position_module)
-    if isinstance(b.position, config.Rotary) and type(part) is position.Rotary:
+    scheme: Any = b.model.get_submodule(b.position_module)
+    if isinstance(b.position, config.Rotary) and type(scheme) is position.Rotary:
         turned = int(b.plan[x].shape[-1] * b.position.fraction)
-        params = {"turned": turned, "table": part.table, "interleaved": b.position.interleaved}
-        return b.like(id, "rope", x, b.pos, code=(position.Rotary.turn, "x * cos"), **params)
-    if type(part).rotate is position.Position.rotate:
+        params = {"turned": turned, "table": scheme.table, "interleaved": b.position.interleaved}
+        return b.add_like(id, "rope", x, b.pos, code=(position.Rotary.turn, "x * cos"), **params)
+    if type(scheme).rotate is position.Position.rotate:
         return b.name(x, id)
     op = b.plan[x]
     return b.generic(
-        id, (x,), op.axes, op.shape, part, lambda h: part.rotate(h, plain_flow(h[:, 0]))
+        id, (x,), op.axes, op.shape, scheme, lambda h: scheme.rotate(h, plain_flow(h[:, 0]))
     )
 
 
 def biased(b: Builder, path: str, scores: str, causal: bool) -> str:
     """Scores with the scheme's bias for each head and distance."""
-    part: Any = b.model.get_submodule(b.position_module)
-    if type(part).bias is position.Position.bias:
+    scheme: Any = b.model.get_submodule(b.position_module)
+    if type(scheme).bias is position.Position.bias:
         return scores
 
     def call(q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        made: Tensor = part.bias(Mask(q_pos, k_pos, causal))
-        return made
+        bias: Tensor = scheme.bias(Mask(q_pos, k_pos, causal))
+        return bias
 
     op, params = b.plan[scores], dict[str, Any]()
     weights = {}
-    if isinstance(part, position.RelativeBias):
+    if isinstance(scheme, position.RelativeBias):
         weights = {"table": b.weight(f"{b.position_module}.weight")}
-        params = {"type": "relative", "bucket": lambda away: int(part.bucket(torch.tensor(away)))}
-    elif isinstance(part, position.Alibi):
-        params = {"type": "alibi", "slopes": tuple(part.slopes)}
-    kind, code = "bias" if params else "generic", (type(part).bias, "return")
-    own = b.add(
+        params = {"type": "relative", "bucket": lambda away: int(scheme.bucket(torch.tensor(away)))}
+    elif isinstance(scheme, position.Alibi):
+        params = {"type": "alibi", "slopes": tuple(scheme.slopes)}
+    kind, code = "bias" if params else "generic", (type(scheme).bias, "return")
+    bias_id = b.add(
         f"{path}.bias",
         kind,
         (b.pos, b.key_pos),
@@ -138,8 +138,8 @@ def biased(b: Builder, path: str, scores: str, causal: bool) -> str:
         call=call,
         **params,
     )
-    return b.like(
-        f"{path}.biased", "add", scores, own, code=(eager.eager_attention, "scores + bias")
+    return b.add_like(
+        f"{path}.biased", "add", scores, bias_id, code=(eager.eager_attention, "scores + bias")
     )
 
 
@@ -150,15 +150,15 @@ def attended(
     """Queries, keys, values; scores, mask, softmax; values summed, heads merged, projected."""
     forward, scores_code = attention.Attention.forward, eager.eager_attention
     H, K, D = cfg.heads, cfg.kv_heads or cfg.heads, cfg.width(b.model.config.dim)
-    T, seen = b.tokens, b.memory if cross else x
-    S = b.plan[seen].shape[1]
+    T, keys_from = b.tokens, b.memory if cross else x
+    S = b.plan[keys_from].shape[1]
     joined = (attention.Attention.qkv, "together(x, self.q, self.k, self.v)")
     memory = (attention.Attention.memory_keys, "self.k(hidden)")
     q = b.linear(
         f"{path}.q_proj", x, f"{path}.q", "HD", (forward, "self.q(x)") if cross else joined
     )
     k, v = (
-        b.linear(f"{path}.{n}_proj", seen, f"{path}.{n}", "KD", memory if cross else joined)
+        b.linear(f"{path}.{n}_proj", keys_from, f"{path}.{n}", "KD", memory if cross else joined)
         for n in "kv"
     )
     begins = (0, 0, 0)
@@ -170,16 +170,16 @@ def attended(
         begins = (0, H * D, (H + K) * D)
 
     def split(
-        id: str, of: str, begin: int, n: int, length: int, axes: tuple[str, ...], name: str = ""
+        id: str, of: str, start: int, n: int, length: int, axes: tuple[str, ...], name: str = ""
     ) -> str:
         code = (attention.Attention.split, "x.view(")
-        made = b.add(
-            f"{path}.{id}", "split", (of,), axes, (1, n, length, D), code, begin=begin, width=n * D
+        section = b.add(
+            f"{path}.{id}", "split", (of,), axes, (1, n, length, D), code, begin=start, width=n * D
         )
         return (
-            any_norm(b, f"{path}.{name}ed", made, cfg.qk_norm, f"{path}.{name}")
+            any_norm(b, f"{path}.{name}ed", section, cfg.qk_norm, f"{path}.{name}")
             if name and cfg.qk_norm
-            else made
+            else section
         )
 
     queries, keys = ("B", "H", "T", "D"), ("B", "K", "S", "D")
@@ -190,15 +190,15 @@ def attended(
     else:
         q, k = rotated(b, f"{path}.q", q), rotated(b, f"{path}.k", k)
     v = split("v", v, begins[2], K, S, keys)
-    square = {"axes": ("B", "H", "T", "S"), "shape": (1, H, T, S)}
+    square: dict[str, Any] = {"axes": ("B", "H", "T", "S"), "shape": (1, H, T, S)}
     s = b.add(
         f"{path}.qk", "qk", (q, k), code=(scores_code, "fold_groups(q"), group=H // K, **square
-    )  # type: ignore[arg-type]
+    )
     scale = D**-0.5 if cfg.scale is None else cfg.scale
     why = f" = 1 / sqrt({D})" if cfg.scale is None else ""
-    s = b.like(f"{path}.scaled", "scale", s, code=(scores_code, "* scale"), by=scale, why=why)
+    s = b.add_like(f"{path}.scaled", "scale", s, code=(scores_code, "* scale"), by=scale, why=why)
     if cfg.softcap is not None:
-        s = b.like(
+        s = b.add_like(
             f"{path}.capped", "softcap", s, code=(scores_code, "torch.tanh"), cap=cfg.softcap
         )
     if not cross:
@@ -209,7 +209,7 @@ def attended(
     )
     k_pos = b.memory_pos if cross else b.key_pos
     code: Code = (scores_code, "masked_fill")
-    s = b.like(
+    s = b.add_like(
         f"{path}.scores",
         "mask",
         s,
@@ -221,7 +221,9 @@ def attended(
         causal=not see_ahead,
     )
     dtype = next(b.model.parameters()).dtype
-    p = b.like(f"{path}.pattern", "softmax", s, code=(scores_code, "scores.softmax"), dtype=dtype)
+    p = b.add_like(
+        f"{path}.pattern", "softmax", s, code=(scores_code, "scores.softmax"), dtype=dtype
+    )
     z = b.add(
         f"{path}.z",
         "av",
@@ -239,8 +241,8 @@ def attended(
 def _allowed(rule: Any, prefix_length: int, causal: bool, q_pos: Tensor, k_pos: Tensor) -> Tensor:
     """Booleans (B, 1, T, S) from the positions of queries (B, T) and keys (B, S)."""
     q, k = TokenInfo(q_pos[:, :, None]), TokenInfo(k_pos[:, None, :])
-    found: Tensor = allowed(q, k, causal, prefix_length, rule)
-    return found.expand(len(q_pos), q_pos.shape[1], k_pos.shape[1])[:, None]
+    visible: Tensor = allowed(q, k, causal, prefix_length, rule)
+    return visible.expand(len(q_pos), q_pos.shape[1], k_pos.shape[1])[:, None]
 
 
 # ------------------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def mlp(cfg: config.MLP, b: Builder, path: str, x: str) -> str:
     forward = feedforward.MLP.forward
     x = b.name(x, f"{path}.in")
     pre = b.linear(f"{path}.pre", x, f"{path}.up", "F", (forward, "self.up(x)"))
-    hidden = b.like(f"{path}.hidden", "act", pre, code=(forward, "self.act("), act=cfg.act)
+    hidden = b.add_like(f"{path}.hidden", "act", pre, code=(forward, "self.act("), act=cfg.act)
     return b.linear(f"{path}.write", hidden, f"{path}.down", "C", (forward, "self.down("))
 
 
@@ -264,8 +266,8 @@ def gated_mlp(cfg: config.GatedMLP, b: Builder, path: str, x: str) -> str:
     x = b.name(x, f"{path}.in")
     pre = b.linear(f"{path}.pre", x, f"{path}.gate", "F", (forward, "together("))
     up = b.linear(f"{path}.up", x, f"{path}.up", "F", (forward, "together("))
-    gate = b.like(f"{path}.gate", "act", pre, code=(forward, "self.act("), act=cfg.act)
-    hidden = b.like(f"{path}.hidden", "glu", gate, up, code=(forward, "gate * flow.look"))
+    gate = b.add_like(f"{path}.gate", "act", pre, code=(forward, "self.act("), act=cfg.act)
+    hidden = b.add_like(f"{path}.hidden", "glu", gate, up, code=(forward, "gate * flow.look"))
     return b.linear(f"{path}.write", hidden, f"{path}.down", "C", (forward, "self.down("))
 
 
@@ -280,12 +282,12 @@ def mixture(cfg: config.MoE, b: Builder, path: str, x: str) -> str:
         f"{path}.router", "router", (x,), ("B", "T", "E"), (1, T, cfg.experts), code, router
     )
     chooses = (forward, "topk(")
-    probs = b.like(f"{path}.router_probs", "softmax", logits, code=chooses)
-    sides = {"axes": ("B", "T", "k"), "shape": (1, T, k), "code": chooses}
+    probs = b.add_like(f"{path}.router_probs", "softmax", logits, code=chooses)
+    sides: dict[str, Any] = {"axes": ("B", "T", "k"), "shape": (1, T, k), "code": chooses}
     weight = b.add(
         f"{path}.weight", "topk", (probs,), gives="weight", normalize=cfg.normalize, **sides
-    )  # type: ignore[arg-type]
-    chosen = b.add(f"{path}.chosen", "topk", (probs,), gives="chosen", normalize=False, **sides)  # type: ignore[arg-type]
+    )
+    chosen = b.add(f"{path}.chosen", "topk", (probs,), gives="chosen", normalize=False, **sides)
 
     def product(id: str, of: str, table: str, width: int, axis: str) -> str:
         weights = {"weight": b.weight(f"{path}.{table}.weight", f"{path}.{table}")}
@@ -306,17 +308,17 @@ def mixture(cfg: config.MoE, b: Builder, path: str, x: str) -> str:
     x = b.plan[x].id
     if isinstance(cfg.expert, config.GatedMLP):
         pre, up = product("pre", x, "gate", F, "F"), product("up", x, "up", F, "F")
-        gate = b.like(
+        gate = b.add_like(
             f"{path}.gate",
             "act",
             pre,
             code=(activation, 'self.act(look("pre", gate'),
             act=cfg.expert.act,
         )
-        hidden = b.like(f"{path}.hidden", "glu", gate, up, code=(activation, 'look("up", up)'))
+        hidden = b.add_like(f"{path}.hidden", "glu", gate, up, code=(activation, 'look("up", up)'))
     else:
         pre = product("pre", x, "up", F, "F")
-        hidden = b.like(
+        hidden = b.add_like(
             f"{path}.hidden", "act", pre, code=(activation, "self.act("), act=cfg.expert.act
         )
     answers = product("answers", hidden, "down", C, "C")
@@ -326,4 +328,4 @@ def mixture(cfg: config.MoE, b: Builder, path: str, x: str) -> str:
     if cfg.shared is None:
         return write
     shared = describe(cfg.shared, b, f"{path}.shared", x)
-    return b.like(f"{path}.write", "add", write, shared, code=(forward, "self.shared(x, flow)"))
+    return b.add_like(f"{path}.write", "add", write, shared, code=(forward, "self.shared(x, flow)"))

@@ -55,13 +55,13 @@ def trace(
     ``glassformer.inspection.edits``; ``keep`` bounds the bytes of recorded values. Raises UserError
     for a text that the model cannot read.
     """
-    tokens, given, changes = inputs(model, tokenizer, text, source, edits)
-    for ids in (tokens, given):
+    tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
+    for ids in (tokens, source_ids):
         if ids is not None and len(ids) != 1:
             raise UserError(
                 f"A trace is of one text and these are {len(ids)} rows; give one of them."
             )
-    return Trace(model, tokenizer, tokens, given, changes, keep)
+    return Trace(model, tokenizer, tokens, source_ids, changes, keep)
 
 
 class Trace(Values):
@@ -128,16 +128,16 @@ class Trace(Values):
         if inside is None:
             return name, None
         shape, axes = self.shape(name)
-        parts = re.findall(r'"[^"]*"|\'[^\']*\'|[^,]+', inside)
+        pieces = re.findall(r'"[^"]*"|\'[^\']*\'|[^,]+', inside)
         # the batch row is left out
-        skipped = len(parts) < len(shape) and axes[:1] in (("B",), ("N",))
-        own = ((0,) if skipped else ()), axes[1:] if skipped else axes
+        skipped = len(pieces) < len(shape) and axes[:1] in (("B",), ("N",))
+        layout = ((0,) if skipped else ()), axes[1:] if skipped else axes
         try:
             places = [
-                *own[0],
+                *layout[0],
                 *(
-                    self._at(name, axis, part.strip())
-                    for axis, part in zip(own[1], parts, strict=False)
+                    self._at(name, axis, piece.strip())
+                    for axis, piece in zip(layout[1], pieces, strict=False)
                 ),
             ]
         except UserError:
@@ -146,13 +146,13 @@ class Trace(Values):
             raise UserError(
                 f'"[{inside}]" is no index; give integers, as in {self.example()}.'
             ) from None
-        places += [0] * (len(parts) - len(own[1]))  # too many, as is told below
+        places += [0] * (len(pieces) - len(layout[1]))  # too many, as is told below
         if len(places) > len(shape):
             first = axes[0] in ("B", "N")
             own_sides = [f"{axis} {size}" for axis, size in zip(axes, shape, strict=True)][first:]
-            said = f"{name} has {len(own_sides)} sides ({' x '.join(own_sides)})"
-            said += f" and the index {len(places)}; "
-            raise UserError(f"{said}give {len(own_sides)}{', without the batch row' * first}.")
+            message = f"{name} has {len(own_sides)} sides ({' x '.join(own_sides)})"
+            message += f" and the index {len(places)}; "
+            raise UserError(f"{message}give {len(own_sides)}{', without the batch row' * first}.")
         for axis, size, place in zip(axes, shape, places, strict=False):
             if isinstance(place, int) and not -size <= place < size:
                 raise UserError(
@@ -164,15 +164,15 @@ class Trace(Values):
             for place, size in zip(places, shape, strict=False)
         )
 
-    def _at(self, name: str, axis: str, part: str) -> int | slice:
+    def _at(self, name: str, axis: str, text: str) -> int | slice:
         """One place of an index: an integer, a stretch, or a token in quotes where the side has
         tokens."""
-        if part[:1] in ("'", '"') and part[-1:] == part[:1] and len(part) > 2:
-            return self._of_word(name, axis, part[1:-1])
-        if ":" in part:
-            begin, _, end = part.partition(":")
-            return slice(int(begin) if begin.strip() else None, int(end) if end.strip() else None)
-        return int(part)
+        if text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 2:
+            return self._of_word(name, axis, text[1:-1])
+        if ":" in text:
+            start, _, end = text.partition(":")
+            return slice(int(start) if start.strip() else None, int(end) if end.strip() else None)
+        return int(text)
 
     def _of_word(self, name: str, axis: str, word: str) -> int:
         """The place of a token along a side: in the vocabulary, or the one place in the text where
@@ -182,16 +182,18 @@ class Trace(Values):
         if axis not in ("T", "S") or self.tokenizer is None:
             raise UserError(f'{name} has no words along {axis}; give a number, not "{word}".')
         ids, reads = self.side(name, axis)[0].tolist(), self.reads(name, axis)
-        told, named = shown(reads, ids), pieces(reads, ids)
-        found = [at for at, one in enumerate(told) if word in (one, one.strip("·"), named[at])]
-        if len(found) == 1:
-            return found[0]
-        known = ", ".join(f"{at} {piece}" for at, piece in enumerate(told[:40]))
-        if found:
+        labels, named = shown(reads, ids), pieces(reads, ids)
+        positions = [
+            at for at, label in enumerate(labels) if word in (label, label.strip("·"), named[at])
+        ]
+        if len(positions) == 1:
+            return positions[0]
+        available = ", ".join(f"{at} {piece}" for at, piece in enumerate(labels[:40]))
+        if positions:
             raise UserError(
-                f'"{word}" stands at {" and ".join(map(str, found))}; give one of these numbers.'
+                f'"{word}" stands at {" and ".join(map(str, positions))}; give one of these numbers.'
             )
-        raise UserError(f'No token of the text is "{word}"; give a number. There are: {known}.')
+        raise UserError(f'No token of the text is "{word}"; give a number. There are: {available}.')
 
     def example(self) -> str:
         """An address that exists."""
@@ -201,8 +203,8 @@ class Trace(Values):
     def _known(self, name: str) -> str:
         if name in self.plan or name in self.plan.weights or name in self.records:
             return name
-        known = [*self.plan.ops, *self.plan.alias, *self.plan.weights]
-        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        names = [*self.plan.ops, *self.plan.alias, *self.plan.weights]
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
         meant = f' Did you mean "{near[0]}"?' if near else ""
         raise UserError(
             f'Nothing has the address "{name}".{meant} There are: '
@@ -211,14 +213,14 @@ class Trace(Values):
 
     # ---------------------------------------------------------------------------- as a document
 
-    def save(self, path: str | Path, **how: Any) -> Path:
+    def save(self, path: str | Path, **options: Any) -> Path:
         """Write the trace as one HTML file that opens without a server, 2 MB at most, or all of it
         as .safetensors.
 
         ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file;
         ``name``: of the model, as the file calls it.
         """
-        return export.save(self, path, **how)
+        return export.save(self, path, **options)
 
     def live(self, view: str = "playground", height: int = 640) -> Any:
         """A widget for a notebook (extra ``live``): the page on this text, every number computed by
@@ -227,8 +229,8 @@ class Trace(Values):
         ``view`` is one of its screens, such as "attention". It lives as long as the kernel does.
         """
         # by its name: the page stands above this room
-        made = importlib.import_module("glassformer.page.live")
-        return made.live(self, view, height)
+        live_page = importlib.import_module("glassformer.page.live")
+        return live_page.live(self, view, height)
 
     def _repr_html_(self) -> str:
         """Notebook output: the page in a frame, with these numbers, alive after the kernel
@@ -256,11 +258,23 @@ class Trace(Values):
 
     def _given(self, name: str, at: Index) -> Explanation:
         """A number of a weight: where the arithmetic begins."""
-        line, dtype = self.read(name, at), str(self._weight(name).dtype).removeprefix("torch.")
+        line, dtype = self.read_line(name, at), str(self._weight(name).dtype).removeprefix("torch.")
         value, none = float(line.values[0]), torch.zeros(0, dtype=torch.float64)
-        told = "A number of the model's weights: here the arithmetic begins."
+        sentence = "A number of the model's weights: here the arithmetic begins."
         return Explanation(
-            line.address(), "weight", value, dtype, value, none, (), (), {}, "", told, "given", ""
+            line.address(),
+            "weight",
+            value,
+            dtype,
+            value,
+            none,
+            (),
+            (),
+            {},
+            "",
+            sentence,
+            "given",
+            "",
         )
 
     def _explained(self, name: str, at: Index) -> Explanation:
@@ -269,17 +283,17 @@ class Trace(Values):
         worked = KINDS[op.kind].cell(op, at, CellReader(self, op))
         stored = self[f"{op.id}[{','.join(map(str, at))}]"]
         value, closed = float(stored), op.kind in ("leaf", "generic")
-        edited = any(self.edits_at(one) for one in (op.id, *self.names.get(op.id, ())))
-        shown = at[1:] if op.axes[0] in ("B", "N") and at[0] == 0 and len(at) > 1 else at
+        edited = any(self.edits_at(path) for path in (op.id, *self.names.get(op.id, ())))
+        index = at[1:] if op.axes[0] in ("B", "N") and at[0] == 0 and len(at) > 1 else at
         return Explanation(
-            address=f"{op.id}[{','.join(map(str, shown))}]",
+            address=f"{op.id}[{','.join(map(str, index))}]",
             kind=op.kind,
             value=value,
             dtype=str(stored.dtype).removeprefix("torch."),
             recomputed=value if closed else worked.value,
             terms=worked.terms,
             factors=worked.factors,
-            others=worked.others,
+            others=worked.other_lines,
             numbers=worked.numbers,
             place=self._place(op, at),
             sentence=worked.words
@@ -304,26 +318,26 @@ class Trace(Values):
 
     def _place(self, op: Op, at: Index) -> str:
         """``head 4, token 7 "it", key 2 "animal"``."""
-        told = []
+        places = []
         for axis, place in zip(op.axes, at, strict=True):
             if axis not in ("B", "N"):
                 piece = self.token(op.id, axis, place)
-                told.append(
+                places.append(
                     f"{SIDES.get(axis, 'dimension')} {place}"
                     + ("" if piece is None else f' "{piece}"')
                 )
-        return ", ".join(told)
+        return ", ".join(places)
 
     def why(self, address: str, up: int = 0) -> Iterator[Explanation]:
         """``explain``, then ``up`` steps back along the operand with the largest term."""
-        one = self.explain(address)
-        yield one
+        explanation = self.explain(address)
+        yield explanation
         for _ in range(up):
-            largest = one.largest()
+            largest = explanation.largest()
             if largest is None:
                 return
-            one = self.explain(largest)
-            yield one
+            explanation = self.explain(largest)
+            yield explanation
 
     # ----------------------------------------------------------------------------------- names
 
@@ -368,26 +382,30 @@ class Trace(Values):
         """The run as JSON holds it: tokens, plan, what was kept."""
         ids = self.tokens[0].tolist()
         names = None if self.tokenizer is None else pieces(self.tokenizer, ids)
-        told: dict[str, Any] = {"tokens": {"ids": ids, "pieces": names}}
+        record: dict[str, Any] = {"tokens": {"ids": ids, "pieces": names}}
         if self.source is not None:
-            given = self.source[0].tolist()
-            names = None if self.tokenizer is None else pieces(self.tokenizer.for_source, given)
-            told["source"] = {"ids": given, "pieces": names}
-        kept = {"tier": self.tier, "bytes": self.kept_bytes}
-        return {**told, "plan": self.plan.to_dict(), "kept": kept, "ms": 1000 * self.seconds}
+            source_ids = self.source[0].tolist()
+            names = (
+                None if self.tokenizer is None else pieces(self.tokenizer.for_source, source_ids)
+            )
+            record["source"] = {"ids": source_ids, "pieces": names}
+        precision = {"tier": self.tier, "bytes": self.kept_bytes}
+        return {**record, "plan": self.plan.to_dict(), "kept": precision, "ms": 1000 * self.seconds}
 
 
 class CellReader(Reader):
     """Reads what one operation reads, from a trace."""
 
-    def __init__(self, whole: Trace, op: Op) -> None:
-        self.trace, self.op = whole, op
+    def __init__(self, trace: Trace, op: Op) -> None:
+        self.trace, self.op = trace, op
 
     def input(self, number: int, *index: int | None) -> Line:
-        return self.trace.read(self.op.inputs[number], index)
+        return self.trace.read_line(self.op.inputs[number], index)
 
     def weight(self, role: str, *index: int | None) -> Line | None:
-        return self.trace.read(self.op.weights[role], index) if role in self.op.weights else None
+        return (
+            self.trace.read_line(self.op.weights[role], index) if role in self.op.weights else None
+        )
 
 
 def _sides(shape: Sequence[int]) -> str:

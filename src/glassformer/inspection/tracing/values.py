@@ -35,9 +35,9 @@ QUADRATIC = ("qkv", "scores", "pattern")  # recomputed from q and k; qkv from it
 class Recorder(Tape):
     """A tape that keeps what a trace keeps; edits as they are given."""
 
-    def __init__(self, wanted: Any, edits: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, patterns: Any, edits: Mapping[str, Any] | None = None) -> None:
         super().__init__(edits=edits)
-        self.wanted = wanted
+        self.wanted = patterns
 
     def watches(self, path: str) -> bool:
         return self.wanted(path) or self.changes(path)
@@ -54,7 +54,7 @@ class Given(nn.Module):
         super().__init__()
         self.states = states
 
-    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
         """x (B, T, C) or the states."""
         return x if self.states is None else self.states
 
@@ -117,9 +117,9 @@ class Values:
             dropped |= {id, *self.names.get(id, ())}
         return dropped
 
-    def _run(self, wanted: Any, records: dict[str, Tensor], model: Model | None = None) -> None:
+    def _run(self, patterns: Any, records: dict[str, Tensor], model: Model | None = None) -> None:
         model = self.model if model is None else model
-        tape = Recorder(wanted, self.edits)
+        tape = Recorder(patterns, self.edits)
         tape.records = records
         want = "none" if "logits" in self.dropped else "all"
         with inference(model):
@@ -177,10 +177,10 @@ class Values:
             plain = self.model(*inputs, tape=tape)
         name = "logits" if "logits" in self.plan else next(reversed(self.plan.ops))
         fast = plain.logits[:, -1] if name == "logits" else plain.hidden[:, -1]
-        own = self._value(
+        recomputed = self._value(
             name if name == "logits" else self._last_hidden(), {"T": self.tokens.shape[1] - 1}
         )[:, -1]
-        return float((fast - own).abs().max())
+        return float((fast - recomputed).abs().max())
 
     def _last_hidden(self) -> str:
         return "decoder.out" if "decoder.out" in self.plan else "encoder.out"
@@ -220,10 +220,10 @@ class Values:
     def _keep(self, key: tuple[Any, ...], value: Tensor) -> Tensor:
         self._made[key] = value
         self._made.move_to_end(key)
-        held = sum(one.numel() * one.element_size() for one in self._made.values())
-        while held > COMPUTED and len(self._made) > 1:
+        cached_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._made.values())
+        while cached_bytes > COMPUTED and len(self._made) > 1:
             _, old = self._made.popitem(last=False)
-            held -= old.numel() * old.element_size()
+            cached_bytes -= old.numel() * old.element_size()
         return value
 
     def _recorded_name(self, op: Op) -> str | None:
@@ -267,10 +267,14 @@ class Values:
         if recorded is not None:
             return _take(self._record(recorded), op.axes, op.shape, select)
         kind = KINDS[op.kind]
-        asked = {} if kind.whole else {axis: at for axis, at in select.items() if axis in op.axes}
-        key = (op.id, *sorted(asked.items()))
+        selection = (
+            {}
+            if kind.needs_whole_input
+            else {axis: at for axis, at in select.items() if axis in op.axes}
+        )
+        key = (op.id, *sorted(selection.items()))
         if key not in self._made:
-            self._keep(key, self.compute(op, asked))
+            self._keep(key, self.compute(op, selection))
         return _take(self._made[key], op.axes, op.shape, select)
 
     def compute(self, op: Op, select: Mapping[str, int] | None = None) -> Tensor:
@@ -290,8 +294,8 @@ class Values:
             inputs.append(self._value(name, chosen))
         weights = {role: self._weight(address) for role, address in op.weights.items()}
         with inference(self.model):
-            made = KINDS[op.kind].compute(op, inputs, weights)
-        return _take(made, op.axes, op.shape, select or {})
+            result = KINDS[op.kind].compute(op, inputs, weights)
+        return _take(result, op.axes, op.shape, select or {})
 
     def _leaf(self, op: Op) -> Tensor:
         if op.id in ("tokens", "source"):
@@ -304,7 +308,7 @@ class Values:
         """True if an edit changes the value of this name."""
         return Tape(edits=self.edits).changes(path)
 
-    def read(self, name: str, index: tuple[int | None, ...]) -> Line:
+    def read_line(self, name: str, index: tuple[int | None, ...]) -> Line:
         """Cells side by side, as float64."""
         if name in self.plan.weights and name not in self.plan:
             value = self._weight(name)

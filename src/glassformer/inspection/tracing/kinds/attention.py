@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..plan import Op
-from .base import Index, Kind, Line, Reader, Weights, Worked, one, products, same
+from .base import Index, Kind, Line, Reader, Weights, Worked, copy_of, products, scalar
 
 
 class QK(Kind):
@@ -21,9 +21,9 @@ class QK(Kind):
         q, k = x
         return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, h, t, s = at
-        q, k = read.input(0, b, h, t, None), read.input(1, b, h // op.params["group"], s, None)
+        q, k = reader.input(0, b, h, t, None), reader.input(1, b, h // op.params["group"], s, None)
         return products(
             (q, k),
             f"Query {t} with key {s} in head {h}: {len(q.values)} products.",
@@ -38,21 +38,21 @@ class Bias(Kind):
     name = "bias"
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
-        made: Tensor = op.params["call"](*x)
-        return made
+        bias: Tensor = op.params["call"](*x)
+        return bias
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, h, t, s = at
-        q, k = read.input(0, b, t), read.input(1, b, s)
-        away = int(one(k)) - int(one(q))
+        q, k = reader.input(0, b, t), reader.input(1, b, s)
+        away = int(scalar(k)) - int(scalar(q))
         if op.params["type"] == "alibi":
             slope = op.params["slopes"][h]
             words = f"Distance {abs(away)} times the slope of head {h}, {slope:.6g}, taken away."
-            return same(k, words, "-slope |i - j|", -abs(away) * slope, q, slope=slope)
+            return copy_of(k, words, "-slope |i - j|", -abs(away) * slope, q, slope=slope)
         bucket = op.params["bucket"](away)
-        line = read.weight("table", bucket, h)
+        line = reader.weight("table", bucket, h)
         assert line is not None
-        return same(
+        return copy_of(
             line,
             f"Distance {away} is in bucket {bucket}.",
             "table[bucket, head]",
@@ -72,17 +72,17 @@ class Mask(Kind):
         scores, q_pos, k_pos = x
         return scores.masked_fill(~op.params["allowed"](q_pos, k_pos), float("-inf"))
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, _, t, s = at
-        line, q, k = read.input(0, *at), read.input(1, b, t), read.input(2, b, s)
+        line, q, k = reader.input(0, *at), reader.input(1, b, t), reader.input(2, b, s)
         visible = bool(op.params["allowed"](q.values.long()[None], k.values.long()[None]))
         words = (
             "The mask lets this query see this key."
             if visible
             else "The mask hides this key: -infinity."
         )
-        value = one(line) if visible else -math.inf
-        return same(line, words, "x" if visible else "-inf", value, q, k)
+        value = scalar(line) if visible else -math.inf
+        return copy_of(line, words, "x" if visible else "-inf", value, q, k)
 
 
 class Softmax(Kind):
@@ -94,23 +94,25 @@ class Softmax(Kind):
         shares = x[0].softmax(-1, torch.promote_types(x[0].dtype, torch.float32))
         return shares.to(op.params["dtype"]) if "dtype" in op.params else shares
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        row = read.input(0, *at[:-1], None)
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        row = reader.input(0, *at[:-1], None)
         top = float(row.values.max())
         exps = (row.values - top).exp()
         total = float(exps.sum())
-        own = float(exps[at[-1]])
+        numerator = float(exps[at[-1]])
         hidden = (
             "The mask hides this key: e^-infinity is 0"
             if op.axes[-1] == "S"
             else "e^-infinity is 0"
         )
-        words = hidden if row.values[at[-1]] == -math.inf else f"e^(x - {top:.6g}) = {own:.6g}"
+        words = (
+            hidden if row.values[at[-1]] == -math.inf else f"e^(x - {top:.6g}) = {numerator:.6g}"
+        )
         words += f", divided by the sum of all {len(exps)}, {total:.6g}."
-        numbers = {"max": top, "sum": total, "exp": own}
-        line = read.input(0, *at)
+        numbers = {"max": top, "sum": total, "exp": numerator}
+        line = reader.input(0, *at)
         return Worked(
-            own / total,
+            numerator / total,
             exps / total,
             (row,),
             words,
@@ -131,10 +133,10 @@ class AV(Kind):
             return pattern[:, 0] @ v
         return pattern @ v.repeat_interleave(pattern.shape[1] // v.shape[1], 1)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, h, t, d = at if len(at) == 4 else (at[0], 0, *at[1:])
         place = (b, h // op.params["group"], None, d) if len(at) == 4 else (b, None, d)
-        pattern, v = read.input(0, b, h, t, None), read.input(1, *place)
+        pattern, v = reader.input(0, b, h, t, None), reader.input(1, *place)
         return products(
             (pattern, v), f"Dimension {d} of {len(v.values)} weighed values.", "sum_s a_s v_s"
         )
@@ -151,14 +153,14 @@ class TopK(Kind):
             return chosen
         return weight / weight.sum(-1, keepdim=True) if op.params["normalize"] else weight
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        row = read.input(0, *at[:-1], None)
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        row = reader.input(0, *at[:-1], None)
         weight, chosen = row.values.topk(op.shape[-1])
         expert = int(chosen[at[-1]])
-        own = Line(row.id, (*row.index[:-1], expert), row.values[expert : expert + 1])
+        chosen_share = Line(row.id, (*row.index[:-1], expert), row.values[expert : expert + 1])
         if op.params["gives"] == "chosen":
-            return same(
-                own,
+            return copy_of(
+                chosen_share,
                 f"Expert {expert} has the share number {at[-1] + 1}.",
                 "argtop_k p",
                 float(expert),
@@ -168,6 +170,11 @@ class TopK(Kind):
         words = f"The share of expert {expert}" + (
             f", divided by the chosen ones' sum {total:.6g}." if total != 1 else "."
         )
-        return same(
-            own, words, "p_e / sum of the chosen", float(weight[at[-1]]) / total, row, sum=total
+        return copy_of(
+            chosen_share,
+            words,
+            "p_e / sum of the chosen",
+            float(weight[at[-1]]) / total,
+            row,
+            sum=total,
         )

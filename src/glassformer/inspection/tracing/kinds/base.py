@@ -44,7 +44,7 @@ class Worked:
     """The arithmetic of a cell: the number that its operands give, terms (n,) and the factors of
     each term.
 
-    A factor of one cell takes part in every term. ``others`` are read too, but are no factor of a
+    A factor of one cell takes part in every term. ``other_lines`` are read too, but are no factor of a
     term.
     """
 
@@ -53,7 +53,7 @@ class Worked:
     factors: tuple[Line, ...]
     words: str
     equation: str
-    others: tuple[Line, ...] = ()
+    other_lines: tuple[Line, ...] = ()
     numbers: dict[str, float] = field(default_factory=dict)  # on the way: mean, deviation, sum, ..
 
 
@@ -74,7 +74,7 @@ class Kind(ABC):
     """One kind of operation; ``whole``: it mixes tokens, so that rows cannot be computed alone."""
 
     name: ClassVar[str]
-    whole: ClassVar[bool] = False
+    needs_whole_input: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         KINDS[cls.name] = cls()
@@ -84,11 +84,11 @@ class Kind(ABC):
         """The result of the operation."""
 
     @abstractmethod
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         """The arithmetic of one cell of the result."""
 
 
-def one(line: Line) -> float:
+def scalar(line: Line) -> float:
     return float(line.values[0])
 
 
@@ -101,22 +101,28 @@ def products(
     )
     if bias is None:
         return Worked(float(terms.sum()), terms, tuple(factors), words, equation)
-    value = float(terms.sum()) + one(bias)
+    value = float(terms.sum()) + scalar(bias)
     return Worked(
-        value, terms, tuple(factors), words, f"{equation} + b", (bias,), {"bias": one(bias)}
+        value, terms, tuple(factors), words, f"{equation} + b", (bias,), {"bias": scalar(bias)}
     )
 
 
-def same(
+def copy_of(
     line: Line,
     words: str,
     equation: str,
     value: float | None = None,
-    *others: Line,
+    *other_lines: Line,
     **numbers: float,
 ) -> Worked:
     """One operand, and what is made of it."""
-    made = one(line) if value is None else value
+    value_of_line = scalar(line) if value is None else value
     return Worked(
-        made, torch.tensor([made], dtype=torch.float64), (line,), words, equation, others, numbers
+        value_of_line,
+        torch.tensor([value_of_line], dtype=torch.float64),
+        (line,),
+        words,
+        equation,
+        other_lines,
+        numbers,
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..plan import Op
-from .base import Index, Kind, Reader, Weights, Worked, same
+from .base import Index, Kind, Reader, Weights, Worked, copy_of
 
 
 class Edit(Kind):
@@ -21,21 +21,23 @@ class Edit(Kind):
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         return x[0]
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        return same(read.input(0, *at), "An edit put this in the place of the value.", "edit(x)")
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        return copy_of(
+            reader.input(0, *at), "An edit put this in the place of the value.", "edit(x)"
+        )
 
 
 class Generic(Kind):
     """A part that nobody has described: its module is called; its arithmetic stays closed."""
 
     name = "generic"
-    whole = True
+    needs_whole_input = True
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         call: Callable[..., Tensor] = op.params["call"]
         return call(*x)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         empty = torch.zeros(0, dtype=torch.float64)
         return Worked(
             math.nan,
@@ -54,7 +56,10 @@ class Leaf(Kind):
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         raise AssertionError(f"{op.id} is given")
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        what = {"tokens": "The number of a token", "source": "The number of a token of the source"}
-        words = f"{what.get(op.id, 'The position of a token')}: here the arithmetic begins."
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        description = {
+            "tokens": "The number of a token",
+            "source": "The number of a token of the source",
+        }
+        words = f"{description.get(op.id, 'The position of a token')}: here the arithmetic begins."
         return Worked(math.nan, torch.zeros(0, dtype=torch.float64), (), words, "given")

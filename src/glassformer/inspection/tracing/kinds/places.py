@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..plan import Op
-from .base import Index, Kind, Reader, Weights, Worked, one, products, same
+from .base import Index, Kind, Reader, Weights, Worked, copy_of, products, scalar
 
 
 class Lookup(Kind):
     """A row of a table: of the token, of its position, or of the token some places before."""
 
     name = "lookup"
-    whole = True
+    needs_whole_input = True
 
     def rows(self, op: Op, ids: Tensor) -> Tensor:
         """The row of the table that each token takes (B, T)."""
@@ -31,17 +31,19 @@ class Lookup(Kind):
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         return F.embedding(self.rows(op, x[0]), w["table"])
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         back = op.params.get("back", 0)
         t = at[1] - back
-        token = read.input(0, at[0], max(t, 0))
-        row = op.params["nothing"] if t < 0 else op.params.get("row", int(one(token)))
-        line = read.weight("table", row, at[-1])
+        token = reader.input(0, at[0], max(t, 0))
+        row = op.params["nothing"] if t < 0 else op.params.get("row", int(scalar(token)))
+        line = reader.weight("table", row, at[-1])
         assert line is not None
-        told = "" if not back else f", of the token {back} before" if t >= 0 else ", of no token"
-        return same(
+        description = (
+            "" if not back else f", of the token {back} before" if t >= 0 else ", of no token"
+        )
+        return copy_of(
             line,
-            f"Row {row} of the table{told}, column {at[-1]}.",
+            f"Row {row} of the table{description}, column {at[-1]}.",
             "table[row, column]",
             None,
             token,
@@ -69,23 +71,23 @@ class PosSin(Kind):
         angle, cosine = self.angle(op, x[0], torch.arange(op.shape[-1], device=x[0].device))
         return torch.where(cosine, angle.cos(), angle.sin()).to(op.params["dtype"])
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        pos = read.input(0, at[0], at[1])
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        pos = reader.input(0, at[0], at[1])
         angle, cosine = self.angle(op, pos.values, torch.tensor([at[-1]]))
         wave = "cos" if bool(cosine) else "sin"
         value = float(angle.cos() if bool(cosine) else angle.sin())
         words = (
-            f"The {'cosine' if wave == 'cos' else 'sine'} of position {int(one(pos))} x "
+            f"The {'cosine' if wave == 'cos' else 'sine'} of position {int(scalar(pos))} x "
             "frequency of this column."
         )
-        return same(pos, words, f"{wave}(pos * theta^(-2i/d))", value, angle=float(angle))
+        return copy_of(pos, words, f"{wave}(pos * theta^(-2i/d))", value, angle=float(angle))
 
 
 class Shift(Kind):
     """The state of the step before; before the first, the initial one."""
 
     name = "shift"
-    whole = True
+    needs_whole_input = True
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         state = x[0]
@@ -95,13 +97,13 @@ class Shift(Kind):
         moved = torch.cat((first.to(state.dtype), state[:, :-1]), 1)
         return moved.flip(1) if op.params.get("reverse") else moved
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, t, c = at
         t = t + 1 if op.params.get("reverse") else t - 1
         if 0 <= t < op.shape[1]:
-            return same(read.input(0, b, t, c), "The state of the step before.", "h[t-1]")
+            return copy_of(reader.input(0, b, t, c), "The state of the step before.", "h[t-1]")
         if len(op.inputs) > 1:
-            return same(read.input(1, b, c), "The first state, made of the source.", "h[0]")
+            return copy_of(reader.input(1, b, c), "The first state, made of the source.", "h[0]")
         return Worked(
             0.0,
             torch.zeros(0, dtype=torch.float64),
@@ -117,25 +119,25 @@ class Split(Kind):
     name = "split"
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
-        begin, width = op.params["begin"], op.params["width"]
-        part = x[0][..., begin : begin + width]
+        start, width = op.params["begin"], op.params["width"]
+        section = x[0][..., start : start + width]
         if len(op.shape) == x[0].ndim:
-            return part
-        return part.view(*part.shape[:-1], op.shape[1], op.shape[3]).transpose(1, 2)
+            return section
+        return section.view(*section.shape[:-1], op.shape[1], op.shape[3]).transpose(1, 2)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        begin = op.params["begin"]
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        start = op.params["begin"]
         if len(at) == 4:
             b, h, t, d = at
-            column = begin + h * op.shape[3] + d
-            return same(
-                read.input(0, b, t, column),
+            column = start + h * op.shape[3] + d
+            return copy_of(
+                reader.input(0, b, t, column),
                 f"Column {column}: head {h}, its dimension {d}.",
                 "x[t, h D + d]",
             )
-        column = begin + at[-1]
-        return same(
-            read.input(0, *at[:-1], column), f"Column {column} of the vector.", "x[.., column]"
+        column = start + at[-1]
+        return copy_of(
+            reader.input(0, *at[:-1], column), f"Column {column} of the vector.", "x[.., column]"
         )
 
 
@@ -147,15 +149,15 @@ class Concat(Kind):
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         if op.params.get("heads"):
             return x[0].transpose(1, 2).flatten(2)
-        return torch.cat([one.expand(*x[0].shape[:-1], -1) for one in x], -1)
+        return torch.cat([tensor.expand(*x[0].shape[:-1], -1) for tensor in x], -1)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         column = at[-1]
         if op.params.get("heads"):
             width = op.shape[-1] // op.params["heads"]
             head, d = divmod(column, width)
-            return same(
-                read.input(0, at[0], head, at[1], d),
+            return copy_of(
+                reader.input(0, at[0], head, at[1], d),
                 f"Head {head}, its dimension {d}.",
                 "z[h, t, d]",
             )
@@ -163,8 +165,8 @@ class Concat(Kind):
         while column >= op.params["sizes"][number]:
             column -= op.params["sizes"][number]
             number += 1
-        return same(
-            read.input(number, *at[:-1], column),
+        return copy_of(
+            reader.input(number, *at[:-1], column),
             f"Column {column} of part {number}.",
             "part[.., column]",
         )
@@ -174,13 +176,13 @@ class Repeat(Kind):
     """The same vector for every token."""
 
     name = "repeat"
-    whole = True
+    needs_whole_input = True
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         return x[0][:, None].expand(-1, op.shape[1], -1)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        return same(read.input(0, at[0], at[-1]), "The same for every token.", "x[c]")
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        return copy_of(reader.input(0, at[0], at[-1]), "The same for every token.", "x[c]")
 
 
 class Pick(Kind):
@@ -188,7 +190,7 @@ class Pick(Kind):
     weighed mean of all."""
 
     name = "pool"
-    whole = True
+    needs_whole_input = True
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         match op.params["of"]:
@@ -205,26 +207,26 @@ class Pick(Kind):
             case _:
                 return x[0].sum(1) / x[0].shape[1]
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         of, (n, c) = op.params["of"], at
         if of == "ends":
             width = op.shape[1] // 2
             t, c, of = (0, c, "first") if c < width else (-1, c - width, "last")
-            return same(read.input(0, n, t, c), f"Of the {of} token.", "x[t, c]")
+            return copy_of(reader.input(0, n, t, c), f"Of the {of} token.", "x[t, c]")
         if of in ("first", "last"):
-            return same(
-                read.input(0, n, 0 if of == "first" else -1, c), f"Of the {of} token.", "x[t, c]"
+            return copy_of(
+                reader.input(0, n, 0 if of == "first" else -1, c), f"Of the {of} token.", "x[t, c]"
             )
-        line = read.input(0, n, None, c)
+        line = reader.input(0, n, None, c)
         if of == "max":
-            return same(
+            return copy_of(
                 line,
                 f"The greatest of {len(line.values)} tokens.",
                 "max_t x[t, c]",
                 float(line.values.max()),
             )
         if of == "attention":
-            fit = read.input(1, n, None, 0)
+            fit = reader.input(1, n, None, 0)
             terms = fit.values.softmax(0) * line.values
             words = (
                 f"{len(terms)} tokens, each by its share: the softmax of how well it fits "
@@ -253,27 +255,33 @@ class Rope(Kind):
         index = torch.tensor(
             [self.partner(op, d, turned) for d in range(turned)], device=value.device
         )
-        part = value[..., :turned]
-        return torch.cat((part * cos + part[..., index] * sin, value[..., turned:]), -1)
+        rotated = value[..., :turned]
+        return torch.cat((rotated * cos + rotated[..., index] * sin, value[..., turned:]), -1)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         *place, d = at
-        turned, own = op.params["turned"], read.input(0, *at)
-        pos = read.input(1, at[0], at[2])
+        turned, line = op.params["turned"], reader.input(0, *at)
+        pos = reader.input(1, at[0], at[2])
         if d >= turned:
-            return same(own, "This dimension is not turned.", "x", None, pos)
+            return copy_of(line, "This dimension is not turned.", "x", None, pos)
         position = pos.values.long()[None]
         cos, sin = (
             float(table[0, 0, 0, d])
             for table in op.params["table"](position, turned, torch.float64)
         )
-        other = read.input(0, *place, self.partner(op, d, turned))
-        terms = torch.tensor([one(own) * cos, one(other) * sin], dtype=torch.float64)
+        partner_line = reader.input(0, *place, self.partner(op, d, turned))
+        terms = torch.tensor([scalar(line) * cos, scalar(partner_line) * sin], dtype=torch.float64)
         words = (
-            f"Turned with its pair by the angle of position {int(one(pos))}: cos {cos:.6g}, "
+            f"Turned with its pair by the angle of position {int(scalar(pos))}: cos {cos:.6g}, "
             f"sin {sin:.6g}."
         )
         numbers = {"cos": cos, "sin": sin}
         return Worked(
-            float(terms.sum()), terms, (), words, "x cos + pair sin", (own, other, pos), numbers
+            float(terms.sum()),
+            terms,
+            (),
+            words,
+            "x cos + pair sin",
+            (line, partner_line, pos),
+            numbers,
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..plan import Op
-from .base import Index, Kind, Reader, Weights, Worked, one
+from .base import Index, Kind, Reader, Weights, Worked, scalar
 
 
 class Cell(Kind):
@@ -29,76 +29,76 @@ class Cell(Kind):
         candidate = torch.tanh(new + torch.sigmoid(reset + h_reset) * h_new)
         return candidate + stay * (x[2] - candidate)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, t, c = at
         width = op.shape[-1]
         gates = 4 if op.params["type"] == "lstm" else 3
-        given = [read.input(0, b, t, gate * width + c) for gate in range(gates)]
-        carried = [read.input(1, b, t, gate * width + c) for gate in range(gates)]
-        kept = read.input(2, b, t, c)
-        others = (*given, *carried, kept)
+        input_gates = [reader.input(0, b, t, gate * width + c) for gate in range(gates)]
+        carried = [reader.input(1, b, t, gate * width + c) for gate in range(gates)]
+        previous = reader.input(2, b, t, c)
+        operands = (*input_gates, *carried, previous)
         if gates == 4:
-            show = sigmoid(one(given[3]) + one(carried[3]))
-            value = show * math.tanh(one(kept))
-            words = f"The output gate {show:.6g} times tanh of the cell's memory {one(kept):.6g}."
+            show = sigmoid(scalar(input_gates[3]) + scalar(carried[3]))
+            value = show * math.tanh(scalar(previous))
+            words = f"The output gate {show:.6g} times tanh of the cell's memory {scalar(previous):.6g}."
             return Worked(
                 value,
                 torch.tensor([value]).double(),
                 (),
                 words,
                 "o * tanh(c)",
-                others,
+                operands,
                 {"output": show},
             )
-        reset = sigmoid(one(given[0]) + one(carried[0]))
-        stay = sigmoid(one(given[1]) + one(carried[1]))
-        candidate = math.tanh(one(given[2]) + reset * one(carried[2]))
-        terms = torch.tensor([(1 - stay) * candidate, stay * one(kept)], dtype=torch.float64)
+        reset = sigmoid(scalar(input_gates[0]) + scalar(carried[0]))
+        stay = sigmoid(scalar(input_gates[1]) + scalar(carried[1]))
+        candidate = math.tanh(scalar(input_gates[2]) + reset * scalar(carried[2]))
+        terms = torch.tensor([(1 - stay) * candidate, stay * scalar(previous)], dtype=torch.float64)
         words = (
             f"{stay:.6g} of the state before and {1 - stay:.6g} of the candidate {candidate:.6g}."
         )
         numbers = {"reset": reset, "update": stay, "candidate": candidate}
-        return Worked(float(terms.sum()), terms, (), words, "(1 - z) n + z h", others, numbers)
+        return Worked(float(terms.sum()), terms, (), words, "(1 - z) n + z h", operands, numbers)
 
 
 class Memory(Kind):
     """An LSTM's memory: what stays of it and what enters."""
 
     name = "memory"
-    whole = True
+    needs_whole_input = True
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         enter, stay, new, _ = (x[0] + x[1]).chunk(4, -1)
         memory, steps = torch.zeros_like(new[:, 0]), range(new.shape[1])
-        made = [memory] * len(steps)
+        memories = [memory] * len(steps)
         for t in reversed(steps) if op.params.get("reverse") else steps:
             memory = torch.sigmoid(stay[:, t]) * memory + torch.sigmoid(enter[:, t]) * torch.tanh(
                 new[:, t]
             )
-            made[t] = memory
-        return torch.stack(made, 1)
+            memories[t] = memory
+        return torch.stack(memories, 1)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, t, c = at
         width = op.shape[-1]
         lines = [
-            (read.input(0, b, t, gate * width + c), read.input(1, b, t, gate * width + c))
+            (reader.input(0, b, t, gate * width + c), reader.input(1, b, t, gate * width + c))
             for gate in range(3)
         ]
-        enter, stay, new = (one(given) + one(carried) for given, carried in lines)
+        enter, stay, new = (scalar(input_line) + scalar(carried) for input_line, carried in lines)
         before = t + 1 if op.params.get("reverse") else t - 1
-        old = read.input(2, b, before, c) if 0 <= before < op.shape[1] else None
-        kept = 0.0 if old is None else one(old)
+        old = reader.input(2, b, before, c) if 0 <= before < op.shape[1] else None
+        previous = 0.0 if old is None else scalar(old)
         terms = torch.tensor(
-            [sigmoid(stay) * kept, sigmoid(enter) * math.tanh(new)], dtype=torch.float64
+            [sigmoid(stay) * previous, sigmoid(enter) * math.tanh(new)], dtype=torch.float64
         )
         words = (
             f"{sigmoid(stay):.6g} of the memory before and {sigmoid(enter):.6g} of the new "
             f"{math.tanh(new):.6g}."
         )
-        others = (*(line for pair in lines for line in pair), *(() if old is None else (old,)))
+        operands = (*(line for pair in lines for line in pair), *(() if old is None else (old,)))
         numbers = {"input": sigmoid(enter), "forget": sigmoid(stay)}
-        return Worked(float(terms.sum()), terms, (), words, "f * c[t-1] + i * g", others, numbers)
+        return Worked(float(terms.sum()), terms, (), words, "f * c[t-1] + i * g", operands, numbers)
 
 
 class Additive(Kind):
@@ -114,12 +114,12 @@ class Additive(Kind):
         ]
         return torch.stack(rows, 1)[:, None]
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, _, t, s = at
         q, k, w = (
-            read.input(0, b, t, None),
-            read.input(1, b, s, None),
-            read.weight("weight", 0, None),
+            reader.input(0, b, t, None),
+            reader.input(1, b, s, None),
+            reader.weight("weight", 0, None),
         )
         assert w is not None
         terms = w.values * torch.tanh(q.values + k.values)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ....nn.feedforward import ACTIVATIONS
 from ..plan import Op
-from .base import Index, Kind, Reader, Weights, Worked, one, products, same
+from .base import Index, Kind, Reader, Weights, Worked, copy_of, products, scalar
 
 
 class Add(Kind):
@@ -22,12 +22,12 @@ class Add(Kind):
 
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         total = x[0]
-        for other in x[1:]:
-            total = total + other
+        for addend in x[1:]:
+            total = total + addend
         return total
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        lines = [read.input(number, *at) for number in range(len(op.inputs))]
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        lines = [reader.input(number, *at) for number in range(len(op.inputs))]
         terms = torch.cat([line.values for line in lines])
         words = self.words.format(n=len(lines))
         return Worked(
@@ -51,13 +51,13 @@ class Scale(Kind):
         by = op.params["by"]
         return x[0] * (torch.tensor(by, dtype=x[0].dtype) if op.params.get("rounded") else by)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        by, line = float(op.params["by"]), read.input(0, *at)
-        return same(
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        by, line = float(op.params["by"]), reader.input(0, *at)
+        return copy_of(
             line,
             f"Multiplied by {by:.6g}{op.params.get('why', '')}.",
             f"x * {by:.6g}",
-            one(line) * by,
+            scalar(line) * by,
             by=by,
         )
 
@@ -72,11 +72,11 @@ class Linear(Kind):
         y = F.linear(x[0], w["weight"], w.get("bias"))
         return y * op.params["factor"] if "factor" in op.params else y
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         x, row, bias = (
-            read.input(0, *at[:-1], None),
-            read.weight("weight", at[-1], None),
-            read.weight("bias", at[-1]),
+            reader.input(0, *at[:-1], None),
+            reader.weight("weight", at[-1], None),
+            reader.weight("bias", at[-1]),
         )
         assert row is not None
         words = self.words.format(o=at[-1], n=len(x.values), bias=", and a bias" if bias else "")
@@ -118,29 +118,29 @@ class Expert(Kind):
         rows = rows if rows.ndim == 4 else rows[:, :, None].expand(*chosen.shape, -1)
         out = rows.new_zeros(*chosen.shape, w["weight"].shape[1])
         for expert in sorted(set(chosen.flatten().tolist())):
-            here = chosen == expert
-            out[here] = F.linear(
-                rows[here], w["weight"][expert], w["bias"][expert] if "bias" in w else None
+            routed = chosen == expert
+            out[routed] = F.linear(
+                rows[routed], w["weight"][expert], w["bias"][expert] if "bias" in w else None
             )
         return out
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, t, k, o = at
-        chosen = read.input(1, b, t, k)
-        expert = int(one(chosen))
-        x = read.input(0, b, t, None) if op.params["first"] else read.input(0, b, t, k, None)
-        row, bias = read.weight("weight", expert, o, None), read.weight("bias", expert, o)
+        chosen = reader.input(1, b, t, k)
+        expert = int(scalar(chosen))
+        x = reader.input(0, b, t, None) if op.params["first"] else reader.input(0, b, t, k, None)
+        row, bias = reader.weight("weight", expert, o, None), reader.weight("bias", expert, o)
         assert row is not None
         words = f"Expert {expert}, choice {k} of this token: row {o} of its matrix times the input."
-        made = products((x, row), words, "sum_i x_i W[e,o,i]", bias)
+        worked = products((x, row), words, "sum_i x_i W[e,o,i]", bias)
         return Worked(
-            made.value,
-            made.terms,
-            made.factors,
+            worked.value,
+            worked.terms,
+            worked.factors,
             words,
-            made.equation,
-            (*made.others, chosen),
-            made.numbers,
+            worked.equation,
+            (*worked.other_lines, chosen),
+            worked.numbers,
         )
 
 
@@ -153,9 +153,9 @@ class Combine(Kind):
         answers, weight = x
         return (answers * weight[..., None]).sum(2).to(answers.dtype)
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         b, t, c = at
-        lines = (read.input(0, b, t, None, c), read.input(1, b, t, None))
+        lines = (reader.input(0, b, t, None, c), reader.input(1, b, t, None))
         return products(
             lines,
             f"{len(lines[0].values)} experts' answers, weighed by the router.",
@@ -171,10 +171,10 @@ class Softcap(Kind):
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         return op.params["cap"] * torch.tanh(x[0] / op.params["cap"])  # type: ignore[no-any-return]
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        cap, line = float(op.params["cap"]), read.input(0, *at)
-        value = cap * math.tanh(one(line) / cap)
-        return same(
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        cap, line = float(op.params["cap"]), reader.input(0, *at)
+        value = cap * math.tanh(scalar(line) / cap)
+        return copy_of(
             line,
             f"Kept between -{cap:g} and {cap:g}.",
             f"{cap:g} tanh(x / {cap:g})",
@@ -191,10 +191,10 @@ class Act(Kind):
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         return ACTIVATIONS[op.params["act"]](x[0])
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        act, line = op.params["act"], read.input(0, *at)
-        return same(
-            line, f"{act} of {one(line):.6g}.", f"{act}(x)", float(ACTIVATIONS[act](line.values))
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        act, line = op.params["act"], reader.input(0, *at)
+        return copy_of(
+            line, f"{act} of {scalar(line):.6g}.", f"{act}(x)", float(ACTIVATIONS[act](line.values))
         )
 
 
@@ -206,9 +206,9 @@ class GLU(Kind):
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         return x[0] * x[1]
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
         return products(
-            (read.input(0, *at), read.input(1, *at)),
+            (reader.input(0, *at), reader.input(1, *at)),
             "The gate times what it lets through.",
             "gate * up",
         )
@@ -235,26 +235,26 @@ class Norm(Kind):
             x[0], x[0].shape[-1:], None if gain is None else gain.to(x[0].dtype), p["eps"]
         )
 
-    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
-        p, whole = op.params, read.input(0, *at[:-1], None)
-        row, own = whole.values, read.input(0, *at)
+    def cell(self, op: Op, at: Index, reader: Reader) -> Worked:
+        p, row_line = op.params, reader.input(0, *at[:-1], None)
+        row, line = row_line.values, reader.input(0, *at)
         if p["type"] == "unit":
             length = max(float(row.norm()), 1e-12)
-            return same(
-                own,
+            return copy_of(
+                line,
                 "Divided by the vector's length.",
                 "x / |x|",
-                one(own) / length,
-                whole,
+                scalar(line) / length,
+                row_line,
                 length=length,
             )
-        gain, shift = read.weight("weight", at[-1]), read.weight("bias", at[-1])
+        gain, shift = reader.weight("weight", at[-1]), reader.weight("bias", at[-1])
         mean = float(row.mean()) if p["type"] == "layer" else 0.0
         spread = math.sqrt(float((row - mean).square().mean()) + p["eps"])
-        value = (one(own) - mean) / spread
-        by = 1.0 if gain is None else one(gain) + p.get("offset", 0.0)
-        value = value * by + (0.0 if shift is None else one(shift))
-        others = tuple(line for line in (gain, shift, whole) if line is not None)
+        value = (scalar(line) - mean) / spread
+        by = 1.0 if gain is None else scalar(gain) + p.get("offset", 0.0)
+        value = value * by + (0.0 if shift is None else scalar(shift))
+        operands = tuple(line for line in (gain, shift, row_line) if line is not None)
         if p["type"] == "layer":
             words = (
                 f"Minus the vector's mean {mean:.6g}, divided by its deviation {spread:.6g}, "
@@ -263,8 +263,10 @@ class Norm(Kind):
             equation = "(x - mean) / sqrt(var + eps) * gain" + (
                 " + bias" if shift is not None else ""
             )
-            return same(own, words, equation, value, *others, mean=mean, deviation=spread, gain=by)
+            return copy_of(
+                line, words, equation, value, *operands, mean=mean, deviation=spread, gain=by
+            )
         words = f"Divided by the vector's root mean square {spread:.6g}, times the gain {by:.6g}."
-        return same(
-            own, words, "x / sqrt(mean(x^2) + eps) * gain", value, *others, rms=spread, gain=by
+        return copy_of(
+            line, words, "x / sqrt(mean(x^2) + eps) * gain", value, *operands, rms=spread, gain=by
         )

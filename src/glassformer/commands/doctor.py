@@ -29,7 +29,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     values = findings()
     rows = [(name.replace("_", " "), _words(value)) for name, value in values.items()]
-    result(args.json, values, rows, left=(0, 1))
+    result(args.json, values, rows, left_aligned=(0, 1))
     for advice in advices(values):
         note(advice)
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
             args.json,
             [{"name": name, "what": meaning} for name, meaning in rules],
             rules,
-            left=(0, 1),
+            left_aligned=(0, 1),
         )
         return
     kind = args.out.suffix.lower() if args.out is not None else None

@@ -271,7 +271,7 @@ def _score(args: argparse.Namespace) -> None:
         figure = f"Spearman {row['spearman']:.4f}" if "spearman" in row else "-"
         figure = figure if row.get("accuracy") is None else f"{row['accuracy']:.1f} % right"
         lines.append((row["file"], figure, f"{row['asked']:,} of {row['of']:,} known"))
-    result(args.json, results, lines, left=(0, 1, 2))
+    result(args.json, results, lines, left_aligned=(0, 1, 2))
 
 
 def _bag(args: argparse.Namespace) -> None:

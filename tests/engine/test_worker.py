@@ -310,42 +310,46 @@ def reached() -> dict[str, list[tuple[str, int, int]]]:
     return found
 
 
+def check(label: str, place: Any, name: str, case: tuple[str, int], fault: Fault) -> None:
+    """Others get their answers, the faulty request hears of the fault, and the engine goes on."""
+    crowd, number = case
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        patch(monkeypatch, place, name, fault.planted)
+        *answers, again = run(crowd, number, fault)
+    said = f"{label} of request {number} of {crowd}, {fault.fired} faults"
+    expected = alone(crowd)
+    for other, answered in enumerate(answers):
+        assert answered is not None or other == number, f"{said}: it ended request {other}"
+        if answered is not None:
+            tokens, numbers = expected[other]
+            assert answered == (tokens, pytest.approx(numbers, abs=1e-4)), said
+    tokens, numbers = expected[number]
+    assert again == (tokens, pytest.approx(numbers, abs=1e-4)), said
+    silent = not fault.fired or not fault.always or label in GUESSES
+    assert answers[number] is None or silent, f"{said}: it was not told"
+
+
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("place", "name"), [pytest.param(*some, id=label) for label, *some in functions()]
+    ("label", "place", "name"), [pytest.param(*row, id=row[0]) for row in functions()]
 )
 def test_a_fault_of_one_request_ends_it_alone(
-    place: Any, name: str, request: pytest.FixtureRequest
+    label: str, place: Any, name: str, every: bool
 ) -> None:
-    """At its first call and in the middle, before its work and after, once and for ever."""
-    label = request.node.callspec.id
-    several = reached()[label]
-    if label in NOT_REACHED or (label in RARE and not several):
+    """For ever before its work, and once after it; with ``every`` in several crowds."""
+    cases = reached()[label]
+    if label in NOT_REACHED or (label in RARE and not cases):
         return
-    assert several, "no request comes here"
-    first = [
-        next(one for one in several if one[0] == crowd)
-        for crowd in dict.fromkeys(one[0] for one in several)
-    ]
-    most = max(several, key=lambda one: one[2])
-    for crowd, number, count in dict.fromkeys([*first[:2], most, several[-1]]):
-        for after, skip, always in ((False, 0, True), (True, count // 2, False)):
-            fault = Fault(after, skip, always)
-            with pytest.MonkeyPatch.context() as monkeypatch:
-                patch(monkeypatch, place, name, fault.planted)
-                *answers, again = run(crowd, number, fault)
-            case = f"{label} of request {number} of {crowd}, {fault.fired} faults"
-            for other, (ours, theirs) in enumerate(zip(answers, alone(crowd), strict=True)):
-                assert ours is not None or other == number, f"{case}: it ended request {other}"
-                if ours is not None:
-                    assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-4), (
-                        case
-                    )
-            assert again == (
-                alone(crowd)[number][0],
-                pytest.approx(alone(crowd)[number][1], abs=1e-4),
-            ), case
-            told = answers[number] is None
-            assert told or not fault.fired or not always or label in GUESSES, (
-                f"{case}: it was not told"
-            )
+    assert cases, "no request comes here"
+    if not every:
+        crowd, number, _ = cases[-1]
+        check(label, place, name, (crowd, number), Fault(False, 0, True))
+        crowd, number, count = cases[0]
+        check(label, place, name, (crowd, number), Fault(True, count // 2, False))
+        return
+    first = {crowd: (crowd, number, count) for crowd, number, count in reversed(cases)}
+    most = max(cases, key=lambda case: case[2])
+    for crowd, number, count in {*first.values(), most, cases[-1]}:
+        check(label, place, name, (crowd, number), Fault(False, 0, True))
+        check(label, place, name, (crowd, number), Fault(True, count // 2, False))

@@ -352,7 +352,6 @@ class Scheduler:
         for _ in range(-(-length // self.size) - len(text.pages)):
             while not self._available:
                 if self._park():
-                    self.subject = text
                     continue
                 load = Counter(text.client for text in self.running)
                 idle = [other for other in self.running if other not in busy]
@@ -373,10 +372,10 @@ class Scheduler:
         most = max(load, key=load.__getitem__, default=client)
         fair = load.get(most, 0) - load.get(client, 0) < 2
         if not fair:
-            self.subject = newest = next(
-                text for text in reversed(self.running) if text.client == most
-            )
+            newest = next(text for text in reversed(self.running) if text.client == most)
+            subject, self.subject = self.subject, newest
             self.preempt(newest)
+            self.subject = subject
         return not fair
 
     def _park(self) -> bool:
@@ -384,11 +383,12 @@ class Scheduler:
         ``branch``."""
         resting = next((text for text in reversed(self.running) if text.remaining == 0), None)
         if resting is not None:
-            self.subject = resting
+            subject, self.subject = self.subject, resting
             self.running.remove(resting)
             self._release(resting)
             self.parked.add(resting)
             self.preempted += 1
+            self.subject = subject
         return resting is not None
 
     def preempt(self, text: Text) -> None:

@@ -329,9 +329,9 @@ class Worker:
         if grown is not None:
             self.scheduler.branch(search.texts, *grown, self.runner.copy)
             return
-        last = search.tell(turn.job)
-        self._drop(turn.job)
-        self._close(turn.job, last)
+        for text in search.texts:
+            self.scheduler.drop(text)
+        self._close(turn.job, search.tell(turn.job))
 
     def _encode(self) -> None:
         """Whole texts, as many as fit in four steps' tokens."""

@@ -35,7 +35,7 @@ SHELL = [
 @pytest.mark.parametrize("line", SHELL)
 def test_command_lines_are_understood(line: str) -> None:
     words = shlex.split(line)[1:]
-    given = cli.parser(VERBS).understand(words)
+    given = cli.parser(VERBS).parse(words)
     assert given.run
 
 
@@ -131,7 +131,7 @@ def test_the_blocks_of_a_page_run(
             shown = capsys.readouterr().out
             assert shown and "False" not in shown, shown
         for line in block.splitlines() if not kind else ():
-            assert cli.parser(VERBS).understand(shlex.split(line.partition(" #")[0])[1:]).run
+            assert cli.parser(VERBS).parse(shlex.split(line.partition(" #")[0])[1:]).run
 
 
 def test_links_lead_somewhere() -> None:

@@ -81,7 +81,7 @@ def _run(words: list[str]) -> int:
     check_text(words)
     if words[0] == "help":
         words = [*words[1:], "--help"]
-    args = parser(words[:1]).understand(words)
+    args = parser(words[:1]).parse(words)
     for file in getattr(args, "use", ()):
         from .config.extend import use
 
@@ -127,7 +127,7 @@ def parser(full: Collection[str]) -> Parser:
                 getattr(page, "EPILOG", None),
             )
             page.options(verb_parser)
-            verb_parser.show(page.EXAMPLES)
+            verb_parser.add_examples(page.EXAMPLES)
             for help_parser in (verb_parser, *verb_parser.verbs.values()):
                 help_parser.set_defaults(run=page.run, open=getattr(page, "OPEN", False))
     return top

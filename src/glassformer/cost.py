@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import config
 from .config.model import shapes
-from .config.shapes import Shape, Unmultiplied, of
+from .config.shapes import Shape, Unmultiplied, shapes_of
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ class Cost:
         """Forward FLOPs a token for scores and weighted sums, each key counted that may be looked
         at."""
         flops = 0.0
-        for stack, attention, crosses in _attentions(self.model):
+        for stack, attention, crosses in _attention_layers(self.model):
             width = attention.heads * config.head_dim(attention, self.model.dim)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
         return flops + sum(
@@ -167,20 +167,20 @@ class Cost:
     def cache_per_token(self, dtype: str = "bf16") -> int:
         """Bytes of keys and values that one more token adds, before any window is full."""
         return int(
-            sum(self._kv_width(a) for _, a, crosses in _attentions(self.model, cached=True))
+            sum(self._kv_width(a) for _, a, crosses in _attention_layers(self.model, cached=True))
             * BYTES[dtype]
         )
 
     @property
     def kv_per_token(self) -> int:
         """Numbers of keys and values that all attentions make of a token."""
-        return sum(self._kv_width(attention) for _, attention, _ in _attentions(self.model))
+        return sum(self._kv_width(attention) for _, attention, _ in _attention_layers(self.model))
 
     def cache(self, dtype: str = "bf16") -> int:
         """Bytes of keys and values of the whole batch at the full context; a window holds no more
         than its size."""
         numbers = 0
-        for _, attention, _ in _attentions(self.model, cached=True):
+        for _, attention, _ in _attention_layers(self.model, cached=True):
             length = min(attention.mask.lookback or self.context, self.context)
             numbers += length * self._kv_width(attention)
         return int(self.batch * numbers * BYTES[dtype])
@@ -297,7 +297,7 @@ def _is_matrix(name: str, shape: Shape) -> bool:
     return len(shape) >= 2 and not isinstance(shape, Unmultiplied) and not name.startswith("pool.")
 
 
-def _attentions(
+def _attention_layers(
     model: config.Model, cached: bool = False
 ) -> list[tuple[config.Stack, config.Attention, bool]]:
     """Every attention of the model: its stack, itself, whether it looks across; ``cached``: those
@@ -320,7 +320,7 @@ def _saved_activations(feedforward: Any, dim: int) -> int:
     if hasattr(feedforward, "saved_activations"):
         return int(feedforward.saved_activations(dim))
     return 2 * sum(
-        shape[-2] for name, shape in of(feedforward, dim).items() if _is_matrix(name, shape)
+        shape[-2] for name, shape in shapes_of(feedforward, dim).items() if _is_matrix(name, shape)
     )
 
 

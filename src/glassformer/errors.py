@@ -26,11 +26,11 @@ class UserError(ValueError):
         half = (LONGEST - 5) // 2
         if len(sentence) > LONGEST:
             sentence = f"{sentence[:half]} ... {sentence[-half:]}"
-        text = sentence if sentence.isprintable() else "".join(map(_shown, sentence))
+        text = sentence if sentence.isprintable() else "".join(map(_escape, sentence))
         super().__init__(text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}")
 
 
-def _shown(character: str) -> str:
+def _escape(character: str) -> str:
     return character if character.isprintable() else ascii(character)[1:-1]
 
 

@@ -37,7 +37,7 @@ def data_home() -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def standing(path: Path) -> Literal["file", "folder", "other"] | None:
+def path_kind(path: Path) -> Literal["file", "folder", "other"] | None:
     """Returns the kind of a path, None for nothing; UserError for what is not a path, a lost link,
     and a locked folder."""
     try:
@@ -106,7 +106,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def altered(sums: Path, *prefixes: str) -> list[str]:
+def altered_files(sums: Path, *prefixes: str) -> list[str]:
     """The files in a list of ``sha256sum`` that are not what was written, of those whose names
     begin so (none: of all).
 
@@ -166,7 +166,7 @@ def explain(error: OSError, path: Path) -> UserError:
 
 
 @contextlib.contextmanager
-def explaining(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Errors of the operating system inside are the user's, about ``path``."""
     try:
         yield
@@ -176,7 +176,7 @@ def explaining(path: Path) -> Iterator[None]:
 
 def make_folder(path: Path) -> Path:
     """The folder, made with its parents where missing; UserError where it cannot be."""
-    with explaining(path):
+    with explain_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -188,11 +188,11 @@ def write(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
     the disk is full or the folder cannot be written; the old file then still stands.
     """
     make_folder(path.parent)
-    beside = path.with_name(_part_name(f".{path.name}."))
+    beside = path.with_name(_temporary_name(f".{path.name}."))
     # not mkstemp, whose files nobody else may read whatever the umask says
-    with explaining(path.parent):
+    with explain_errors(path.parent):
         os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    with contextlib.ExitStack() as after, explaining(path):
+    with contextlib.ExitStack() as after, explain_errors(path):
         after.callback(beside.unlink, missing_ok=True)
         if callable(content):
             content(beside)
@@ -203,7 +203,7 @@ def write(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
         sync(path.parent)
 
 
-def _part_name(prefix: str) -> str:
+def _temporary_name(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(4)}.part"
 
 
@@ -211,8 +211,8 @@ def _part_name(prefix: str) -> str:
 def temporary(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder in ``parent``, gone afterwards unless it was renamed; UserError where it cannot
     be made."""
-    beside = parent / _part_name(prefix)
-    with explaining(parent):
+    beside = parent / _temporary_name(prefix)
+    with explain_errors(parent):
         beside.mkdir()
     try:
         yield beside
@@ -229,7 +229,7 @@ def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
     whose reader checks hashes need not. Raises UserError as ``write`` does.
     """
     make_folder(path.parent)
-    with temporary(path.parent, f".{path.name}.") as beside, explaining(path):
+    with temporary(path.parent, f".{path.name}.") as beside, explain_errors(path):
         yield beside
         for file in [*sorted(beside.rglob("*")), beside] if lasting else ():
             sync(file)
@@ -256,7 +256,7 @@ def exclusive(file: IO[Any], wait: bool = True) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
-def hold(file: IO[Any], path: Path) -> bool:
+def try_lock(file: IO[Any], path: Path) -> bool:
     """Lock an open file until it is closed; False where another process holds it, or has just
     removed it."""
     try:
@@ -275,11 +275,11 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
     """
     is_new, path = not folder.exists(), folder / ".lock"
     make_folder(folder)
-    with explaining(folder):
+    with explain_errors(folder):
         file = path.open("a+")
     with file:
         need(
-            hold(file, path),
+            try_lock(file, path),
             f"Another process is {purpose} in {folder}; wait for it to end or "
             "choose another folder.",
         )

@@ -34,7 +34,7 @@ EXAMPLES = [
 def understood(line: str) -> dict[str, object]:
     words = shlex.split(line)
     # torchrun may stand before it
-    return vars(parser(VERBS).understand(words[words.index("glassformer") + 1 :]))
+    return vars(parser(VERBS).parse(words[words.index("glassformer") + 1 :]))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_options_stand_anywhere(line: str, found: dict[str, object]) -> None:
 
 
 def test_every_setting_is_listed_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [s.path for s in settings.every() if not s.meaning] == []
+    assert [s.path for s in settings.all_settings() if not s.meaning] == []
     assert main(["train", "--settings"]) == 0
     said = capsys.readouterr().out
     for line in (

@@ -31,8 +31,8 @@ def test_what_to_do() -> None:
         "thread_pool": "torch's",
     }
     well["system"] = "Linux-x86_64"
-    assert doctor.advices(well) == []
-    (missing,) = doctor.advices({**well, "kernels": "torch", "builds": []})
+    assert doctor.advice_for(well) == []
+    (missing,) = doctor.advice_for({**well, "kernels": "torch", "builds": []})
     assert "hatch_build.py" in missing
     old = {
         **well,
@@ -41,8 +41,8 @@ def test_what_to_do() -> None:
         "features": [],
         "why": "This processor lacks avx2.",
     }
-    assert doctor.advices(old) == ["This processor lacks avx2."]
-    (few,) = doctor.advices({**well, "threads": 1})
+    assert doctor.advice_for(old) == ["This processor lacks avx2."]
+    (few,) = doctor.advice_for({**well, "threads": 1})
     assert few.startswith("1 of 2 cores compute")
-    (alone,) = doctor.advices({**well, "thread_pool": None})
+    (alone,) = doctor.advice_for({**well, "thread_pool": None})
     assert "one core" in alone

@@ -106,7 +106,7 @@ def test_each_type_is_told_once_and_by_a_name_of_its_own() -> None:
         "tune Full",
     }
     assert same == wanted
-    every = {setting.path for setting in settings.every()}
+    every = {setting.path for setting in settings.all_settings()}
     assert {setting.path for one in settings.types().values() for setting in one.settings} <= every
 
 

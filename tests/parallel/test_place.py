@@ -12,7 +12,7 @@ import torch
 
 from glassformer import training
 from glassformer.checkpoints.tensors import open_files
-from glassformer.commands.train import write_a_little
+from glassformer.commands.train import write_sample
 from glassformer.config import run_file
 from glassformer.config.parallel import Parallel
 from glassformer.errors import UserError
@@ -105,7 +105,7 @@ def trained(mesh, folder, out, more, resume=False, speaks=False):
             run_file.read_run(None, said),
             Path(out),
             resume,
-            sample=write_a_little if speaks else lambda *_: "text",
+            sample=write_sample if speaks else lambda *_: "text",
         )
     except UserError as error:
         return str(error)

@@ -19,7 +19,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 def understood(words: list[str]) -> object:
     """The arguments of a command line as our own parser reads them; it exits for others."""
-    return cli.parser(["serve"]).understand(words)
+    return cli.parser(["serve"]).parse(words)
 
 
 def test_the_unit_starts_the_server_and_lets_it_drain(tmp_path: Path) -> None:

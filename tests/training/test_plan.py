@@ -114,9 +114,9 @@ def test_its_own_embeddings_can_be_set_and_come_after_the_models_changes(lines: 
 def test_a_run_is_resumed_translates_and_is_gone_on_from(
     lines: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
 ) -> None:
-    from glassformer.commands.train import write_a_little
+    from glassformer.commands.train import write_sample
 
-    training.run(settings(lines), tmp_path / "whole", sample=write_a_little)
+    training.run(settings(lines), tmp_path / "whole", sample=write_sample)
     err = capfd.readouterr().err
     assert (
         "Training a words tokenizer of the target." in err

@@ -376,7 +376,7 @@ def verify(folder: Path, *prefixes: str) -> None:
     if not sums.is_file():
         return
     try:
-        wrong = files.altered(sums, *prefixes)
+        wrong = files.altered_files(sums, *prefixes)
         listed = {line.partition("  ")[2] for line in sums.read_text(encoding="utf-8").splitlines()}
     except (OSError, ValueError) as error:
         raise UserError(

@@ -256,7 +256,7 @@ def _commit(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> No
         return
     files.make_folder(folder)
     replaced = _weight_files(folder)
-    with files.temporary(folder, ".saving-") as beside, files.explaining(folder):
+    with files.temporary(folder, ".saving-") as beside, files.explain_errors(folder):
         _write(beside, contents, tokenizer)
         names = [str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file()]
         for name in (*(name for name in names if name != "config.json"), "config.json"):

@@ -8,14 +8,14 @@ from typing import Any
 
 from ..errors import need, note
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_device_options,
     add_edit_option,
     edits_suffix,
-    emit,
     load_model_and_tokenizer,
     parse_edits,
-    table,
+    print_json,
+    print_table,
     texts,
 )
 
@@ -26,7 +26,7 @@ EXAMPLES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
     parser.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
     parser.add_argument(
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
             against_piece=_label(names, attribution.against),
         )
     if args.json:
-        emit(attribution.to_dict())
+        print_json(attribution.to_dict())
         return
     for line in attribution.notes:
         note(line)
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
         (name, *(f"{sums[kind]:+.4f}" if kind in sums else "" for kind in kinds))
         for name, sums in blocks
     ]
-    table(lines, ("", *kinds))
+    print_table(lines, ("", *kinds))
 
 
 def _label(names: list[str], number: int | None) -> Any:

@@ -10,9 +10,9 @@ from .common import (
     add_edit_option,
     add_text_options,
     add_truncate_option,
-    emit,
     load_model_and_tokenizer,
     parse_edits,
+    print_json,
     progress_counter,
     texts,
 )
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
             second is None,
             "This model gives each word its label and reads one text; leave --second out.",
         )
-        tags(args, model, tokenizer, [text.split() for text in first])
+        print_tags(args, model, tokenizer, [text.split() for text in first])
         return
     pairs = first if second is None else list(zip(first, second, strict=True))
     options = {
@@ -65,10 +65,10 @@ def run(args: argparse.Namespace) -> None:
         "edits": args.edit,
     }
     probabilities = generation.classify(model, tokenizer, pairs, **options)
-    names = labels_of(args.model, probabilities.shape[1])
+    names = label_names(args.model, probabilities.shape[1])
     for text, row in zip(first, probabilities.tolist(), strict=True):
         if args.json:
-            emit(
+            print_json(
                 {
                     "text": text,
                     **(dict(zip(names, row, strict=True)) if len(row) > 1 else {"value": row[0]}),
@@ -81,22 +81,24 @@ def run(args: argparse.Namespace) -> None:
             print(f"{names[best]:12} {row[best]:.4f}  {text}")
 
 
-def tags(args: argparse.Namespace, model: Any, tokenizer: Any, sentences: list[list[str]]) -> None:
+def print_tags(
+    args: argparse.Namespace, model: Any, tokenizer: Any, sentences: list[list[str]]
+) -> None:
     """The label of each word, a word a line as CoNLL has it, or a sentence a line as JSON."""
     from .. import generation
 
-    names = labels_of(args.model, model.config.token_head.labels)
+    names = label_names(args.model, model.config.token_head.labels)
     options = {"batch": args.batch, "progress": progress_counter("texts"), "edits": args.edit}
     probabilities = generation.tag(model, tokenizer, sentences, **options)
     for words, rows in zip(sentences, probabilities, strict=True):
         labels = [names[best] for best in rows.argmax(1).tolist()]
         if args.json:
-            emit({"tokens": words, "labels": labels, "probabilities": rows.amax(1).tolist()})
+            print_json({"tokens": words, "labels": labels, "probabilities": rows.amax(1).tolist()})
         else:
             print("".join(f"{word}\t{label}\n" for word, label in zip(words, labels, strict=True)))
 
 
-def labels_of(name: str, count: int) -> list[str]:
+def label_names(name: str, count: int) -> list[str]:
     """The labels' names that were saved with a model, or their numbers."""
     from ..checkpoints import Checkpoint
 

@@ -20,9 +20,9 @@ from .. import files
 from ..errors import UserError, need
 from ..errors import note as note
 
-MODEL = "a folder, a hub name or a recipe such as glass/1m"
-SILENCE = 30.0  # seconds without a word on standard error, where it is not a terminal
-TEXTS = "one or several; - is standard input, one text"
+MODEL_HELP = "a folder, a hub name or a recipe such as glass/1m"
+REPORT_INTERVAL = 30.0  # seconds without a word on standard error, where it is not a terminal
+TEXTS_HELP = "one or several; - is standard input, one text"
 
 
 def add_use_option(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def load_model(args: argparse.Namespace, **options: Any) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def objective_of(model: str) -> str | None:
+def run_objective(model: str) -> str | None:
     """Returns the objective of the run that a folder, or one of its checkpoints, comes from; None
     where it is unknown."""
     from ..config.run_file import saved_run
@@ -122,7 +122,7 @@ def objective_of(model: str) -> str | None:
     return objective.get("type", "Causal") if isinstance(objective, dict) else objective
 
 
-def untrained(name: str) -> None:
+def note_untrained(name: str) -> None:
     """Notes of a recipe that its weights are random."""
     from ..checkpoints import resolve
 
@@ -140,10 +140,10 @@ def add_prompts_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_text_options(
-    parser: argparse.ArgumentParser, help: str = TEXTS, batch: bool = True
+    parser: argparse.ArgumentParser, help: str = TEXTS_HELP, batch: bool = True
 ) -> None:
     """Adds the model, the texts and ``--batch``, for every command that has a model read texts."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("text", nargs="*", metavar="TEXT", help=help)
     add_prompts_option(parser)
     if batch:
@@ -162,23 +162,25 @@ def add_truncate_option(parser: argparse.ArgumentParser) -> None:
 def texts(args: argparse.Namespace, arguments: Sequence[str]) -> list[str]:
     """Returns the texts on the command line, where ``-`` is all of standard input, and after them
     those of ``--prompts``."""
-    inputs = [_one_text() if text == "-" else text for text in arguments]
+    inputs = [_read_single_text() if text == "-" else text for text in arguments]
     if args.prompts is None:
         return inputs
     piped = args.prompts == "-"
     name, content = (
-        ("Standard input", standard_input()) if piped else (args.prompts, _content(args.prompts))
+        ("Standard input", standard_input()) if piped else (args.prompts, _read_text(args.prompts))
     )
     lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
     need(lines != [""], f"{name} is empty; give a text a line.")
     if args.prompts.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
         lines = [
-            _of_json(line, f"{name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()
+            _text_from_json(line, f"{name}, line {n}")
+            for n, line in enumerate(lines, 1)
+            if line.strip()
         ]
     return inputs + lines
 
 
-def _one_text() -> str:
+def _read_single_text() -> str:
     text = standard_input()
     lines = len(text.splitlines())
     if lines > 1:
@@ -186,7 +188,7 @@ def _one_text() -> str:
     return text.removesuffix("\n")
 
 
-def _content(name: str) -> str:
+def _read_text(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except OSError as error:
@@ -198,7 +200,7 @@ def _content(name: str) -> str:
         raise UserError(f"{name} is not UTF-8 text (byte {error.start}); convert it.") from None
 
 
-def _of_json(line: str, place: str) -> str:
+def _text_from_json(line: str, place: str) -> str:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -238,7 +240,7 @@ def file_or_input(name: str) -> str:
     return str(path)
 
 
-def picture(out: str | Path, content: str | bytes) -> None:
+def write_picture(out: str | Path, content: str | bytes) -> None:
     """Writes a picture to the file ``out`` and prints its name; ``-`` is standard output."""
     data = content.encode() if isinstance(content, str) else content
     if str(out) == "-":
@@ -253,11 +255,11 @@ def count_noun(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def emit(value: Any) -> None:
+def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
-def table(
+def print_table(
     rows: Iterable[Sequence[str]], heading: Sequence[str] = (), left_aligned: Collection[int] = (0,)
 ) -> None:
     """Print rows as columns; those numbered in ``left`` begin at the left, the others end at the
@@ -267,9 +269,9 @@ def table(
     print("\n".join(tables.lines(rows, heading, left_aligned)))
 
 
-def rows(*pairs: tuple[str, str]) -> None:
+def print_pairs(*pairs: tuple[str, str]) -> None:
     """Print names and values, one pair a line."""
-    table(pairs, left_aligned=(0, 1))
+    print_table(pairs, left_aligned=(0, 1))
 
 
 def progress_counter(noun: str = "tokens") -> Callable[[int], None]:
@@ -281,23 +283,23 @@ def progress_counter(noun: str = "tokens") -> Callable[[int], None]:
 
     def report(done: int) -> None:
         nonlocal last
-        if time.monotonic() - last >= SILENCE:
+        if time.monotonic() - last >= REPORT_INTERVAL:
             last = time.monotonic()
             note(f"{done:,} {noun} so far")
 
     return report
 
 
-def result(as_json: bool, value: Any, rows: Iterable[Sequence[str]], **layout: Any) -> None:
+def print_result(as_json: bool, value: Any, rows: Iterable[Sequence[str]], **layout: Any) -> None:
     """Print a result: ``value`` as JSON, else ``rows`` as a table (``layout`` as ``table`` takes
     it)."""
     if as_json:
-        emit(value)
+        print_json(value)
     else:
-        table(rows, **layout)
+        print_table(rows, **layout)
 
 
-def columns(text: str | None) -> dict[str, str]:
+def parse_columns(text: str | None) -> dict[str, str]:
     """Parses ``--columns``, ``text=0,label=1``, into a dictionary."""
     pairs = [field.partition("=") for field in (text or "").split(",") if text]
     if not all(equals and field and column for field, equals, column in pairs):
@@ -305,7 +307,7 @@ def columns(text: str | None) -> dict[str, str]:
     return {field.strip(): column.strip() for field, _, column in pairs}
 
 
-def unescaped(text: str) -> str:
+def unescape_newlines(text: str) -> str:
     """A text in which \\n is a new line."""
     return text.replace("\\n", "\n")
 

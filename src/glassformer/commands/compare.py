@@ -15,9 +15,9 @@ from typing import Any
 from ..errors import need, note
 from ..inspection import tables
 from . import eval as evaluate
-from .common import add_device_options, emit
+from .common import add_device_options, print_json
 from .parsing import Parser
-from .train import write_a_little
+from .train import write_sample
 from .words import learn_labels
 
 EXAMPLES = ("glassformer compare a.toml b.toml --minutes 5",)
@@ -63,7 +63,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     test("--beams", type=int, default=5, metavar="K", help="width of the beam search (5)")
     test(
         "--lengths",
-        type=evaluate.numbers,
+        type=evaluate.parse_lengths,
         default=[10, 15, 20],
         metavar="N,...",
         help="BLEU by length (10,15,20)",
@@ -91,33 +91,33 @@ def run(args: argparse.Namespace) -> int | None:
     common = {name: value for name in ("device", "dtype") if (value := getattr(args, name))}
     arms = training.read_arms(args.runs, args.vary, common)
     settings = arms[0].settings
-    check(args, settings)
+    check_test_set(args, settings)
     bag = [{"name": BAG, **bag_of_words(settings.data, args.test)}] if args.bag else []
     results: dict[str, list[dict[str, Any]]] = {}
     budget = {"minutes": args.minutes, "tokens": args.tokens}
     for ended in training.compare(
-        arms, Path(args.out), **budget, seeds=args.seeds, sample=write_a_little
+        arms, Path(args.out), **budget, seeds=args.seeds, sample=write_sample
     ):
         if ended.signal:
             return 128 + ended.signal
         if args.test is not None:
-            test(args, settings, ended)
+            evaluate_test_set(args, settings, ended)
         row = {"name": ended.name, **training.figures(ended.folder), **ended.record}
         results.setdefault(ended.arm.name, []).append(row)
     rows = [
         runs[0] if len(runs) == 1 else training.over_seeds(name, runs)
         for name, runs in results.items()
     ] + bag
-    picture = draw(rows, Path(args.out) / "comparison.png")
+    picture = draw_curves(rows, Path(args.out) / "comparison.png")
     if args.json:
-        emit(rows)
+        print_json(rows)
     else:
-        print("\n".join(table(rows)))
+        print("\n".join(table_lines(rows)))
         note(picture)
     return None
 
 
-def check(args: argparse.Namespace, settings: Any) -> None:
+def check_test_set(args: argparse.Namespace, settings: Any) -> None:
     """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs
     or cannot be read."""
     from ..data import examples, registry
@@ -145,7 +145,7 @@ def check(args: argparse.Namespace, settings: Any) -> None:
         examples.read(args.test, objective, columns=data.columns)
 
 
-def test(args: argparse.Namespace, settings: Any, ended: Any) -> None:
+def evaluate_test_set(args: argparse.Namespace, settings: Any, ended: Any) -> None:
     """Adds the test set's figures to the run's record, as ``glassformer eval`` computes them,
     unless it has them."""
     data = settings.data
@@ -200,7 +200,7 @@ def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
 # ------------------------------------------------------------------------- the table, the picture
 
 
-def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def table_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the lines of the table, one row a run, the best validation first."""
     rows = []
     for result in sorted(results, key=lambda result: result["valid"]["loss"]):
@@ -208,16 +208,20 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         for name, value in result["valid"].items():
             if isinstance(value, float):
                 show, factor = (
-                    (evaluate.number, 100.0) if name == "accuracy" else ("{:.4f}".format, 1.0)
+                    (evaluate.format_number, 100.0)
+                    if name == "accuracy"
+                    else ("{:.4f}".format, 1.0)
                 )
-                row[f"valid {name}"] = cell(value, spread["valid"].get(name), show, factor)
+                row[f"valid {name}"] = format_cell(value, spread["valid"].get(name), show, factor)
         for name, value in result.get("test", {}).items():
             if name == "by length":
                 apart = spread["test"].get(name, {})
                 for group, figures in value.items():
-                    row[f"bleu {group}"] = cell(figures["bleu"], apart.get(group, {}).get("bleu"))
+                    row[f"bleu {group}"] = format_cell(
+                        figures["bleu"], apart.get(group, {}).get("bleu")
+                    )
             elif name != "texts":
-                row[f"test {name}"] = cell(value, spread["test"].get(name))
+                row[f"test {name}"] = format_cell(value, spread["test"].get(name))
         row["parameters"] = f"{result['parameters']:,}"
         row["tokens"] = f"{result['tokens']:,}"
         row["seconds"] = f"{result['seconds']:,.0f}"
@@ -234,10 +238,10 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return tables.lines(([row.get(name, "-") for name in names] for row in rows), names)
 
 
-def cell(
+def format_cell(
     value: float,
     spread: float | None,
-    show: Callable[[float], str] = evaluate.number,
+    show: Callable[[float], str] = evaluate.format_number,
     factor: float = 1.0,
 ) -> str:
     """A figure, with its standard deviation over seeds where there are several."""
@@ -245,7 +249,7 @@ def cell(
     return figure if spread is None else f"{figure} ±{show(spread * factor)}"
 
 
-def draw(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
+def draw_curves(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
     """Validation by tokens and by seconds, and the test's figure by length; one sentence on what
     became of it."""
     try:

@@ -47,7 +47,7 @@ def candidates(words: Sequence[str]) -> list[str]:
     command = parser(before[:1])
     while before and before[0] in command.verbs:
         command = command.verbs[before.pop(0)]
-    asking = command.asking(before)
+    asking = command.pending_option(before)
     if asking is not None:
         choices = [str(choice) for choice in asking.choices or ()]
     elif command.verbs:
@@ -56,7 +56,7 @@ def candidates(words: Sequence[str]) -> list[str]:
         from ..config import settings
 
         more = (
-            dict.fromkeys(f"--{setting.path}" for setting in settings.every())
+            dict.fromkeys(f"--{setting.path}" for setting in settings.all_settings())
             if command.get_default("open")
             else ()
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need, note
-from .common import MODEL, add_device_options, emit, load_model_and_tokenizer
+from .common import MODEL_HELP, add_device_options, load_model_and_tokenizer, print_json
 
 EXAMPLES = (
     'glassformer contexts out/mine bank "We sat on the river bank." "He took it to the bank."',
@@ -13,7 +13,7 @@ EXAMPLES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("word", metavar="WORD", help="a word that both texts have")
     parser.add_argument("text", nargs="*", metavar="TEXT", help="the two texts")
     add_device_options(parser)
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> None:
 
     results = inspection.word_in_contexts(*load_model_and_tokenizer(args), args.word, *args.text)
     if args.json:
-        emit(results.to_dict())
+        print_json(results.to_dict())
         return
     for line in results.notes:
         note(line)

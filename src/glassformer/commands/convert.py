@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, need, note
-from .common import MODEL, add_use_option, new_file, new_folder, untrained
+from .common import MODEL_HELP, add_use_option, new_file, new_folder, note_untrained
 
 KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf", "gguf")
 EXAMPLES = (
@@ -25,7 +25,7 @@ SMALL = 512  # entries: a smaller vocabulary is of characters
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL)
+    add("model", metavar="MODEL", help=MODEL_HELP)
     add("folder", nargs="?", help=argparse.SUPPRESS)
     add("--out", metavar="FOLDER", help="where to save it")
     help = "hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)"
@@ -65,19 +65,19 @@ def run(args: argparse.Namespace) -> None:
             args.context is None,
             "--context is for a model that is a folder; convert the file first.",
         )
-        named_tokenizer, path = _asked_for(args.tokenizer), Path(args.model)
+        named_tokenizer, path = _open_tokenizer(args.tokenizer), Path(args.model)
         model = torch_files.load(args.kind, path, Path(args.config) if args.config else None)
-        tokenizer = _checked(named_tokenizer, args.tokenizer, model) or _tokenizer_beside(
+        tokenizer = _check_vocabulary(named_tokenizer, args.tokenizer, model) or _default_tokenizer(
             args.kind, path, model, out
         )
         store.save(model, folder, tokenizer, layout=args.layout)
     else:
         need(args.config is None, "--config goes with --from.")
-        named_tokenizer = _asked_for(args.tokenizer)
+        named_tokenizer = _open_tokenizer(args.tokenizer)
         opened = Checkpoint.open(args.model, args.context)
         model = opened.model()
-        tokenizer = _checked(named_tokenizer, args.tokenizer, model) or opened.tokenizer()
-        untrained(args.model)
+        tokenizer = _check_vocabulary(named_tokenizer, args.tokenizer, model) or opened.tokenizer()
+        note_untrained(args.model)
         reads = opened.source_tokenizer()
         layout: Any = args.layout or (None if quantized(model) else "hf")
         store.save(
@@ -97,16 +97,19 @@ def _to_gguf(args: argparse.Namespace, out: str) -> None:
     need(out.endswith(".gguf"), f"A GGUF model is one file: --out {out}.gguf.")
     path = new_file(out, args.model)
     opened = Checkpoint.open(args.model, args.context)
-    untrained(args.model)
+    note_untrained(args.model)
     model = opened.model()
-    tokenizer = _checked(_asked_for(args.tokenizer), args.tokenizer, model) or opened.tokenizer()
+    tokenizer = (
+        _check_vocabulary(_open_tokenizer(args.tokenizer), args.tokenizer, model)
+        or opened.tokenizer()
+    )
     if tokenizer is None:
         note(
             "This model has no tokenizer, so llama.cpp will read ids alone; --tokenizer NAME "
             "adds one."
         )
     tensor_counts = gguf.save(
-        model, path, (args.numbers or "F16").upper(), tokenizer, _name(args.model, opened)
+        model, path, (args.numbers or "F16").upper(), tokenizer, _gguf_name(args.model, opened)
     )
     note(
         "Tensors by their numbers: "
@@ -115,7 +118,7 @@ def _to_gguf(args: argparse.Namespace, out: str) -> None:
     print(out)
 
 
-def _name(model: str, opened: Any) -> str:
+def _gguf_name(model: str, opened: Any) -> str:
     """Returns the name of the model in a GGUF file: the folder's name (of a checkpoint the run's
     too), or the hub's or recipe's."""
     from ..checkpoints import gguf
@@ -127,19 +130,19 @@ def _name(model: str, opened: Any) -> str:
     return f"{path.parent.name}-{path.name}" if path.name.startswith("step-") else path.name
 
 
-def _asked_for(name: str | None) -> Any:
+def _open_tokenizer(name: str | None) -> Any:
     """The tokenizer asked for, opened before a large model is; None where none is."""
     from ..tokenizer import pretrained
 
     return None if name is None else pretrained.find(name)
 
 
-def _checked(tokenizer: Any, name: str, model: Any) -> Any:
+def _check_vocabulary(tokenizer: Any, name: str, model: Any) -> Any:
     """The tokenizer; UserError where the model has no rows for all its tokens."""
     rows = model.config.embed.vocab
     if tokenizer is not None and tokenizer.size > rows:
         letters = (
-            f", for a model of characters without a special token: {_letters()}"
+            f", for a model of characters without a special token: {_letters_command()}"
             if rows < SMALL
             else "."
         )
@@ -150,7 +153,7 @@ def _checked(tokenizer: Any, name: str, model: Any) -> Any:
     return tokenizer
 
 
-def _tokenizer_beside(kind: str, path: Path, model: Any, out: str) -> Any:
+def _default_tokenizer(kind: str, path: Path, model: Any, out: str) -> Any:
     """The tokenizer beside a published file, or GPT-2's for its size; what was found or is missing
     is said."""
     from ..checkpoints.checkpoint import open_tokenizer
@@ -171,7 +174,7 @@ def _tokenizer_beside(kind: str, path: Path, model: Any, out: str) -> Any:
             f"glassformer convert {shlex.quote(out)} --tokenizer {usual} --out NEW_FOLDER adds one"
         )
         more = (
-            f"; a model of characters has that of its own text: {_letters()}"
+            f"; a model of characters has that of its own text: {_letters_command()}"
             if rows < SMALL
             else "."
         )
@@ -179,7 +182,7 @@ def _tokenizer_beside(kind: str, path: Path, model: Any, out: str) -> Any:
     return tokenizer
 
 
-def _letters() -> str:
+def _letters_command() -> str:
     """Returns the command that makes the tokenizer of nanoGPT's and minGPT's characters: sorted,
     from 0, and nothing else."""
     return f'python -c "{LETTERS}" makes the folder letters of input.txt.'

@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest, need
-from .common import add_use_option, result
-from .parsing import settings
+from .common import add_use_option, print_result
+from .parsing import split_settings
 
 if TYPE_CHECKING:
     from ..config import Model
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     for name in ("batch", "context", "processes"):
         value = getattr(args, name)
         need(value is None or value >= 1, f"--{name} is {value}; give 1 or more.")
-    named, changes = settings(args.extra)
+    named, changes = split_settings(args.extra)
     if named is None:
         raise UserError("Give a recipe, a folder or a run file; see glassformer cost --help.")
     if named.endswith(".toml"):
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
         # rows of a piece, as in a training
         model, batch = plan.model, -(-(args.batch or train.batch) // train.accumulate)
     else:
-        model, batch, context = _changed(named, changes), args.batch or 1, args.context
+        model, batch, context = _changed_config(named, changes), args.batch or 1, args.context
     estimate = cost(model, batch, context)
     numbers, rows = estimate.to_dict(), estimate.table()
     if args.processes is not None:
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
             numbers["layout"] = layout.to_dict()
             # what is held and sent differs
             rows += layout.rows()[3 if layout.dtype == "bf16" else 0 :]
-    result(args.json, numbers, rows)
+    print_result(args.json, numbers, rows)
 
 
 def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
@@ -107,7 +107,7 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
     return [Layout(estimate, parallel, pieces, dtype, muon) for dtype in ("fp32", "bf16")]
 
 
-def _changed(name: str, changes: dict[str, str]) -> Model:
+def _changed_config(name: str, changes: dict[str, str]) -> Model:
     """The config of a recipe or folder with these changes; UserError for a setting that its model
     does not have."""
     from ..checkpoints import Checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import note
-from .common import count_noun, emit, file_or_input, rows, unescaped
+from .common import count_noun, file_or_input, print_json, print_pairs, unescape_newlines
 
 EXAMPLES = ("glassformer data", "glassformer data python-docs")
 
@@ -23,14 +23,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
     add(
         "--separator",
-        type=unescaped,
+        type=unescape_newlines,
         metavar="TEXT",
         help="what parts a plain file's documents (nothing)",
     )
     add("--json", action="store_true", help="as JSON")
 
 
-def examples() -> list[dict[str, Any]]:
+def example_sets() -> list[dict[str, Any]]:
     """The sets of published files that are known by name, and what run files want that a person has
     to bring."""
     from .. import files
@@ -85,21 +85,23 @@ def run(args: argparse.Namespace) -> None:
                 {"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence}
                 for c in corpora
             ]
-            emit([*named, *examples()])
+            print_json([*named, *example_sets()])
         else:
             texts = [(c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora]
             sets = [
                 (f"{s['name']}/", f"{', '.join(s['files'])} ({s['licence']}, {s['origin']})")
-                for s in examples()
+                for s in example_sets()
             ]
-            rows(*texts, *sets)
+            print_pairs(*texts, *sets)
         return
     source = find_corpus(file_or_input(args.name), args.field, args.separator)
     for line in source.notes:
         note(line)
     summary = source.summary()
     if args.json:
-        emit({name: str(v) if isinstance(v, Path) else v for name, v in vars(summary).items()})
+        print_json(
+            {name: str(v) if isinstance(v, Path) else v for name, v in vars(summary).items()}
+        )
     else:
         pieces = f"{count_noun(summary.documents, 'document')}, {count_noun(summary.files, 'file')}"
         size = f"{summary.bytes:,} bytes of text in {pieces}"
@@ -108,4 +110,4 @@ def run(args: argparse.Namespace) -> None:
             ("from", summary.origin),
             ("licence", summary.licence),
         )
-        rows(("corpus", summary.name), ("holds", size), *origin)
+        print_pairs(("corpus", summary.name), ("holds", size), *origin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import emit, note, table
+from .common import note, print_json, print_table
 
 EXAMPLES = (
     'glassformer define "causal mask"',
@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> None:
 
     if not args.term:
         if args.json:
-            emit([term.to_dict() for term in glossary.terms()])
+            print_json([term.to_dict() for term in glossary.terms()])
         else:
-            table(
+            print_table(
                 [(term.name, term.page, term.sentence) for term in glossary.terms()],
                 left_aligned=(0, 1, 2),
             )
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     term = glossary.find(" ".join(args.term))
     number = None if args.no_number else glossary.live(term)
     if args.json:
-        emit(term.to_dict() | ({} if number is None else {"live": number}))
+        print_json(term.to_dict() | ({} if number is None else {"live": number}))
         return
     also = f" (also {', '.join(term.also)})" if term.also else ""
     print(f"{term.name}{also}\n  {term.sentence}\n")
@@ -56,6 +56,6 @@ def run(args: argparse.Namespace) -> None:
     lines += [("now", number)] if number else []
     lines += [("road", f"{term.road} {term.page}")]
     lines += [("see", ", ".join(term.related))] if term.related else []
-    table(lines, left_aligned=(0, 1))
+    print_table(lines, left_aligned=(0, 1))
     if term.exercise:
         note(f"Write it yourself: glassformer learn start {term.exercise}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import note
-from .common import result
+from .common import print_result
 
 EXAMPLES = ("glassformer doctor", "glassformer doctor --json")
 USAGE = "glassformer doctor [--json]"
@@ -27,14 +27,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    values = findings()
-    rows = [(name.replace("_", " "), _words(value)) for name, value in values.items()]
-    result(args.json, values, rows, left_aligned=(0, 1))
-    for advice in advices(values):
+    values = system_info()
+    rows = [(name.replace("_", " "), _format_value(value)) for name, value in values.items()]
+    print_result(args.json, values, rows, left_aligned=(0, 1))
+    for advice in advice_for(values):
         note(advice)
 
 
-def findings() -> dict[str, Any]:
+def system_info() -> dict[str, Any]:
     """Returns versions, processor, kernels, threads and memory of this machine by name."""
     import os
     import platform
@@ -66,7 +66,7 @@ def findings() -> dict[str, Any]:
     }
 
 
-def advices(values: dict[str, Any]) -> list[str]:
+def advice_for(values: dict[str, Any]) -> list[str]:
     """Returns advice on the findings, a sentence or two each; none where all is well."""
     advice = []
     if values["kernels"] == "torch" and "x86_64" in values["system"]:
@@ -101,7 +101,7 @@ def memory_speed() -> float:
     return numbers.nbytes / statistics.median(times) / 1e9
 
 
-def _words(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(value) or "none"
     return "none" if value is None else str(value)

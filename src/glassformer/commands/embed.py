@@ -12,9 +12,9 @@ from .common import (
     add_text_options,
     add_truncate_option,
     count_noun,
-    emit,
     load_model_and_tokenizer,
     parse_edits,
+    print_json,
     progress_counter,
     texts,
 )
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"{count_noun(len(inputs), 'vector')} of {vectors.shape[1]} numbers in {args.out}")
     elif args.json:
         for text, vector in zip(inputs, vectors.tolist(), strict=True):
-            emit({"text": text, "vector": vector})
+            print_json({"text": text, "vector": vector})
     else:
         import torch
 

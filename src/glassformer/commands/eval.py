@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import need, note
 from . import common
-from .classify import labels_of
+from .classify import label_names
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_device_options,
     add_edit_option,
-    columns,
     count_noun,
-    emit,
     load_model_and_tokenizer,
+    parse_columns,
     parse_edits,
+    print_json,
+    print_pairs,
     progress_counter,
-    rows,
-    unescaped,
+    unescape_newlines,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ EPILOG = (
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL)
+    add("model", metavar="MODEL", help=MODEL_HELP)
     add("--data", metavar="FILE", help="a file, a folder or a named corpus; examples")
     add("--json", action="store_true", help="the figures as JSON")
     add("--batch", type=int, metavar="N", help="windows or texts at once (8, texts 32)")
@@ -53,7 +53,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     text("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
     text(
         "--separator",
-        type=unescaped,
+        type=unescape_newlines,
         metavar="TEXT",
         help="what parts a plain file's documents (nothing)",
     )
@@ -110,12 +110,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def names(text: str | None) -> list[str]:
+def split_names(text: str | None) -> list[str]:
     """``bleu,chrf``."""
     return [name.strip() for name in text.split(",")] if text else []
 
 
-def numbers(text: str | None) -> list[int]:
+def parse_lengths(text: str | None) -> list[int]:
     """``10,20,30``."""
     lengths = (
         [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")] if text else []
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> None:
     if args.out is not None:
         common.new_file(args.out, args.data, args.target)
     args.data = common.file_or_input(args.data)
-    show(args, measure(args))
+    show_figures(args, measure(args))
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -145,32 +145,32 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from .. import config, generation
 
     args.columns, args.figures, args.lengths = (
-        columns(args.columns),
-        names(args.figures),
-        numbers(args.lengths),
+        parse_columns(args.columns),
+        split_names(args.figures),
+        parse_lengths(args.lengths),
     )
     model, tokenizer = load_model_and_tokenizer(args)
     paired = args.target is not None or "source" in args.columns
     if isinstance(model.config, config.EncoderDecoder):
-        return targets(args, model, tokenizer)
+        return score_targets(args, model, tokenizer)
     if paired and isinstance(model.config, config.Decoder):
-        learned = common.objective_of(args.model)
+        learned = common.run_objective(args.model)
         need(
             learned in ("Seq2Seq", None),
             f"{args.model} was trained to continue text ({learned}) and writes no targets; "
             "train with "
             "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
         )
-        return targets(args, model, tokenizer)
+        return score_targets(args, model, tokenizer)
     if model.config.pool is not None and model.config.pool.labels:
-        return labels(args, model, tokenizer)
+        return score_labels(args, model, tokenizer)
     if generation.tags(model.config):
-        return tags(args, model, tokenizer)
+        return score_tags(args, model, tokenizer)
     sentence = (
         "This model has no labels and writes no targets, so --columns means nothing; leave it out."
     )
     need(not args.columns, sentence)
-    return text(args, model, tokenizer)
+    return score_text(args, model, tokenizer)
 
 
 def tasks(args: argparse.Namespace) -> None:
@@ -188,7 +188,7 @@ def tasks(args: argparse.Namespace) -> None:
     figures = evaluate_tasks(
         model,
         tokenizer,
-        names(args.tasks),
+        split_names(args.tasks),
         shots=args.shots,
         limit=args.limit,
         folder=folder,
@@ -196,10 +196,10 @@ def tasks(args: argparse.Namespace) -> None:
         progress=progress_counter("answers"),
         edits=args.edit,
     )
-    show(args, figures)
+    show_figures(args, figures)
 
 
-def text(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+def score_text(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The loss of a text."""
     from .. import evaluation
     from ..data import find as find_corpus
@@ -229,7 +229,7 @@ def text(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]
     }
 
 
-def targets(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+def score_targets(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """Returns the figures of the model's hypotheses against the targets."""
     from .. import evaluation, files, generation
     from ..training.objectives import Seq2Seq
@@ -261,7 +261,7 @@ def targets(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, A
         lines = "".join(text.replace("\n", " ") + "\n" for text in written)
         print(lines, end="") if str(args.out) == "-" else files.write(args.out, lines)
 
-    def measured(indices: Sequence[int]) -> dict[str, Any]:
+    def text_metrics(indices: Sequence[int]) -> dict[str, Any]:
         texts, right = [written[n] for n in indices], [references[n] for n in indices]
         names = args.figures or ["bleu", "chrf"]
         figures = evaluation.of_texts(
@@ -269,24 +269,24 @@ def targets(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, A
         )
         return {"texts": len(indices), **figures}
 
-    figures = measured(range(len(written)))
+    figures = text_metrics(range(len(written)))
     if args.lengths:
         groups = evaluation.by_length(
             [join_words(example.first) for example in examples], args.lengths
         )
         figures["by length"] = {
-            name: measured(indices) for name, indices in groups.items() if indices
+            name: text_metrics(indices) for name, indices in groups.items() if indices
         }
     return figures
 
 
-def labels(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+def score_labels(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The labels that the model gives, against the right ones."""
     from .. import evaluation, generation
     from ..training.objectives import Classify
 
     count = model.config.pool.labels
-    names = None if count == 1 else labels_of(args.model, count)
+    names = None if count == 1 else label_names(args.model, count)
     examples = read_examples(args, Classify(regression=count == 1), names)
     texts = [
         example.first if example.second is None else (example.first, example.second)
@@ -312,12 +312,12 @@ def labels(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, An
     return {"texts": len(texts), **figures}
 
 
-def tags(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+def score_tags(args: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The labels that the model gives to words, against the right ones."""
     from .. import evaluation, generation
     from ..training.objectives import Tag
 
-    names = labels_of(args.model, model.config.token_head.labels)
+    names = label_names(args.model, model.config.token_head.labels)
     examples = read_examples(args, Tag(), names)
     batch = 32 if args.batch is None else args.batch
     sentences = [example.words for example in examples]
@@ -351,25 +351,28 @@ def read_examples(
     return table.examples
 
 
-def show(args: argparse.Namespace, figures: dict[str, Any]) -> None:
+def show_figures(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Figures, and those of groups: on standard error where standard output has what the model
     wrote."""
     with contextlib.redirect_stdout(sys.stderr if str(args.out) == "-" else sys.stdout):
-        emit(figures) if args.json else rows(*_lines(figures))
+        print_json(figures) if args.json else print_pairs(*_lines(figures))
 
 
 def _lines(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A name and its figure, or all the figures of a task or a group."""
     for name, value in figures.items():
         if not isinstance(value, dict):
-            yield name, number(value)
+            yield name, format_number(value)
         elif any(isinstance(inner, dict) for inner in value.values()):
             yield from _lines(value)
         else:
-            yield name, "  ".join(f"{label} {number(figure)}" for label, figure in value.items())
+            yield (
+                name,
+                "  ".join(f"{label} {format_number(figure)}" for label, figure in value.items()),
+            )
 
 
-def number(value: float | str) -> str:
+def format_number(value: float | str) -> str:
     """A count whole, a figure with what it is usually given with."""
     if isinstance(value, str):
         return value

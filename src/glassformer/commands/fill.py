@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need
-from .common import add_device_options, add_text_options, emit, load_model_and_tokenizer, texts
+from .common import (
+    add_device_options,
+    add_text_options,
+    load_model_and_tokenizer,
+    print_json,
+    texts,
+)
 
 EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
 
@@ -37,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     for number, text in enumerate(inputs):
         predictions = generation.fill(model, tokenizer, text, top=args.top, order=args.order)
         if args.json:
-            emit([[filled.to_dict() for filled in blank] for blank in predictions])
+            print_json([[filled.to_dict() for filled in blank] for blank in predictions])
             continue
         if len(inputs) > 1:
             print(f"{chr(10) if number else ''}{text}")

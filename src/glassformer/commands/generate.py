@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, need, note
 from ..tokenizer.labels import pieces, shown
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_device_options,
     add_edit_option,
     add_prompts_option,
     count_noun,
-    emit,
     engine_device,
     load_model_and_tokenizer,
     new_file,
     parse_edits,
+    print_json,
     progress_counter,
     texts,
 )
@@ -45,7 +45,7 @@ EXAMPLES = (
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL)
+    add("model", metavar="MODEL", help=MODEL_HELP)
     add(
         "prompt",
         nargs="*",
@@ -108,7 +108,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def readers(args: argparse.Namespace) -> Iterator[Reader | None]:
+def prompt_reader(args: argparse.Namespace) -> Iterator[Reader | None]:
     """Yields the function that prefills prompts over all processes of torchrun, None for one
     process; the first process alone decodes."""
     from ..config.parallel import Parallel
@@ -139,11 +139,11 @@ def readers(args: argparse.Namespace) -> Iterator[Reader | None]:
 
 
 def run(args: argparse.Namespace) -> None:
-    with readers(args) as reader:
-        answer(args, reader)
+    with prompt_reader(args) as reader:
+        generate_texts(args, reader)
 
 
-def answer(args: argparse.Namespace, reader: Reader | None) -> None:
+def generate_texts(args: argparse.Namespace, reader: Reader | None) -> None:
     """Continue the prompts, which ``reader`` reads if there is one."""
     from .. import config, generation
 
@@ -161,7 +161,7 @@ def answer(args: argparse.Namespace, reader: Reader | None) -> None:
         args.device = engine_device(args)
     model, tokenizer = load_model_and_tokenizer(args)
     if args.out is not None:
-        return into_file(args, model, tokenizer, prompts, sampling)
+        return generate_to_file(args, model, tokenizer, prompts, sampling)
     groups = [prompts[start : start + args.batch] for start in range(0, len(prompts), args.batch)]
     seed, rows = args.seed, []
     for group in groups:
@@ -188,7 +188,7 @@ def answer(args: argparse.Namespace, reader: Reader | None) -> None:
             print()
         rows += output.run().rows
     if args.json:
-        emit({"seed": seed, "rows": [as_json(row, tokenizer, args.next) for row in rows]})
+        print_json({"seed": seed, "rows": [as_json(row, tokenizer, args.next) for row in rows]})
     elif args.next or args.logprobs:
         samples_each = len(rows) // len(prompts)
         for number, row in enumerate(rows):
@@ -214,7 +214,7 @@ def answer(args: argparse.Namespace, reader: Reader | None) -> None:
         note(f"seed {seed}")
 
 
-def into_file(
+def generate_to_file(
     args: argparse.Namespace, model: Any, tokenizer: Any, prompts: list[str | None], sampling: Any
 ) -> None:
     """Continuations of many prompts by the engine, as many at once as memory holds, into a file
@@ -239,9 +239,9 @@ def into_file(
         **settings,
         "logprobs": args.logprobs,
         "prompts": digest,
-        **_answering(model, tokenizer),
+        **_model_fingerprint(model, tokenizer),
     }
-    seed = _seed_of(out) if args.seed is None else args.seed
+    seed = _resumed_seed(out) if args.seed is None else args.seed
     common_options, equals, requests = (
         {"sampling": sampling, "seed": seed, "max_new": args.max_new},
         Counter[tuple[int, ...]](),
@@ -290,7 +290,7 @@ def into_file(
     print(f"{count_noun(len(prompts), 'prompt')}, {stats.generated_tokens:,} new tokens in {out}")
 
 
-def _answering(model: Any, tokenizer: Any) -> dict[str, Any]:
+def _model_fingerprint(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Returns the fingerprint of model and tokenizer, so that an output file of other weights is
     not resumed."""
     from ..checkpoints import store
@@ -306,7 +306,7 @@ def _answering(model: Any, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _seed_of(out: Path) -> int:
+def _resumed_seed(out: Path) -> int:
     """The seed of the job that was begun there; else any."""
     try:
         with out.with_name(f"{out.name}.part").open("rb") as file:
@@ -322,7 +322,7 @@ def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
     """A continuation with its tokens' strings, and the likeliest in the place of each where they
     were asked for."""
 
-    def told_of(token: int, p: float) -> dict[str, Any]:
+    def token_record(token: int, p: float) -> dict[str, Any]:
         return {
             "token": token,
             "piece": tokenizer.token(token),
@@ -330,7 +330,7 @@ def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
             "probability": math.exp(p),
         }
 
-    likely = [[told_of(token, p) for token, p in pairs] for pairs in row.likely]
+    likely = [[token_record(token, p) for token, p in pairs] for pairs in row.likely]
     record = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer.for_source, row.prompt)}
     if only_next:
         return {**record, "next": likely[0]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need
-from .common import MODEL, add_device_options, emit, load_model, note, untrained
+from .common import MODEL_HELP, add_device_options, load_model, note, note_untrained, print_json
 
 EXAMPLES = (
     "glassformer heads out/mine",
@@ -14,7 +14,7 @@ EXAMPLES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "--sort",
         metavar="SCORE",
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
 
     need(args.top is None or args.top > 0, f"--top is {args.top}; give 1 or more.")
     model, tokenizer = load_model(args)
-    untrained(args.model)
+    note_untrained(args.model)
     scores = inspection.head_scores(
         model, tokenizer, draws=args.draws, length=args.length, seed=args.seed
     )
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     if args.top is not None:
         scores = scores.first(args.top)
     if args.json:
-        emit(scores.to_dict())
+        print_json(scores.to_dict())
         return
     print("\n".join(scores.table()))
     note(

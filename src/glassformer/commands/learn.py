@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest, need, note
-from .common import count_noun, emit, progress_counter, table
+from .common import count_noun, print_json, print_table, progress_counter
 
 if TYPE_CHECKING:
     from ..learn.exercise import Exercise
@@ -97,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
         f"--seed is {args.seed}; give 0 to {(1 << 31) - 1:,}.",
     )
     if verb == "check":
-        return _class(args) if args.everyone else _check(args, Path(names[0]) if names else None)
+        return (
+            _check_class(args) if args.everyone else _check(args, Path(names[0]) if names else None)
+        )
     need(
         bool(names),
         f"Say of which exercise: glassformer learn {verb} NAME; glassformer learn lists them.",
@@ -125,9 +127,9 @@ def _list(args: argparse.Namespace) -> int:
             }
             for exercise in exercises
         ]
-        emit(entries)
+        print_json(entries)
         return 0
-    table(
+    print_table(
         [
             (
                 exercise.name,
@@ -168,7 +170,7 @@ def _check(args: argparse.Namespace, file: Path | None) -> int:
     from ..learn import progress
     from ..learn.checking import Checker
 
-    file = _latest(args) if file is None else _started_file(args, file)
+    file = _latest_file(args) if file is None else _started_file(args, file)
     with Checker(args.exercises) as checker:
         verdict = checker.check(file, args.seed, args.seconds)
     passed = verdict.state == "passed"
@@ -177,7 +179,7 @@ def _check(args: argparse.Namespace, file: Path | None) -> int:
     checks = int(before.get("checks", 0)) + 1
     progress.keep(file.parent, verdict.exercise, state=state, file=file.name, checks=checks)
     if args.json:
-        emit(verdict.to_dict())
+        print_json(verdict.to_dict())
         return int(not passed)
     if verdict.printed.strip():
         print(
@@ -201,7 +203,7 @@ def _started_file(args: argparse.Namespace, named: Path) -> Path:
     return args.out / record["file"] if "file" in record else named
 
 
-def _latest(args: argparse.Namespace) -> Path:
+def _latest_file(args: argparse.Namespace) -> Path:
     """Returns the learner's file that was changed last."""
     from ..learn import starting
 
@@ -219,7 +221,7 @@ def _latest(args: argparse.Namespace) -> Path:
     )
 
 
-def _class(args: argparse.Namespace) -> int:
+def _check_class(args: argparse.Namespace) -> int:
     """Checks each learner's files and prints a row for each."""
     from ..learn.checking import Checker, class_folder
 
@@ -229,7 +231,7 @@ def _class(args: argparse.Namespace) -> int:
             reports.append(report)
             count(len(reports))
     if args.json:
-        emit([report.to_dict() for report in reports])
+        print_json([report.to_dict() for report in reports])
         return 0
     rows = []
     for report in reports:
@@ -244,7 +246,7 @@ def _class(args: argparse.Namespace) -> int:
                 message[:100],
             )
         )
-    table(rows, ("learner", "exercise", "state", "what"), left_aligned=(0, 1, 2, 3))
+    print_table(rows, ("learner", "exercise", "state", "what"), left_aligned=(0, 1, 2, 3))
     passed = Counter(row[0] for row in rows if row[2] == "passed")
     learners = {row[0] for row in rows}
     note(
@@ -266,7 +268,7 @@ def _hint(args: argparse.Namespace, exercise: Exercise) -> int:
     at = min(int(hints_taken), len(exercise.hints) - 1)
     hints = exercise.hints if args.all_hints else exercise.hints[at : at + 1]
     if args.json:
-        emit(list(hints))
+        print_json(list(hints))
     else:
         print("\n".join(hints))
     state = progress.state(exercise, progress.read(args.out))
@@ -289,7 +291,7 @@ def _hint(args: argparse.Namespace, exercise: Exercise) -> int:
 
 def _solution(args: argparse.Namespace, exercise: Exercise) -> int:
     if args.json:
-        emit({"name": exercise.name, "solution": exercise.solution})
+        print_json({"name": exercise.name, "solution": exercise.solution})
     else:
         # so that it can be checked as it is
         print(f"# exercise: {exercise.name}\n\n{exercise.solution}", end="")

@@ -11,20 +11,20 @@ from typing import Any
 
 from ..errors import need, note
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_device_options,
     add_edit_option,
-    columns,
     count_noun,
     edits_suffix,
-    emit,
     is_terminal,
     load_model_and_tokenizer,
     new_file,
+    parse_columns,
     parse_edits,
-    result,
+    print_json,
+    print_result,
     texts,
-    unescaped,
+    unescape_newlines,
 )
 
 EXAMPLES = (
@@ -35,7 +35,7 @@ EXAMPLES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "text", nargs="*", metavar="TEXT", help="what the model reads; - is standard input"
     )
@@ -78,7 +78,10 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--field", default="text", metavar="NAME", help="the text field of JSONL (text)"
     )
     fit.add_argument(
-        "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents"
+        "--separator",
+        type=unescape_newlines,
+        metavar="TEXT",
+        help="what parts a plain file's documents",
     )
     fit.add_argument("--steps", type=int, default=200, metavar="N", help="steps of Adam (200)")
     fit.add_argument("--tokens", type=int, default=1024, metavar="N", help="tokens a step (1024)")
@@ -92,7 +95,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.fit is not None:
-        fit(args)
+        fit_lens(args)
         return
     need(args.out is None, "--out goes with --fit DATA; the lens itself is printed.")
     need(args.target is None and args.columns is None, "--target and --columns go with --fit DATA.")
@@ -106,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
     options = {"positions": args.positions, "track": args.track, "top": args.top, "tuned": tuned}
     lens = logit_lens(model, tokenizer, text, source=args.source, edits=edits, **options)
     if args.json:
-        emit(lens.to_dict())
+        print_json(lens.to_dict())
         return
     for line in lens.notes:
         note(line)
@@ -117,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
     print("\n".join(lens.table()))
 
 
-def fit(args: argparse.Namespace) -> None:
+def fit_lens(args: argparse.Namespace) -> None:
     """A tuned lens, fitted and written."""
     need(args.out is not None, "--fit writes a file; name it: --out FILE.safetensors.")
     need(
@@ -132,7 +135,7 @@ def fit(args: argparse.Namespace) -> None:
     model, tokenizer = load_model_and_tokenizer(args)
     rows: Iterable[tuple[Any, Any]]
     if isinstance(model.config, config.EncoderDecoder):
-        name, rows = pairs(args, model, tokenizer)
+        name, rows = example_pairs(args, model, tokenizer)
     else:
         need(
             args.target is None,
@@ -146,17 +149,17 @@ def fit(args: argparse.Namespace) -> None:
             (row, None) for row in streams.windows(model, tokenizer, corpus.texts(), args.context)
         )
     options: dict[str, Any] = {"steps": args.steps, "tokens": args.tokens, "rate": args.rate}
-    lens = fit_tuned_lens(model, rows, data=name, **options, progress=progress(args.steps))
+    lens = fit_tuned_lens(model, rows, data=name, **options, progress=fit_progress(args.steps))
     lens.save(out)
     depths = zip(lens.depths, lens.before, lens.after, strict=True)
     rows_shown = [(path, f"{before:.4f}", f"{after:.4f}") for path, before, after in depths]
     heading = ("depth", "KL before", "KL after")
     note("KL(own || depth) in nats, the mean of the tokens of texts held out.")
-    result(args.json, lens.to_dict(), rows_shown, heading=heading)
+    print_result(args.json, lens.to_dict(), rows_shown, heading=heading)
     note(f"{out} holds the tuned lens, {lens.origin()}")
 
 
-def pairs(
+def example_pairs(
     args: argparse.Namespace, model: Any, tokenizer: Any
 ) -> tuple[str, Iterable[tuple[Any, Any]]]:
     """The examples' name, and each as an encoder-decoder reads it."""
@@ -169,14 +172,14 @@ def pairs(
         "--context cuts a running text; an encoder-decoder's are cut to its context.",
     )
     files = args.fit if args.target is None else {"source": args.fit, "target": args.target}
-    table = examples.read(files, Seq2Seq(), columns=columns(args.columns))
+    table = examples.read(files, Seq2Seq(), columns=parse_columns(args.columns))
     for line in table.notes:
         note(line)
     texts = [(example.first, example.second or "") for example in table.examples]
     return table.name, streams.pairs(model, tokenizer, texts)
 
 
-def progress(steps: int) -> Any:
+def fit_progress(steps: int) -> Any:
     """Returns a function that shows the fit's progress in one line of the terminal."""
 
     def report(step: int, kl: float) -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from ..errors import UserError, need
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_device_options,
     add_edit_option,
     ascii_only,
-    emit,
     load_model,
     load_model_and_tokenizer,
+    note_untrained,
     parse_edits,
-    picture,
+    print_json,
     texts,
-    untrained,
+    write_picture,
 )
 
 EXAMPLES = (
@@ -30,7 +30,7 @@ EXAMPLES = (
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL)
+    add("model", metavar="MODEL", help=MODEL_HELP)
     add("text", metavar="TEXT", help="what the model reads; - is standard input")
     add(
         "pattern", nargs="*", metavar="PATTERN", help='names, as "*.pattern"; none lists every name'
@@ -62,13 +62,13 @@ def run(args: argparse.Namespace) -> None:
     args.prompts, args.edit = None, parse_edits(args)
     (args.text,) = texts(args, [args.text])
     if args.draw:
-        draw(args)
+        draw_attention(args)
     elif args.next is not None or args.logprobs is not None:
-        predictions(args)
+        print_predictions(args)
     elif not args.pattern:
         need(not args.edit, "--edit changes values; say which to show, or give --next.")
         print("\n".join(inspection.paths(load_model(args)[0])))
-        untrained(args.model)
+        note_untrained(args.model)
     else:
         model, tokenizer = load_model_and_tokenizer(args)
         values = inspection.look(
@@ -76,12 +76,12 @@ def run(args: argparse.Namespace) -> None:
         )
         if args.json:
             tokens = inspection.read_tokens(model, tokenizer, args.text, args.source, args.edit)
-            emit({**inspection.to_dict(values), "tokens": tokens})
+            print_json({**inspection.to_dict(values), "tokens": tokens})
         else:
             print("\n".join(inspection.describe(values)))
 
 
-def predictions(args: argparse.Namespace) -> None:
+def print_predictions(args: argparse.Namespace) -> None:
     """Prints the likeliest tokens after the text, or after each of its tokens."""
     from .. import inspection
 
@@ -90,7 +90,7 @@ def predictions(args: argparse.Namespace) -> None:
         *load_model_and_tokenizer(args), args.text, count, source=args.source, edits=args.edit
     )
     if args.json:
-        emit(tokens if args.logprobs is not None else tokens[-1]["next"])
+        print_json(tokens if args.logprobs is not None else tokens[-1]["next"])
         return
     for token in tokens if args.logprobs is not None else tokens[-1:]:
         indent = ""
@@ -105,7 +105,7 @@ def predictions(args: argparse.Namespace) -> None:
         )
 
 
-def draw(args: argparse.Namespace) -> None:
+def draw_attention(args: argparse.Namespace) -> None:
     """Attention, word by word."""
     from .. import inspection
 
@@ -116,9 +116,9 @@ def draw(args: argparse.Namespace) -> None:
         *load_model_and_tokenizer(args), args.text, *args.pattern, **options
     )
     if args.out is not None:
-        picture(args.out, inspection.svg(drawn))
+        write_picture(args.out, inspection.svg(drawn))
     elif args.json:
-        emit([alignment.to_dict() for alignment in drawn])
+        print_json([alignment.to_dict() for alignment in drawn])
     else:
         print(
             "\n\n".join(f"{alignment.path}\n{alignment.text(ascii_only())}" for alignment in drawn)

@@ -7,7 +7,14 @@ import shutil
 from pathlib import Path
 
 from ..errors import UserError
-from .common import add_use_option, ascii_only, emit, picture, result, supports_colour
+from .common import (
+    add_use_option,
+    ascii_only,
+    print_json,
+    print_result,
+    supports_colour,
+    write_picture,
+)
 
 EXAMPLES = (
     'glassformer masks "window(4) | every(8)" --length 32',
@@ -47,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.name is None:
         rules = masks.names()
-        result(
+        print_result(
             args.json,
             [{"name": name, "what": meaning} for name, meaning in rules],
             rules,
@@ -65,9 +72,9 @@ def run(args: argparse.Namespace) -> None:
         args.name, args.length, most=1024 if kind else max(8, min(width, 64)), ring=args.ring
     )
     if kind:
-        picture(args.out, drawn.svg() if kind == ".svg" else drawn.png())
+        write_picture(args.out, drawn.svg() if kind == ".svg" else drawn.png())
     if args.json:
-        emit(drawn.to_dict())
+        print_json(drawn.to_dict())
         return
     if str(args.out) == "-":
         return

@@ -7,13 +7,13 @@ import argparse
 
 from ..errors import note
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_device_options,
-    emit,
     is_terminal,
     load_model_and_tokenizer,
+    print_json,
     progress_counter,
-    unescaped,
+    unescape_newlines,
 )
 
 EXAMPLES = (
@@ -24,7 +24,7 @@ EXAMPLES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("data", metavar="DATA", help="a file, a folder or a named corpus")
     help = (
         "a value's path and its number, in a mixture [expert,number]; an expert: "
@@ -46,7 +46,10 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--field", default="text", metavar="NAME", help="the text field of JSONL (text)"
     )
     parser.add_argument(
-        "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents"
+        "--separator",
+        type=unescape_newlines,
+        metavar="TEXT",
+        help="what parts a plain file's documents",
     )
     add_device_options(parser)
     parser.add_argument("--json", action="store_true", help="every place as JSON")
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         *load_model_and_tokenizer(args), corpus.texts(), args.neuron, **options
     )
     if args.json:
-        emit([neuron.to_dict() for neuron in activations])
+        print_json([neuron.to_dict() for neuron in activations])
         return
     for number, neuron in enumerate(activations):
         statistics = (

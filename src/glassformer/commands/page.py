@@ -19,7 +19,7 @@ EXAMPLES = (
     "glassformer page --run out/mine",
 )
 PORT = 8642
-PATIENCE = 1.5  # seconds that a model waits for a browser to have the page
+BROWSER_WAIT = 1.5  # seconds that a model waits for a browser to have the page
 EXTRA = f"The page needs Starlette and uvicorn: {install_extra('page')}"
 
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     note("The page is at this link; Ctrl-C ends it.")
     if token is not None:
         note("Whoever has the link can use the models here; what is sent is not encrypted.")
-    threading.Thread(target=_ahead, args=(models, page.shown), daemon=True).start()
+    threading.Thread(target=_preload_model, args=(models, page.shown), daemon=True).start()
     options: dict[str, Any] = {
         "log_level": "warning",
         "access_log": False,
@@ -90,14 +90,14 @@ def run(args: argparse.Namespace) -> None:
     server.run(sockets=[bound])
 
 
-def _ahead(models: Any, page_shown: threading.Event) -> None:
+def _preload_model(models: Any, page_shown: threading.Event) -> None:
     """Load the first model before anybody asks; what is wrong with it is said to who asks.
 
     Importing torch keeps the interpreter for seconds: a browser that comes at once has its page
     first (``shown``), and one that comes meanwhile waits a tenth as long for its turn as Python
     would let it.
     """
-    page_shown.wait(PATIENCE)
+    page_shown.wait(BROWSER_WAIT)
     usual = sys.getswitchinterval()
     sys.setswitchinterval(usual / 10)
     try:

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--")
         ]
 
-    def asking(self, words: Sequence[str]) -> argparse.Action | None:
+    def pending_option(self, words: Sequence[str]) -> argparse.Action | None:
         """Returns the option that waits for its value after these words, or None."""
         action = self._option_string_actions.get(words[-1]) if words else None
         return None if action is None or action.nargs == 0 else action
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         """Understand ``old`` as the option ``new``, without a word in the help."""
         self._option_string_actions[old] = self._option_string_actions[new]
 
-    def show(self, examples: Sequence[str]) -> None:
+    def add_examples(self, examples: Sequence[str]) -> None:
         """Adds the examples to the help, and those of each task to its own."""
         sections = [textwrap.fill(self.epilog, 79)] if self.epilog else []
         matching = [line for line in examples if line.startswith(self.prog + " ")]
@@ -78,16 +78,16 @@ class Parser(argparse.ArgumentParser):
             or None
         )
         for verb in self.verbs.values():
-            verb.show(examples)
+            verb.add_examples(examples)
 
-    def understand(self, words: Sequence[str]) -> argparse.Namespace:
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parses the words: ``run`` is the command's function, ``extra`` the words that only it can
         parse."""
         verbs = self.verbs
         if verbs and words and not words[0].startswith("-"):
             if words[0] not in verbs:
                 raise UserError(f'There is no command "{words[0]}".{nearest(words[0], verbs)}')
-            return verbs[words[0]].understand(words[1:])
+            return verbs[words[0]].parse(words[1:])
         if verbs:  # no command: only --help and --version mean anything here
             wrong = (words or ["--help"])[0]
             self.parse_known_args([wrong])
@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
 
-def settings(words_left: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+def split_settings(words_left: Sequence[str]) -> tuple[str | None, dict[str, str]]:
     """``RUN.toml --steps 500 --decoder.depth=8`` as the run file, if there is one, and the changes
     to it."""
     file, changes, words = None, {}, list(words_left)

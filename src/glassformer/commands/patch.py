@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 
 from ..errors import UserError, need
-from .common import MODEL, add_device_options, emit, load_model_and_tokenizer, note, untrained
+from .common import (
+    MODEL_HELP,
+    add_device_options,
+    load_model_and_tokenizer,
+    note,
+    note_untrained,
+    print_json,
+)
 
 EXAMPLES = (
     'glassformer patch out/mine "The dog is" "The dogs are" --answer " here" --wrong " there"',
@@ -16,7 +23,7 @@ EXAMPLES = (
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL)
+    add("model", metavar="MODEL", help=MODEL_HELP)
     add("clean", metavar="CLEAN", help="the text whose values are put in")
     add("corrupted", metavar="CORRUPTED", help="the text they are put into, of as many tokens")
     add("--answer", required=True, metavar="WORD", help="the token whose logit is measured")
@@ -69,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
         answer=args.answer,
         wrong=args.wrong,
         parts=[name.strip() for name in args.parts.split(",")],
-        positions=positions(args.positions),
+        positions=parse_positions(args.positions),
         at=args.at,
         source=tuple(args.source)
         if len(args.source) == 2
@@ -77,9 +84,9 @@ def run(args: argparse.Namespace) -> None:
         if args.source
         else None,
     )
-    untrained(args.model)
+    note_untrained(args.model)
     if args.json:
-        emit(grid.to_dict())
+        print_json(grid.to_dict())
         return
     metric = f"{grid.metric} of {grid.answer}" + (
         f" less {grid.wrong}" if grid.wrong is not None else ""
@@ -93,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
         print("\n" + "\n".join(grid.table(args.top)))
 
 
-def positions(text: str) -> str | list[int]:
+def parse_positions(text: str) -> str | list[int]:
     """``each``, ``all``, or ``2,3``."""
     if text in ("each", "all"):
         return text

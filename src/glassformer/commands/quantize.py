@@ -13,15 +13,15 @@ from typing import Any
 from .. import files
 from ..errors import UserError, need, note
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_use_option,
-    emit,
     is_terminal,
     new_file,
     new_folder,
-    rows,
-    table,
-    untrained,
+    note_untrained,
+    print_json,
+    print_pairs,
+    print_table,
 )
 
 EXAMPLES = (
@@ -38,7 +38,7 @@ REPORT = "quantization.json"
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL)
+    add("model", metavar="MODEL", help=MODEL_HELP)
     add("folder", metavar="FOLDER", help="where to save it")
     add("--bits", type=int, required=True, metavar="N", help="8 or 4, of each weight")
     add(
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
     )
     need(opened.quantization is None, already)
     need(opened.base is None or Checkpoint.open(opened.base).quantization is None, adapter)
-    untrained(args.model)
+    note_untrained(args.model)
     tokenizer, text = opened.tokenizer(), None
     if args.calibrate is not None:
         none = f"{args.model} has no tokenizer, so no text can be read; leave --calibrate out."
@@ -149,9 +149,9 @@ def run(args: argparse.Namespace) -> None:
             f"{layout.group}: a scale a row."
         )
     if args.json:
-        emit(report.to_dict())
+        print_json(report.to_dict())
         return
-    _show(report, args.top)
+    _print_report(report, args.top)
     print(
         f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became "
         f"{report.after / 1e6:,.2f} MB."
@@ -193,7 +193,7 @@ def _text(args: argparse.Namespace, cfg: Any, tokenizer: Any) -> Any:
     return Text.of_pairs(list(zip(source, target, strict=True)), args.tokens, args.measure)
 
 
-def _show(report: Any, top: int) -> None:
+def _print_report(report: Any, top: int) -> None:
     from ..quantize import display
 
     count = min(top, len(report.rows))
@@ -209,12 +209,12 @@ def _show(report: Any, top: int) -> None:
     )
     print(f"Each matrix alone, {by} ({of}):")
     heading, *lines = display.matrices(report, top)
-    table(lines, heading)
+    print_table(lines, heading)
     print("\nAll of them, by how they were rounded (the last is kept):")
     heading, *lines = display.wholes(report)
-    table(lines, heading)
+    print_table(lines, heading)
     print()
-    rows(*display.legend(report))
+    print_pairs(*display.legend(report))
 
 
 def _progress(reads: bool) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import add_use_option, emit, table
+from .common import add_use_option, print_json, print_table
 
 EXAMPLES = ("glassformer recipes --json",)
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
             for page, sizes in pages
             for size, price in sizes.items()
         ]
-        emit(
+        print_json(
             [
                 {"name": n, "parameters": p.total, "dim": p.model.dim, "paper": page.paper}
                 for page, n, p in every
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
         return
     for page, sizes in pages:
         print(f"{page.name}: {page.paper}")
-        table(
+        print_table(
             (
                 f"  {page.name}/{size}",
                 f"{price.total:,} parameters",

@@ -6,13 +6,13 @@ import argparse
 
 from ..errors import note
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_device_options,
     add_edit_option,
     edits_suffix,
-    emit,
     load_model_and_tokenizer,
     parse_edits,
+    print_json,
     texts,
 )
 
@@ -23,7 +23,7 @@ EXAMPLES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
     parser.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
     parser.add_argument("--token", metavar="WORD", help="whose logit: one token (the likeliest)")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     options = {name: getattr(args, name) for name in names}
     saliency = inspection.saliency(*load_model_and_tokenizer(args), text, **options, edits=edits)
     if args.json:
-        emit(saliency.to_dict())
+        print_json(saliency.to_dict())
         return
     note(
         f"Integrated gradients begin at {saliency.baseline} and go through {saliency.steps} points of "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import UserError, install_extra, need, note
-from .common import MODEL, add_device_options, engine_device
+from .common import MODEL_HELP, add_device_options, engine_device
 
 if TYPE_CHECKING:
     from ..serve.registry import Registry
@@ -26,7 +26,7 @@ EXTRA = f"The server needs FastAPI and others: {install_extra('serve')}"
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help=MODEL)
+    add("models", nargs="+", metavar="MODEL", help=MODEL_HELP)
     add(
         "--host",
         default="127.0.0.1",
@@ -172,12 +172,12 @@ def run(args: argparse.Namespace) -> None:
     for id, served in models.models.items():
         note(f"{id}: {served.engine.room}")
     if args.page:
-        note(f"The page is at {_page(models, keys)}")
+        note(f"The page is at {_page_url(models, keys)}")
     note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")
     server.run(models, __version__, bound, args.host, keys, args.drain, args.allow_host, args.proxy)
 
 
-def _page(models: Registry, keys: Sequence[str] | None) -> str:
+def _page_url(models: Registry, keys: Sequence[str] | None) -> str:
     """The page over the models that are served, in a thread; its address.
 
     Where the API needs a key, so does the page: the browser asks for it as a password.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need, note
-from .common import emit, unescaped
+from .common import print_json, unescape_newlines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     make(
         "--separator",
-        type=unescaped,
+        type=unescape_newlines,
         metavar="TEXT",
         help="what parts a plain file's documents (nothing)",
     )
@@ -84,14 +84,16 @@ def run(args: argparse.Namespace) -> None:
     if verb in VERBS:
         from . import vocabularies
 
-        _only(args, verb, "text", "file", "names", "ids", "trace", "html")
+        _refuse_options(args, verb, "text", "file", "names", "ids", "trace", "html")
         vocabularies.VERBS[verb](args, args.words[1:])
         return
-    _only(args, "looking at a text", "kind", "size", "sizes", "dim", "out", "special", "separator")
+    _refuse_options(
+        args, "looking at a text", "kind", "size", "sizes", "dim", "out", "special", "separator"
+    )
     _look(args, _text(args))
 
 
-def _only(args: argparse.Namespace, purpose: str, *names: str) -> None:
+def _refuse_options(args: argparse.Namespace, purpose: str, *names: str) -> None:
     """Refuse options that belong to another use of the command."""
     for option in names:
         if getattr(args, option) not in (None, False, []):
@@ -128,7 +130,7 @@ def _decoded(data: bytes, source: str) -> str:
         raise UserError(f"{source} is not UTF-8 text (byte {error.start}); convert it.") from None
 
 
-def _checkpoint(name: str) -> str | Path:
+def _tokenizer_source(name: str) -> str | Path:
     """A run folder's checkpoint, where its tokenizer lies; any other name as it is."""
     from ..checkpoints import resolve
     from ..tokenizer import pretrained
@@ -152,7 +154,7 @@ def _look(args: argparse.Namespace, text: str) -> None:
     names = (
         args.names or [name for name in DEFAULT if name in pretrained.here()] or list(DEFAULT[:1])
     )
-    opened = [(name, pretrained.find(_checkpoint(name))) for name in dict.fromkeys(names)]
+    opened = [(name, pretrained.find(_tokenizer_source(name))) for name in dict.fromkeys(names)]
     sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
     traces: list[list[Trace]] = []
     if args.trace is not None:
@@ -167,7 +169,7 @@ def _look(args: argparse.Namespace, text: str) -> None:
         tables = [sheet.to_dict() for sheet in sheets]
         for record, trace_records in zip(tables, traces, strict=False):
             record["trace"] = [word.to_dict() for word in trace_records]
-        emit({"text": text, "tokenizers": tables})
+        print_json({"text": text, "tokenizers": tables})
     elif args.html is not None:
         print(args.html)
     else:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UserError
 from .common import add_use_option
-from .parsing import settings
+from .parsing import split_settings
 
 EXAMPLES = (
     "glassformer train --data.train notes.txt --out out/mine",
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int | None:
     from ..config import run_file
 
     if args.settings:
-        table()
+        print_settings()
         return None
     if not args.out:
         raise UserError(
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int | None:
             if args.out is None
             else "--out is empty; name a folder."
         )
-    named, changes = settings(args.extra)
+    named, changes = split_settings(args.extra)
     out = Path(args.out)
     # what is not given now stays
     previous = run_file.saved_run(out) if args.resume and named is None else None
@@ -63,11 +63,11 @@ def run(args: argparse.Namespace) -> int | None:
     defaults, chosen = choose(changes) if previous is None and named is None else ({}, "")
     run_settings = run_file.read_run(previous or named, {**defaults, **changes})
     use_options = [word for file in args.use for word in ("--use", file)]
-    words = [*called(), "train", *args.extra, *use_options, "--out", args.out, "--resume"]
+    words = [*program_command(), "train", *args.extra, *use_options, "--out", args.out, "--resume"]
     again = shlex.join(words)
     try:
         ended = run(
-            run_settings, out, args.resume, sample=write_a_little, command=again, chosen=chosen
+            run_settings, out, args.resume, sample=write_sample, command=again, chosen=chosen
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int | None:
     return 128 + ended.signal if ended.signal else None
 
 
-def table() -> None:
+def print_settings() -> None:
     """Every setting: its name on the command line and in a run file, its type, its default, what it
     means."""
     from ..config import settings
@@ -88,7 +88,7 @@ def table() -> None:
             print(f"  --{setting.path} ({setting.kind}{default}): {setting.meaning}")
 
 
-def called() -> list[str]:
+def program_command() -> list[str]:
     """Returns the command that starts this program again: its name where the shell finds it, else
     its path."""
     path = Path(sys.argv[0])
@@ -100,7 +100,7 @@ def called() -> list[str]:
     ]
 
 
-def write_a_little(
+def write_sample(
     model: Any, tokenizer: Any, source: str | None, source_tokenizer: Any = None
 ) -> str:
     """Returns a sample of a model under training: its own text, or its output for a source text."""

@@ -11,11 +11,11 @@ from .common import (
     add_device_options,
     add_edit_option,
     add_text_options,
-    emit,
     load_model_and_tokenizer,
-    objective_of,
     parse_edits,
+    print_json,
     progress_counter,
+    run_objective,
     texts,
 )
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         "or `classify`."
     )
     need(not isinstance(model.config, config.Encoder), silent)
-    objective = objective_of(args.model)
+    objective = run_objective(args.model)
     if isinstance(model.config, config.Decoder) and objective not in ("Seq2Seq", None):
         raise UserError(
             f"{args.model} was trained with the objective {objective}, not on pairs of texts; "
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
         max_new=args.max_new,
         cut=args.cut,
         edits=edits,
-        start=None if args.start is None else tokens_of(args.start, tokenizer),
+        start=None if args.start is None else parse_tokens(args.start, tokenizer),
     )
     for text, beams in zip(sources, outputs, strict=True):
         if args.json:
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
                 {**hypothesis.to_dict(), "pieces": pieces(tokenizer, hypothesis.tokens)}
                 for hypothesis in beams
             ]
-            emit({"source": text, "best": best})
+            print_json({"source": text, "best": best})
         elif args.best == 1:
             print(beams[0].text)
         else:
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
         )
 
 
-def tokens_of(words: str, tokenizer: Tokenizer) -> list[int]:
+def parse_tokens(words: str, tokenizer: Tokenizer) -> list[int]:
     """The ids that words name: numbers are ids, all else pieces of the vocabulary; UserError for
     what is neither."""
     ids = [int(word) if word.isdecimal() else tokenizer.id(word) for word in words.split()]

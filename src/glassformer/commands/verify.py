@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import need
-from .common import MODEL, add_device_options, count_noun, emit, load_model, untrained
+from .common import (
+    MODEL_HELP,
+    add_device_options,
+    count_noun,
+    load_model,
+    note_untrained,
+    print_json,
+)
 
 EXAMPLES = (
     "glassformer verify out/mine",
@@ -21,7 +28,7 @@ EPILOG = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "--against",
         choices=("hf",),
@@ -53,11 +60,11 @@ def run(args: argparse.Namespace) -> int:
 
     need(args.tokens > 0, f"--tokens is {args.tokens}; give 1 or more.")
     model, tokenizer = load_model(args)
-    untrained(args.model)
+    note_untrained(args.model)
     options: dict[str, Any] = {"new": args.tokens, "seed": args.seed, "compile": args.compile}
     checks: list[Check] = []
     for check in inspection.verify(
-        model, tokenizer, against=args.against and published(args.model), **options
+        model, tokenizer, against=args.against and reference_source(args.model), **options
     ):
         if not args.json:
             if not checks:
@@ -71,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         kind = str(next(model.parameters()).dtype).removeprefix("torch.")
         summary = {"model": args.model, "dtype": kind, "passed": not count["FAIL"]}
-        emit({**summary, "checks": [check.to_dict() for check in checks]})
+        print_json({**summary, "checks": [check.to_dict() for check in checks]})
     else:
         print(
             f"{count_noun(count['pass'], 'check')} passed, {count['FAIL']} failed, "
@@ -80,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if count["FAIL"] else 0
 
 
-def published(name: str) -> str | Path:
+def reference_source(name: str) -> str | Path:
     """The folder that transformers can read as it is, else "hf": the model is saved for it."""
     from ..checkpoints import Checkpoint
 

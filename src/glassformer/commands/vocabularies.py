@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest, need, note
-from .common import count_noun, emit, new_folder, table
+from .common import count_noun, new_folder, print_json, print_table
 
 if TYPE_CHECKING:
     from ..inspection.tokens.vocabulary_size import Size
@@ -28,14 +28,14 @@ def train(args: argparse.Namespace, names: Sequence[str]) -> None:
     specials = (*trainers.SPECIALS.get(kind, (trainers.END,)), *args.special)
     specials_in_text: Counter[str] = Counter()
 
-    def noticed() -> Iterator[str]:
+    def count_specials() -> Iterator[str]:
         for piece in texts:
             specials_in_text.update(trainers.written_specials(piece))
             yield piece
 
     need(args.out is not None, "Say where the tokenizer goes: --out DIR.")
     new_folder(args.out)  # its tokenizer is the model's
-    tokenizer = train_tokenizer(kind, noticed(), args.size, tuple(dict.fromkeys(specials)))
+    tokenizer = train_tokenizer(kind, count_specials(), args.size, tuple(dict.fromkeys(specials)))
     for name in sorted(specials_in_text.keys() - set(specials)):
         note(
             f'"{name}" is in this text {count_noun(specials_in_text[name], "time")} and was learnt as text; if '
@@ -54,7 +54,7 @@ def train(args: argparse.Namespace, names: Sequence[str]) -> None:
     vocabulary = compare.count(tokenizer)
     path = str(args.out / "tokenizer.json")
     if args.json:
-        emit(
+        print_json(
             {
                 "kind": kind,
                 "entries": vocabulary.entries,
@@ -91,7 +91,7 @@ def sizes(args: argparse.Namespace, names: Sequence[str]) -> None:
             ),
         )
     if args.json:
-        emit({"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured_sizes]})
+        print_json({"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured_sizes]})
         return
     _table(measured_sizes, dim)
     if args.out is not None:
@@ -131,7 +131,7 @@ def _table(sizes: Sequence[Size], dim: int) -> None:
         )
         bar = "█" * max(1, round(WIDTH * size.tokens_per_word / most))
         rows.append((f"{size.entries:,}", *figures, f"{size.parameters:,}", bar))
-    table(
+    print_table(
         rows,
         ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", ""),
         left_aligned=(5,),

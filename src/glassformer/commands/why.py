@@ -6,12 +6,12 @@ import argparse
 
 from ..errors import need
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_device_options,
     add_edit_option,
-    emit,
     load_model_and_tokenizer,
     parse_edits,
+    print_json,
     texts,
 )
 
@@ -22,7 +22,7 @@ EXAMPLES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
     help = (
         'an address such as "logits[2,5]"; without its index: the shape; none lists the plan '
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     tape = trace(model, tokenizer, args.text, args.source, edits)
     if args.address is None:
         if args.json:
-            emit(tape.to_dict())
+            print_json(tape.to_dict())
         else:
             print("\n".join(tape.lines()))
         return
@@ -65,13 +65,13 @@ def run(args: argparse.Namespace) -> None:
     if index is None:
         shape, axes = tape.shape(name)
         sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
-        emit({"address": name, "axes": list(axes), "shape": list(shape)}) if args.json else print(
-            f"{name}: {sides}"
-        )
+        print_json(
+            {"address": name, "axes": list(axes), "shape": list(shape)}
+        ) if args.json else print(f"{name}: {sides}")
         return
     steps = list(tape.why(args.address, args.up))
     if args.json:
         records = [step.to_dict(args.terms) for step in steps]
-        emit(records if args.up else records[0])
+        print_json(records if args.up else records[0])
     else:
         print("\n\n".join("\n".join(step.lines(args.terms)) for step in steps))

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, need, note
 from . import common
 from .common import (
-    MODEL,
+    MODEL_HELP,
     add_device_options,
-    columns,
     count_noun,
-    emit,
     load_model_and_tokenizer,
-    result,
-    rows,
-    table,
-    unescaped,
+    parse_columns,
+    print_json,
+    print_pairs,
+    print_result,
+    print_table,
+    unescape_newlines,
 )
 from .parsing import Parser
 
@@ -82,7 +82,10 @@ def options(parser: Parser) -> None:
         "--field", default="text", metavar="NAME", help="the text field of JSONL (text)"
     )
     train.add_argument(
-        "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents"
+        "--separator",
+        type=unescape_newlines,
+        metavar="TEXT",
+        help="what parts a plain file's documents",
     )
 
     near = task("near", "The words nearest to a word.")
@@ -150,7 +153,7 @@ def options(parser: Parser) -> None:
         "contexts",
         "One word in two sentences: how far each layer of a model moves its vectors apart.",
     )
-    contexts.add_argument("model", metavar="MODEL", help=MODEL)
+    contexts.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     contexts.add_argument(
         "word", nargs="?", metavar="WORD", help="left out, well-known examples are shown"
     )
@@ -166,7 +169,7 @@ def options(parser: Parser) -> None:
     wic.add_argument(
         "folder", metavar="FOLDER", help="the folder of its files (train.data.txt ...)"
     )
-    wic.add_argument("--model", metavar="MODEL", help=MODEL)
+    wic.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
     wic.add_argument("--vectors", metavar="FILE", help=VECTORS)
     wic.add_argument("--first", type=int, metavar="N", help="so many pairs of each part alone")
     add_device_options(wic)
@@ -202,7 +205,7 @@ def _train(args: argparse.Namespace) -> None:
             print(line, end="\n" if step.done == 1 else "\r", file=sys.stderr, flush=True)
     vectors.save(model.vectors(), out)
     if args.json:
-        emit(
+        print_json(
             {"words": len(words.words), "width": settings.dim, "loss": step.loss, "file": args.out}
         )
     else:
@@ -224,7 +227,7 @@ def _near(args: argparse.Namespace) -> None:
         else vectors.analogy(args.a, args.b, args.c, args.top)
     )
     rows = [(f"{cosine:.4f}", word) for word, cosine in neighbours]
-    result(args.json, [{"word": word, "cosine": cosine} for word, cosine in neighbours], rows)
+    print_result(args.json, [{"word": word, "cosine": cosine} for word, cosine in neighbours], rows)
 
 
 def _score(args: argparse.Namespace) -> None:
@@ -271,7 +274,7 @@ def _score(args: argparse.Namespace) -> None:
         figure = f"Spearman {row['spearman']:.4f}" if "spearman" in row else "-"
         figure = figure if row.get("accuracy") is None else f"{row['accuracy']:.1f} % right"
         lines.append((row["file"], figure, f"{row['asked']:,} of {row['of']:,} known"))
-    result(args.json, results, lines, left_aligned=(0, 1, 2))
+    print_result(args.json, results, lines, left_aligned=(0, 1, 2))
 
 
 def _bag(args: argparse.Namespace) -> None:
@@ -289,7 +292,7 @@ def _bag(args: argparse.Namespace) -> None:
         index = bag.Bag(lines, args.weigh)
         hits = {query: index.search(query, args.top) for query in args.text}
         if args.json:
-            emit(
+            print_json(
                 {
                     query: [{"text": lines[i], "cosine": cosine} for i, cosine in matches]
                     for query, matches in hits.items()
@@ -306,7 +309,7 @@ def _bag(args: argparse.Namespace) -> None:
         groups.append(("Meaning is lost: the same meaning, no word in common.", bag.MEANING_LOST))
     cosines = [bag.Bag(texts, args.weigh).cosines().tolist() for _, texts in groups]
     if args.json:
-        emit(
+        print_json(
             [
                 {"texts": list(texts), "cosines": square}
                 for (_, texts), square in zip(groups, cosines, strict=True)
@@ -355,11 +358,13 @@ def learn_labels(
 
 
 def _classify(args: argparse.Namespace) -> None:
-    strongest, figures = learn_labels(args.train, args.valid, columns(args.columns), args.weigh)
+    strongest, figures = learn_labels(
+        args.train, args.valid, parse_columns(args.columns), args.weigh
+    )
     if args.json:
-        emit(figures)
+        print_json(figures)
         return
-    rows(
+    print_pairs(
         ("accuracy", f"{figures['accuracy']:.2f} %"),
         ("Matthews", f"{figures['matthews']:.4f}"),
         ("examples", f"{figures['examples']:,}"),
@@ -376,7 +381,7 @@ def _average(args: argparse.Namespace) -> None:
     model, tokenizer = average.encoder(_read(args.vectors), args.labels)
     store.save(model, out, tokenizer, layout="glassformer")
     if args.json:
-        emit({"folder": args.out, "words": tokenizer.size, "width": model.config.dim})
+        print_json({"folder": args.out, "words": tokenizer.size, "width": model.config.dim})
     else:
         message = f"An encoder of {tokenizer.size:,} words and no blocks is in {args.out}"
         print(f"{message}; train it with --from {args.out}.")
@@ -408,7 +413,7 @@ def _contexts(args: argparse.Namespace) -> None:
             else {**comparison, "word2vec": vectors.cosine(word, word)}
         )
     if args.json:
-        emit(results)
+        print_json(results)
         return
     for entry in results:
         print(f"{entry['word']}: {entry['texts'][0]} | {entry['texts'][1]}")
@@ -422,7 +427,7 @@ def _contexts(args: argparse.Namespace) -> None:
             lines.insert(
                 0, ("  word2vec", f"{entry['word2vec']:.4f}", "one vector, whatever the sentence")
             )
-        table(lines, left_aligned=(0, 2))
+        print_table(lines, left_aligned=(0, 2))
 
 
 def _wic(args: argparse.Namespace) -> None:
@@ -481,7 +486,7 @@ def _wic(args: argparse.Namespace) -> None:
         lines.append((name, f"{row['from']:.4f}", *(f"{row[split]:.2f}" for split in splits)))
     note("In % right; the border is chosen on train.")
     value = [{**row, "from": row["from"] if np.isfinite(row["from"]) else None} for row in results]
-    result(args.json, value, lines, heading=("vectors", "same from", *splits))
+    print_result(args.json, value, lines, heading=("vectors", "same from", *splits))
 
 
 TASKS = {

@@ -6,7 +6,7 @@ from ..errors import need
 from .feedforward import Activation
 from .norm import Norm
 from .serial import NonNegativeInt, PositiveFloat, PositiveInt, frozen
-from .shapes import Shapes, indexed, join, linear, of, table
+from .shapes import Shapes, indexed, join, linear, shapes_of, table
 
 MOST_PREVIOUS_TOKENS = 1 << 10  # far beyond what anybody trains; more would only hang
 
@@ -61,5 +61,7 @@ class Head:
         """The transform, its norm, and the table where it is not the embedding's."""
         proj = join(weight=() if self.tied else (vocab, dim), bias=(vocab,) if self.bias else ())
         return join(
-            transform=linear(dim, dim) if self.transform else {}, norm=of(self.norm, dim), proj=proj
+            transform=linear(dim, dim) if self.transform else {},
+            norm=shapes_of(self.norm, dim),
+            proj=proj,
         )

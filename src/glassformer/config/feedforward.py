@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import need
 from .serial import PositiveFloat, PositiveInt, frozen
-from .shapes import Shapes, Unmultiplied, join, linear, of
+from .shapes import Shapes, Unmultiplied, join, linear, shapes_of
 
 Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -96,7 +96,11 @@ class MoE:
         return (
             stacked
             | biases
-            | join(router=router, noise=router if self.noise else {}, shared=of(self.shared, dim))
+            | join(
+                router=router,
+                noise=router if self.noise else {},
+                shared=shapes_of(self.shared, dim),
+            )
         )
 
     def idle(self, name: str, size: int) -> int:

@@ -248,14 +248,14 @@ MaskRule: TypeAlias = (
 )
 
 
-def _written(text: str) -> MaskRule | None:
+def _parse_expression(text: str) -> MaskRule | None:
     """Parses a rule of a run file such as ``window(4) | every(8)``; None for text that is no
     expression, such as a misspelt name."""
     expression = any(sign in text for sign in "(|&") and not text.startswith("{")
     return parse_rule(text) if expression or text.lower() in rules() else None
 
 
-EXPRESSIONS[frozenset(get_args(MaskRule))] = _written
+EXPRESSIONS[frozenset(get_args(MaskRule))] = _parse_expression
 
 
 def rules() -> dict[str, type]:

@@ -23,7 +23,7 @@ from .pool import Pool, TokenHead
 from .position import NoPosition, Position
 from .recurrence import Recurrent
 from .serial import PositiveFloat, PositiveInt, Share, frozen
-from .shapes import Shapes, indexed, join, linear, of
+from .shapes import Shapes, indexed, join, linear, shapes_of
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
 MOST_PARTS = 100_000  # blocks times experts; the largest published model has some 15,000
@@ -68,7 +68,7 @@ class Attention:
         size = self.width(dim)
         q, kv = self.heads * size, (self.kv_heads or self.heads) * size
         out = linear(q, dim, self.bias if self.out_bias is None else self.out_bias)
-        norm, keys = of(self.qk_norm, size), linear(dim, kv, self.bias)
+        norm, keys = shapes_of(self.qk_norm, size), linear(dim, kv, self.bias)
         return join(q=linear(dim, q, self.bias), k=keys, v=keys, out=out, q_norm=norm, k_norm=norm)
 
 
@@ -117,11 +117,11 @@ class Block:
     def shapes(self, dim: int, causal: bool, dropout: float) -> Shapes:
         """Shapes of the sublayers and their norms."""
         place = {"attn": (causal, dropout), "cross": (False, dropout, True), "ffn": ()}
-        norm = of(self.norm, dim)
+        norm = shapes_of(self.norm, dim)
         result: Shapes = {}
         for name, sublayer in self.sublayers.items():
             before = {} if name == "ffn" and self.place == "parallel" else norm
-            result |= join(**{f"{name}_norm": before, name: of(sublayer, dim, *place[name])})
+            result |= join(**{f"{name}_norm": before, name: shapes_of(sublayer, dim, *place[name])})
         after = norm if self.place == "sandwich" else {}
         return result | join(**{f"{name}_post_norm": after for name in self.sublayers})
 
@@ -159,14 +159,16 @@ class Stack:
     def shapes(self, dim: int, width: int) -> Shapes:
         """Its blocks, position scheme, norms, and a layer where embeddings are of another
         ``width``."""
-        position = of(self.position, width, self.pattern[0].attention.heads, self.causal)
+        position = shapes_of(self.position, width, self.pattern[0].attention.heads, self.causal)
         project = {} if width == dim else linear(width, dim)
-        block_shapes = [of(block, dim, self.causal, self.dropout) for block in self.pattern]
+        block_shapes = [shapes_of(block, dim, self.causal, self.dropout) for block in self.pattern]
         blocks = indexed(
             "blocks", [block_shapes[index % len(block_shapes)] for index in range(self.depth)]
         )
-        before = join(position=position, project=project, first_norm=of(self.first_norm, width))
-        return before | blocks | join(last_norm=of(self.last_norm, dim))
+        before = join(
+            position=position, project=project, first_norm=shapes_of(self.first_norm, width)
+        )
+        return before | blocks | join(last_norm=shapes_of(self.last_norm, dim))
 
 
 Body: TypeAlias = Stack | Recurrent
@@ -285,14 +287,16 @@ def shapes(model: Model) -> Shapes:
     inside = {}
     for name, body in bodies(model).items():
         inside[name] = (
-            of(body, dim, embed_dim(model, name)) if isinstance(body, Stack) else of(body, dim)
+            shapes_of(body, dim, embed_dim(model, name))
+            if isinstance(body, Stack)
+            else shapes_of(body, dim)
         )
     return join(
-        embed=of(model.embed, embed_dim(model)),
-        source_embed=of(getattr(model, "source_embed", None), embed_dim(model, "encoder")),
-        head=of(model.head, dim, model.embed.vocab),
-        pool=of(model.pool, dim),
-        token_head=of(getattr(model, "token_head", None), dim),
+        embed=shapes_of(model.embed, embed_dim(model)),
+        source_embed=shapes_of(getattr(model, "source_embed", None), embed_dim(model, "encoder")),
+        head=shapes_of(model.head, dim, model.embed.vocab),
+        pool=shapes_of(model.pool, dim),
+        token_head=shapes_of(getattr(model, "token_head", None), dim),
         **inside,
     )
 

@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 from ..errors import need
 from .scaling import LongRopeScaling, RopeScaling, YarnScaling
 from .serial import NonNegativeInt, PositiveFloat, PositiveInt, frozen
-from .shapes import Shapes, Unmultiplied, join, none, table
+from .shapes import Shapes, Unmultiplied, join, no_shapes, table
 
 
 @frozen
 class NoPosition:
     """Order is not told to the model (a causal mask still leaks it)."""
 
-    shapes = none
+    shapes = no_shapes
 
 
 @frozen
@@ -34,7 +34,7 @@ class Sinusoidal:
     endpoint: bool = False  # the lowest frequency is 1 / theta; false: it stops short of that
     offset: NonNegativeInt = 0  # number of the first position
 
-    shapes = none
+    shapes = no_shapes
 
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
         """Refuse an odd width where pairs are needed."""
@@ -94,7 +94,7 @@ class Rotary:
             f"Rotary.theta is {self.theta}; give more than 1 with a YarnScaling.",
         )
 
-    shapes = none
+    shapes = no_shapes
 
     @property
     def limit(self) -> int | None:
@@ -160,7 +160,7 @@ class Alibi:
     """A fixed penalty per head that grows with distance, added to the scores (Press et al.
     2022)."""
 
-    shapes = none
+    shapes = no_shapes
 
     check = _same_heads
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ..errors import need
 from .serial import PositiveInt, Share, frozen
-from .shapes import Shapes, indexed, join, linear, of
+from .shapes import Shapes, indexed, join, linear, shapes_of
 
 
 def _cell(cfg: Any, inputs: int, width: int) -> Shapes:
@@ -98,10 +98,11 @@ class Recurrent:
         """Its cells, those that read backwards, what looks at the source and what merges it."""
         width = dim if self.causal else dim // 2
         inputs = [dim if self.cross is None else 2 * dim] + [dim] * (self.depth - 1)
-        cells = [of(self.cell, size, width) for size in inputs]
+        cells = [shapes_of(self.cell, size, width) for size in inputs]
         layers = indexed("cells", cells) | indexed("back", [] if self.causal else cells)
         return layers | join(
-            cross=of(self.cross, dim), merge=linear(3 * dim, dim) if self.cross is not None else {}
+            cross=shapes_of(self.cross, dim),
+            merge=linear(3 * dim, dim) if self.cross is not None else {},
         )
 
     def saved_activations(self, dim: int, context: int) -> int:

@@ -66,7 +66,7 @@ def read_run(
         inside = {
             k: v
             for k, v in table["train"].items()
-            if k in ("optimizer", "schedule") and _no_type(v)
+            if k in ("optimizer", "schedule") and _is_untyped(v)
         }
         table["train"] = {k: v for k, v in table["train"].items() if k not in inside}
         changes["train"] = {**inside, **changes["train"]}
@@ -82,9 +82,9 @@ def read_run(
     if not has_optimizer:
         train = dataclasses.replace(train, optimizer=default_optimizer(model))
     other_changes, rate = _split_off_lr(changes["train"])
-    data, train = _of_type(data, changes["data"]), serial.change(train, other_changes, "train")
+    data, train = _with_type(data, changes["data"]), serial.change(train, other_changes, "train")
     if rate is not None:
-        train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
+        train = dataclasses.replace(train, optimizer=_with_lr(train.optimizer, rate))
     parallel = serial.change(run.parallel, changes["parallel"], "parallel")
     return Run(model, serial.change(data, changes["data"], "data"), train, parallel)
 
@@ -142,7 +142,7 @@ def _table(file: Path) -> dict[str, Any]:
         ) from None
 
 
-def _no_type(value: Any) -> bool:
+def _is_untyped(value: Any) -> bool:
     return isinstance(value, dict) and "type" not in value
 
 
@@ -156,17 +156,17 @@ def _split_off_lr(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | N
     for name, value in changes.items():
         flat |= (
             {f"{name}.{key}": v for key, v in value.items()}
-            if name == "optimizer" and _no_type(value)
+            if name == "optimizer" and _is_untyped(value)
             else {name: value}
         )
     adamw = flat.get("optimizer.rest", {})
-    alone = "optimizer.rest.lr" not in flat and _no_type(adamw) and "lr" not in adamw
+    alone = "optimizer.rest.lr" not in flat and _is_untyped(adamw) and "lr" not in adamw
     if not alone or "optimizer.lr" not in flat:
         return flat, None
     return flat, serial.from_dict(float, flat.pop("optimizer.lr"), "train.optimizer.lr")
 
 
-def _at_rate(optimizer: Optimizer, rate: float) -> Optimizer:
+def _with_lr(optimizer: Optimizer, rate: float) -> Optimizer:
     """The optimizer at another learning rate; that of its ``rest`` stays in the same ratio to
     it."""
     try:
@@ -204,7 +204,7 @@ def run_file(name: Path | str) -> Path:
     raise UserError(f'There is no run file "{name}".{hint}')
 
 
-def _of_type(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
+def _with_type(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
     """``data``, or a new one where the changes ask for the other kind."""
     kind = changes.pop("type", type(data).__name__)
     if kind == type(data).__name__:

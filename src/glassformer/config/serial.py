@@ -137,7 +137,7 @@ def member(slot: Any) -> Callable[[type[T]], type[T]]:
     )
 
     def register(kind: type[T]) -> type[T]:
-        taken = _own(slot)
+        taken = _builtin_members(slot)
         need(
             kind.__name__ not in taken,
             f"The slot has a {kind.__name__} already; give yours another name.",
@@ -157,10 +157,10 @@ def members(slot: Any) -> dict[str, type]:
     """The types of a slot by name, those that ``member`` added last."""
     options = set(typing.get_args(slot) or (slot,))
     more = [added for types, added in _MEMBERS.items() if types <= options]
-    return functools.reduce(operator.or_, more, _own(slot))
+    return functools.reduce(operator.or_, more, _builtin_members(slot))
 
 
-def _own(slot: Any) -> dict[str, type]:
+def _builtin_members(slot: Any) -> dict[str, type]:
     """The types that we give a slot: its union's, or those of the package that it names as
     ``members_of``.
 
@@ -175,13 +175,13 @@ def _named_package(slot: Any) -> bool:
     return "members_of" in getattr(slot, "__dict__", {})
 
 
-def added(config: Any) -> set[str]:
+def added_types(config: Any) -> set[str]:
     """The types in a config that ``member`` added, by name."""
     if isinstance(config, tuple):
-        return set[str]().union(*map(added, config))
+        return set[str]().union(*map(added_types, config))
     if not dataclasses.is_dataclass(config):
         return set()
-    inside = (added(getattr(config, field.name)) for field in dataclasses.fields(config))
+    inside = (added_types(getattr(config, field.name)) for field in dataclasses.fields(config))
     is_member = any(type(config) in slot.values() for slot in _MEMBERS.values())
     return set[str]().union(*inside, [type(config).__name__] * is_member)
 
@@ -218,14 +218,14 @@ def from_dict(kind: Any, raw: Any, path: str = "") -> Any:
     if origin is typing.Literal:
         if raw not in args:
             raise UserError(
-                f"{_at(path)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}."
+                f"{_path_prefix(path)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}."
             )
         return raw
     if origin is tuple:
         items = raw if isinstance(raw, list | tuple) else [raw]
         return tuple(from_dict(args[0], item, f"{path}.{i}") for i, item in enumerate(items))
     if origin is dict:
-        _must(isinstance(raw, Mapping), raw, "a table", path)
+        _require(isinstance(raw, Mapping), raw, "a table", path)
         return {key: from_dict(args[1], item, f"{path}.{key}") for key, item in raw.items()}
     if dataclasses.is_dataclass(kind):
         return _from_table(typing.cast(type, kind), raw, path)
@@ -246,16 +246,16 @@ def _from_union(kind: Any, raw: Any, path: str) -> Any:
         if (
             is_instance
             and not type(raw).__module__.startswith("glassformer.")
-            and name not in added(raw)
+            and name not in added_types(raw)
         ):
             raise UserError(
-                f"{_at(path)}{name} is no type of this slot; write "
+                f"{_path_prefix(path)}{name} is no type of this slot; write "
                 "@config.member(SLOT) above its class."
             )
         if is_instance or not isinstance(name, str) or name not in classes:
             problem = '"type" is missing' if name is None else f'"type" is {_show(name)}'
             raise UserError(
-                f"{_at(path)}{problem}; give one of {choices(name, classes, table=True)}"
+                f"{_path_prefix(path)}{problem}; give one of {choices(name, classes, table=True)}"
             )
         return _from_table(classes[name], raw, path)
     # a type with nothing to set, by name alone
@@ -267,7 +267,7 @@ def _from_union(kind: Any, raw: Any, path: str) -> Any:
             if (value := written(raw)) is not None:
                 return value
         except UserError as error:
-            raise UserError(f"{_at(path)}{error}") from None
+            raise UserError(f"{_path_prefix(path)}{error}") from None
     plain = [
         o
         for o in options
@@ -282,10 +282,10 @@ def _from_union(kind: Any, raw: Any, path: str) -> Any:
                 else ""
             )
             raise UserError(
-                f"{_at(path)}there is no {_show(raw)}; give one of {options_text}{hint}"
+                f"{_path_prefix(path)}there is no {_show(raw)}; give one of {options_text}{hint}"
             )
         raise UserError(
-            f"{_at(path)}{_show(raw)} is not a table with a type; give one of {options_text}"
+            f"{_path_prefix(path)}{_show(raw)} is not a table with a type; give one of {options_text}"
         )
     for option in plain:
         try:
@@ -298,7 +298,7 @@ def _from_union(kind: Any, raw: Any, path: str) -> Any:
 def _from_table(kind: type, raw: Any, path: str) -> Any:
     if isinstance(raw, kind):
         return raw
-    _must(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", path)
+    _require(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", path)
     hints = _hints(kind)
     table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
@@ -306,7 +306,7 @@ def _from_table(kind: type, raw: Any, path: str) -> Any:
             f'"type" is {_show(raw["type"])}; here it must be '
             f"{choices(raw['type'], {kind.__name__: kind})}"
         )
-        raise UserError(f"{_at(path)}{sentence}")
+        raise UserError(f"{_path_prefix(path)}{sentence}")
     for key in table:
         if key not in hints:
             messages = {
@@ -314,14 +314,16 @@ def _from_table(kind: type, raw: Any, path: str) -> Any:
                 "Stack": f"{path.rpartition('.')[2] or 'A stack'} has no setting",
             }
             sentence = messages.get(kind.__name__, f"{kind.__name__} has no setting")
-            raise UserError(f"{_at(path)}{sentence} {_show(key)}.{nearest(str(key), hints)}")
+            raise UserError(
+                f"{_path_prefix(path)}{sentence} {_show(key)}.{nearest(str(key), hints)}"
+            )
     needed = [
         f.name
         for f in dataclasses.fields(kind)
         if f.default is f.default_factory is dataclasses.MISSING
     ]
     for name in needed:
-        need(name in table, f'{_at(path)}{kind.__name__} needs "{name}"; add it.')
+        need(name in table, f'{_path_prefix(path)}{kind.__name__} needs "{name}"; add it.')
     inside = {
         key: from_dict(hints[key], value, f"{path}.{key}" if path else key)
         for key, value in table.items()
@@ -342,13 +344,13 @@ def _plain(kind: Any, raw: Any, path: str) -> Any:
     if kind is int and isinstance(raw, float) and raw.is_integer():
         raw = int(raw)
     if kind in (int, float) and isinstance(raw, int):
-        _must(abs(raw) < SIZE, raw, "a number of 64 bits", path)
+        _require(abs(raw) < SIZE, raw, "a number of 64 bits", path)
     if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
         raw = float(raw)
     fits = isinstance(raw, kind) and not (kind is int and isinstance(raw, bool))
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
-    _must(fits, raw, names.get(kind, f"a {kind.__name__}"), path)
-    _must(not isinstance(raw, float) or math.isfinite(raw), str(raw), "a finite number", path)
+    _require(fits, raw, names.get(kind, f"a {kind.__name__}"), path)
+    _require(not isinstance(raw, float) or math.isfinite(raw), str(raw), "a finite number", path)
     return raw
 
 
@@ -358,13 +360,13 @@ def _hints(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _at(path: str) -> str:
+def _path_prefix(path: str) -> str:
     return f"{path.lstrip('.')}: " if path else ""
 
 
-def _must(fact: bool, raw: Any, expected: str, path: str) -> None:
+def _require(fact: bool, raw: Any, expected: str, path: str) -> None:
     if not fact:
-        raise UserError(f"{_at(path)}{_show(raw)} is not {expected}.")
+        raise UserError(f"{_path_prefix(path)}{_show(raw)} is not {expected}.")
 
 
 def _show(raw: Any) -> str:
@@ -397,13 +399,15 @@ def change(config: T, changes: Mapping[str, Any], root: str = "") -> T:
     if not changes:
         return config
     tree = to_dict(config)
-    for path, value in _types_first(changes).items():
-        tree = _put(tree, path.split("."), _parse(value) if isinstance(value, str) else value, path)
+    for path, value in _order_types_first(changes).items():
+        tree = _replace(
+            tree, path.split("."), _parse(value) if isinstance(value, str) else value, path
+        )
     changed: T = from_dict(type(config), tree, root)
     return changed
 
 
-def _types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+def _order_types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The changes with each ``PATH.type`` before the fields below PATH, which are the new
     type's."""
     order = list(changes)
@@ -417,19 +421,20 @@ def _types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
     return {path: changes[path] for path in order}
 
 
-def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
+def _replace(node: Any, keys: list[str], value: Any, path: str) -> Any:
     """``node`` with ``value`` at ``keys``, tables merged."""
     table = isinstance(value, Mapping)
     if isinstance(node, list) and (keys or (table and "type" not in value)):
         if not keys or not keys[0].isdigit():
-            return [_put(item, keys, value, path) for item in node]
+            return [_replace(item, keys, value, path) for item in node]
         at = int(keys[0])
         need(
             at < len(node),
             f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.",
         )
         return [
-            _put(item, keys[1:], value, path) if i == at else item for i, item in enumerate(node)
+            _replace(item, keys[1:], value, path) if i == at else item
+            for i, item in enumerate(node)
         ]
     if keys:
         if isinstance(node, str) and node.isidentifier():  # a type by name alone: --optimizer Muon
@@ -440,10 +445,10 @@ def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
             return node if node.get("type") == value else {"type": value}
         key = keys[0]
         # an unknown key is found at the end
-        return {**node, key: _put(node.get(key, {}), keys[1:], value, path)}
+        return {**node, key: _replace(node.get(key, {}), keys[1:], value, path)}
     if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
         for key, item in value.items():
-            node = _put(node, [key], item, f"{path}.{key}") if key != "type" else node
+            node = _replace(node, [key], item, f"{path}.{key}") if key != "type" else node
         return node
     return value
 

@@ -51,7 +51,7 @@ MODEL = [
 ]
 
 
-def every() -> Iterator[Setting]:
+def all_settings() -> Iterator[Setting]:
     """The settings of a run file in its order, as the command line writes them; a class at each of
     its places."""
     for kind, prefix in (
@@ -60,10 +60,10 @@ def every() -> Iterator[Setting]:
         (run.Examples, "data."),
         (run.Parallel, "parallel."),
     ):
-        yield from _inside(kind, prefix, ())
+        yield from _nested_fields(kind, prefix, ())
     yield from MODEL
     for model in typing.get_args(config.Model):
-        yield from _inside(model, "", ())
+        yield from _nested_fields(model, "", ())
 
 
 def types() -> dict[str, Type]:
@@ -84,13 +84,13 @@ def types() -> dict[str, Type]:
         # grows: what a class holds comes after the classes beside it
         for kind, path, slot in waiting:
             if kind not in by_type:
-                by_type[kind] = Type(kind, slot, list(_own(kind, path)))
+                by_type[kind] = Type(kind, slot, list(_fields(kind, path)))
                 hints = typing.get_type_hints(kind)
                 names = [field.name for field in dataclasses.fields(kind)]
                 waiting += [
                     (inner, f"{path}{name}.", name)
                     for name in names
-                    for inner in _classes(hints[name])
+                    for inner in _nested_classes(hints[name])
                 ]
         if kinds == (run.Data, run.Examples):
             by_type[run.Run] = Type(run.Run, "", MODEL)
@@ -101,7 +101,7 @@ def types() -> dict[str, Type]:
 
 def paths() -> list[str]:
     """Every setting by its path, for hints."""
-    return [setting.path for setting in every()]
+    return [setting.path for setting in all_settings()]
 
 
 def default_optimizers() -> str:
@@ -119,7 +119,7 @@ def _optimizer(optimizer: run.Optimizer) -> str:
     return f"{type(optimizer).__name__} at {optimizer.lr:g}{suffix}"
 
 
-def _own(kind: type, prefix: str) -> Iterator[Setting]:
+def _fields(kind: type, prefix: str) -> Iterator[Setting]:
     """The fields of a class."""
     hints, meanings = typing.get_type_hints(kind), meaning(kind)
     for field in dataclasses.fields(kind):
@@ -129,14 +129,14 @@ def _own(kind: type, prefix: str) -> Iterator[Setting]:
         yield Setting(prefix + field.name, _name(hints[field.name]), default, description)
 
 
-def _inside(kind: type, prefix: str, above: tuple[type, ...]) -> Iterator[Setting]:
+def _nested_fields(kind: type, prefix: str, above: tuple[type, ...]) -> Iterator[Setting]:
     """The fields of a class, each with those of the classes that it may hold."""
     hints = typing.get_type_hints(kind)
-    for field, setting in zip(dataclasses.fields(kind), _own(kind, prefix), strict=True):
+    for field, setting in zip(dataclasses.fields(kind), _fields(kind, prefix), strict=True):
         yield setting
-        for inner in _classes(hints[field.name]):
+        for inner in _nested_classes(hints[field.name]):
             if inner not in above:
-                yield from _inside(inner, f"{setting.path}.", (*above, kind, inner))
+                yield from _nested_fields(inner, f"{setting.path}.", (*above, kind, inner))
 
 
 @functools.cache
@@ -160,14 +160,14 @@ def meaning(kind: type) -> dict[str, str]:
     return {name: meaning for name, meaning in meanings.items() if meaning}
 
 
-def _classes(hint: Any) -> list[type]:
+def _nested_classes(hint: Any) -> list[type]:
     """The dataclasses that a field may hold, one or several of them; a user's own too."""
     inside = [] if dataclasses.is_dataclass(hint) else typing.get_args(hint)
     deeper = [
         inner
         for option in inside
         if typing.get_origin(option) is tuple
-        for inner in _classes(option)
+        for inner in _nested_classes(option)
     ]
     return [*serial.members(hint).values(), *deeper]
 

@@ -25,7 +25,7 @@ class Unmultiplied(tuple[int, ...]):
 _DESCRIBE: list[Callable[..., Shapes]] = []
 
 
-def of(cfg: Any, *args: Any) -> Shapes:
+def shapes_of(cfg: Any, *args: Any) -> Shapes:
     """The parameters of one part, nothing for None; ``args`` are what only its place in the model
     can know."""
     if cfg is None:
@@ -40,7 +40,7 @@ def describes(function: Callable[..., Shapes]) -> Callable[..., Shapes]:
     return function
 
 
-def none(cfg: Any, *args: Any) -> Shapes:
+def no_shapes(cfg: Any, *args: Any) -> Shapes:
     """The ``shapes`` of a type that has no parameters."""
     return {}
 

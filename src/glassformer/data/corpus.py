@@ -173,7 +173,7 @@ def open_path(path: Path, field: str = "text", separator: str | None = None) -> 
     single document. Raises UserError when nothing is there, the file is empty or binary, or the
     folder has no text.
     """
-    there = files.standing(path)
+    there = files.path_kind(path)
     if there == "folder":
         return _open_folder(path, field, separator)
     need(there != "other", f"{path} is a device or a pipe; put its text into a file and give that.")

@@ -96,12 +96,12 @@ def find(name_or_path: str | Path, field: str = "text", separator: str | None = 
     corpus = PUBLISHED.get(str(name_or_path))
     if corpus is None or corpus.examples:
         path, home = Path(name_or_path).expanduser(), files.data_home()
-        there = files.standing(path) is not None
+        there = files.path_kind(path) is not None
         if (
             not there
             and path.parent != Path()
             and home is not None
-            and files.standing(home / path) is not None
+            and files.path_kind(home / path) is not None
         ):
             path, there = home / path, True
         if not there and path.parent == Path():

@@ -83,7 +83,7 @@ def make(
         )
         processes = int(asked)
     threads = processes or workers or cores()
-    with contextlib.ExitStack() as opened, files.explaining(folder):
+    with contextlib.ExitStack() as opened, files.explain_errors(folder):
         work.mkdir(parents=True, exist_ok=True)
         try:
             if processes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import UserError, need
-from ..files import explaining, hold, make_folder, sync
+from ..files import explain_errors, make_folder, sync, try_lock
 from .engine import Engine
 from .request import Handle, Request
 
@@ -40,9 +40,9 @@ def answer_into(
     need(not out.exists(), f"{out} is there already; name another file, or remove it.")
     make_folder(out.parent)
     part = out.with_name(f"{out.name}.part")
-    with explaining(part), part.open("a+b") as file:
+    with explain_errors(part), part.open("a+b") as file:
         need(
-            hold(file, part),
+            try_lock(file, part),
             f"Another process is writing {part}; wait for it to end, or name another file.",
         )
         if out.exists():  # another process has just ended

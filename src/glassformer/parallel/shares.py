@@ -49,11 +49,11 @@ def write(folder: Path, contents: Contents, mesh: Mesh) -> None:
     process."""
     for name, content in contents.items():
         path = folder / name
-        with mesh.agreeing(), files.explaining(path):
+        with mesh.agreeing(), files.explain_errors(path):
             if mesh.is_first:
                 _begin(path, content)
         if isinstance(content, TensorFile):
-            with mesh.agreeing(), files.explaining(path):
+            with mesh.agreeing(), files.explain_errors(path):
                 _add(path, content, mesh)
 
 
@@ -102,7 +102,7 @@ def sums(folder: Path, mesh: Mesh) -> dict[str, str]:
     """The SHA-256 of each file of a folder that all have written, each by one process."""
     names = mesh.first(sorted(file.name for file in folder.iterdir()) if mesh.is_first else None)
     mine: dict[str, str] = {}
-    with mesh.agreeing(), files.explaining(folder):
+    with mesh.agreeing(), files.explain_errors(folder):
         mine = {name: files.sha256(folder / name) for name in names[mesh.rank :: mesh.size]}
     found = {name: one for part in mesh.gather_json(mine) for name, one in part.items()}
     return {name: found[name] for name in names}

@@ -186,7 +186,7 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
             "save it with the layout "
             '"glassformer".'
         )
-    own = ", ".join(sorted(serial.added(model)))
+    own = ", ".join(sorted(serial.added_types(model)))
     need(not own, f'No published layout holds {own}; save the model with the layout "glassformer".')
     model, beside = sentences.write_config(model)
     for recipe in all():

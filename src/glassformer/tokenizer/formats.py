@@ -57,7 +57,7 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
     path = Path(path).expanduser()
     if kind is not None and kind not in KINDS:
         raise UserError(f'There is no kind of tokenizer "{kind}".{nearest(kind, KINDS)}')
-    if files.standing(path) == "folder":
+    if files.path_kind(path) == "folder":
         path = _find(path)
     config = _settings(path.with_name("tokenizer_config.json"))
     spec, roles = _read(path, kind, config)
@@ -69,8 +69,8 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
 def _find(folder: Path) -> Path:
     """The tokenizer's file in a folder, the most explicit format first."""
     for name in ("tokenizer.json", *MERGES_OF, "tokenizer.model", "spiece.model", "vocab.txt"):
-        complete = name not in MERGES_OF or files.standing(folder / MERGES_OF[name])
-        if files.standing(folder / name) == "file" and complete:
+        complete = name not in MERGES_OF or files.path_kind(folder / MERGES_OF[name])
+        if files.path_kind(folder / name) == "file" and complete:
             return folder / name
     try:
         others = sorted(
@@ -169,7 +169,9 @@ def _kind(
 
 def _content(path: Path, first: int | None = None) -> bytes:
     """The file's bytes, or the first of them."""
-    need(files.standing(path) != "other", f"{path} is not a file that holds a tokenizer; give one.")
+    need(
+        files.path_kind(path) != "other", f"{path} is not a file that holds a tokenizer; give one."
+    )
     try:
         if first is not None:
             with path.open("rb") as file:
@@ -212,7 +214,7 @@ def _vocab_and_merges(
 
 def _settings(path: Path) -> dict[str, Any]:
     return (
-        files.json_object(_content(path), str(path), FIX) if files.standing(path) == "file" else {}
+        files.json_object(_content(path), str(path), FIX) if files.path_kind(path) == "file" else {}
     )
 
 

@@ -62,9 +62,9 @@ def find(name: str | Path) -> Tokenizer:
             )
         return found
     path = Path(name).expanduser()
-    if files.standing(path) is not None:
+    if files.path_kind(path) is not None:
         return open(path)
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text) or files.standing(path.parent) is not None:
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text) or files.path_kind(path.parent) is not None:
         hint = nearest(text, KNOWN)
         known = hint if "mean" in hint else f" Known: {', '.join(KNOWN)}."
         raise UserError(f'There is no tokenizer "{text}"; give a name, a file or a folder.{known}')

@@ -138,13 +138,13 @@ def training_log(folder: str | Path) -> TrainingLog:
     Raises UserError where no training has written.
     """
     path = Path(folder).expanduser()
-    if files.standing(path / "log.jsonl") != "file":
-        hint = files.nearest_path(path) if files.standing(path) is None else ""
+    if files.path_kind(path / "log.jsonl") != "file":
+        hint = files.nearest_path(path) if files.path_kind(path) is None else ""
         raise UserError(
             f"{path} holds no log.jsonl; give the folder that a training writes to.{hint}"
         )
     settings: dict[str, Any] = {}
-    if files.standing(path / "run.json") == "file":
+    if files.path_kind(path / "run.json") == "file":
         settings = files.read_json(path / "run.json")
     samples = []
     with contextlib.suppress(OSError):

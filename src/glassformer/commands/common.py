@@ -307,7 +307,7 @@ def parse_columns(text: str | None) -> dict[str, str]:
     return {field.strip(): column.strip() for field, _, column in pairs}
 
 
-def unescape_newlines(text: str) -> str:
+def unescape(text: str) -> str:
     """A text in which \\n is a new line."""
     return text.replace("\\n", "\n")
 

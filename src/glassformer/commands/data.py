@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import note
-from .common import count_noun, file_or_input, print_json, print_pairs, unescape_newlines
+from .common import count_noun, file_or_input, print_json, print_pairs, unescape
 
 EXAMPLES = ("glassformer data", "glassformer data python-docs")
 
@@ -23,7 +23,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
     add(
         "--separator",
-        type=unescape_newlines,
+        type=unescape,
         metavar="TEXT",
         help="what parts a plain file's documents (nothing)",
     )

@@ -24,7 +24,7 @@ from .common import (
     print_json,
     print_pairs,
     progress_counter,
-    unescape_newlines,
+    unescape,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     text("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
     text(
         "--separator",
-        type=unescape_newlines,
+        type=unescape,
         metavar="TEXT",
         help="what parts a plain file's documents (nothing)",
     )

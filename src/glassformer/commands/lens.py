@@ -24,7 +24,7 @@ from .common import (
     print_json,
     print_result,
     texts,
-    unescape_newlines,
+    unescape,
 )
 
 EXAMPLES = (
@@ -79,7 +79,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     fit.add_argument(
         "--separator",
-        type=unescape_newlines,
+        type=unescape,
         metavar="TEXT",
         help="what parts a plain file's documents",
     )

@@ -13,7 +13,7 @@ from .common import (
     load_model_and_tokenizer,
     print_json,
     progress_counter,
-    unescape_newlines,
+    unescape,
 )
 
 EXAMPLES = (
@@ -47,7 +47,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--separator",
-        type=unescape_newlines,
+        type=unescape,
         metavar="TEXT",
         help="what parts a plain file's documents",
     )

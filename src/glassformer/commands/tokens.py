@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need, note
-from .common import print_json, unescape_newlines
+from .common import print_json, unescape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     make(
         "--separator",
-        type=unescape_newlines,
+        type=unescape,
         metavar="TEXT",
         help="what parts a plain file's documents (nothing)",
     )

@@ -20,7 +20,7 @@ from .common import (
     print_pairs,
     print_result,
     print_table,
-    unescape_newlines,
+    unescape,
 )
 from .parsing import Parser
 
@@ -82,10 +82,7 @@ def options(parser: Parser) -> None:
         "--field", default="text", metavar="NAME", help="the text field of JSONL (text)"
     )
     train.add_argument(
-        "--separator",
-        type=unescape_newlines,
-        metavar="TEXT",
-        help="what parts a plain file's documents",
+        "--separator", type=unescape, metavar="TEXT", help="what parts a plain file's documents"
     )
 
     near = task("near", "The words nearest to a word.")

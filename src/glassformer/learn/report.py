@@ -79,9 +79,8 @@ class Report:
         """
         if message := difference(what, theirs, ours, tolerance):
             for advice, value in (slips or {}).items():
-                if not difference(
-                    what, theirs, value() if isinstance(value, Callable) else value, tolerance
-                ):  # type: ignore[arg-type]
+                value = value() if callable(value) else value
+                if not difference(what, theirs, value, tolerance):
                     look = advice
                     break
             raise Wrong(message, look)

@@ -145,9 +145,9 @@ def uncut(model: nn.Module, mesh: Mesh) -> Iterator[Callable[[Contents], Content
         name: place for name in cuts_of(model) if (place := place_in(model, name, mesh)) is not None
     }
     ours = {
-        name: Share(place, model.get_parameter(name).detach().to_local())
+        name: Share(place, model.get_parameter(name).detach().to_local())  # type: ignore[attr-defined]
         for name, place in cut.items()
-    }  # type: ignore[attr-defined]
+    }
     shaped = {name: part.numbers.new_empty(1).expand(part.shape) for name, part in ours.items()}
 
     def filled(contents: Contents) -> Contents:

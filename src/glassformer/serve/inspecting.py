@@ -296,9 +296,8 @@ def watched(served: ServedModel, asked: Looked, request: Request) -> Request:
         streams.needs_head(served.model, "it has no lens.")
     if "lens" in wishes and paged(served):
         patterns += LENS
-        _check_size(
-            request.n * (end - since) * served.config.dim * (served.config.decoder.depth + 2)
-        )  # type: ignore[union-attr]
+        depth = served.config.decoder.depth  # type: ignore[union-attr]
+        _check_size(request.n * (end - since) * served.config.dim * (depth + 2))
     for word in asked.track:
         streams.word_id(served.model, served.tokenizer, word)
     if not paged(served):

@@ -100,19 +100,19 @@ class Optimizer:
         for part in self.parts:
             for name, parameter in self.parameters.items():
                 for what, value in part.state.get(parameter, {}).items():
-                    shared = self.windows is not None and what != "step"
                     found[f"{name}:{what}"] = (
-                        self.windows[name].share(value) if shared else torch.as_tensor(value)
-                    )  # type: ignore[index]
+                        torch.as_tensor(value)
+                        if self.windows is None or what == "step"
+                        else self.windows[name].share(value)
+                    )
         return found
 
     def place(self, key: str) -> Place | None:
         """Where this process's numbers lie of what ``state()`` has under this key; None where it is
         whole."""
         name, _, what = key.rpartition(":")
-        return (
-            None if what == "step" or name not in (self.windows or {}) else self.windows[name].place
-        )  # type: ignore[index]
+        windows = self.windows or {}
+        return None if what == "step" or name not in windows else windows[name].place
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
         """Take up a ``state()`` again; UserError when it is another model's or another

@@ -401,6 +401,21 @@ def test_help_imports_next_to_nothing(word: str) -> None:
     assert len(modules) <= 35, modules
 
 
+def test_help_of_a_command_imports_only_what_shows_it() -> None:
+    code = (
+        "import contextlib, io, sys; before = {*sys.modules}\n"
+        "from glassformer.cli import main\n"
+        "from glassformer.commands import VERBS\n"
+        "for verb in VERBS:\n"
+        "    with contextlib.suppress(SystemExit): main([verb, '--help'])\n"
+        "print(*{*sys.modules} - before, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stderr.split())
+    assert "glassformer.commands.generate" in modules and "usage: glassformer train" in done.stdout
+    assert not modules & {"torch", "numpy", "tomllib", "hashlib", "tempfile", "secrets"}
+
+
 @pytest.mark.parametrize("limit", [500])
 def test_a_file_fits_in_the_head(limit: int) -> None:
     long = {

@@ -4,23 +4,21 @@ lazy modules."""
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
-import hashlib
 import importlib
 import json
 import math
 import os
-import secrets
 import shutil
 import stat
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from .errors import UserError, need
+
+# Every command imports this file: what few of its functions need is imported by them.
 
 
 def cache_home() -> Path:
@@ -64,6 +62,8 @@ def path_kind(path: Path) -> Literal["file", "folder", "other"] | None:
 def nearest_path(path: Path) -> str:
     """A closing hint for a path where nothing is: the name in its folder that is most like it; ""
     without any."""
+    import difflib
+
     try:
         close = difflib.get_close_matches(
             path.name, [entry.name for entry in path.parent.iterdir()], n=1
@@ -102,6 +102,8 @@ def json_value(text: Path | bytes | str, source: str, fix: str) -> Any:
 
 def sha256(path: Path) -> str:
     """The file's SHA-256 as hexadecimal text."""
+    import hashlib
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -204,7 +206,7 @@ def write(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
 
 
 def _temporary_name(prefix: str) -> str:
-    return f"{prefix}{secrets.token_hex(4)}.part"
+    return f"{prefix}{os.urandom(4).hex()}.part"
 
 
 @contextlib.contextmanager
@@ -319,6 +321,8 @@ def lazily(
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dictionary; UserError when it is missing or broken."""
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -233,6 +232,8 @@ def file_or_input(name: str) -> str:
     runs."""
     if name != "-":
         return name
+    import tempfile
+
     text, folder = standard_input(), Path(tempfile.mkdtemp(prefix="glassformer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / ("standard-input.jsonl" if text.startswith("{") else "standard-input.txt")

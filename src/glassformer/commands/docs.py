@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import webbrowser
 from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
 
 from ..errors import need, note
@@ -31,6 +30,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from importlib import resources
+
     site = Path(str(resources.files("glassformer"))) / "site"
     need(
         (site / "index.html").exists(),

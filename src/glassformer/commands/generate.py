@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import math
 import os
-import secrets
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -219,6 +217,8 @@ def generate_to_file(
 ) -> None:
     """Continuations of many prompts by the engine, as many at once as memory holds, into a file
     that appears whole."""
+    import hashlib
+
     from .. import engine
     from ..engine.batch import answer_into
     from ..generation.prompt import starts_and_sources
@@ -315,7 +315,7 @@ def _resumed_seed(out: Path) -> int:
             return seed
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         pass
-    return secrets.randbelow(2**31)
+    return int.from_bytes(os.urandom(4)) >> 1
 
 
 def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:

@@ -70,19 +70,11 @@ class Objective:
         if shape not in self.shapes:
             fit = " or ".join(kind.__name__ for kind in self.shapes)
             article = "an" if shape.__name__[0] in "AEIOU" else "a"
-<<<<<<< HEAD
             objectives = " or ".join(
                 f'"{objective}"'
                 for objective, kind in members(Objective).items()
-                if shape in kind.shapes
-            )  # type: ignore[attr-defined]
-=======
-            others = " or ".join(
-                f'"{other}"'
-                for other, kind in members(Objective).items()
                 if shape in kind.shapes  # type: ignore[attr-defined]
             )
->>>>>>> c2cdfef (Type checks pass after the reformatting)
             raise UserError(
                 f"The objective {name} trains a model of the shape {fit} and this one is "
                 f"{article} {shape.__name__}; "

@@ -133,7 +133,8 @@ def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
     mine, theirs = quantized(model), quantized(back)
     assert tokenizer is None and mine.keys() == theirs.keys()
     assert all(
-        torch.equal(weight.held.codes, theirs[path].held.codes) for path, weight in mine.items()
+        torch.equal(weight.quantized_data.codes, theirs[path].quantized_data.codes)
+        for path, weight in mine.items()
     )
     assert torch.equal(said(back), said(model))
     store.save(back, tmp_path / "folder")

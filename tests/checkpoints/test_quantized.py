@@ -59,7 +59,7 @@ def test_a_published_folder_is_quantised_on_the_fly(tmp_path: Path) -> None:
     glassformer.save(model, tmp_path / "hf", layout="hf")
     flying, _ = glassformer.load(tmp_path / "hf", bits=4, group=64, head=16, dtype="bfloat16")
     held = quantized(flying)
-    assert {weight.held.group for weight in held.values()} == {
+    assert {weight.quantized_data.group for weight in held.values()} == {
         64
     } and "head.proj.weight" not in held
     assert next(flying.parameters()).dtype == torch.bfloat16

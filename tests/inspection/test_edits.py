@@ -38,7 +38,7 @@ from glassformer.inspection.edits import (
 )
 from glassformer.inspection.looking import token_ids
 from glassformer.nn import Model, Tape, build_model
-from glassformer.nn.editing import Reading, ready
+from glassformer.nn.editing import Reading, build_hooks
 from glassformer.tokenizer import train as train_tokenizer
 
 MODELS = {name: tiny.model(cfg) for name, cfg in tiny.ALL.items()}
@@ -489,7 +489,7 @@ def uncached(
 ) -> tuple[list[int], list[float]]:
     """Greedy tokens and their log-probabilities, everything read again for each."""
     reading = Reading(model, [list(start)], None if source is None else [list(source)], grows=True)
-    hooks, logprobs = ready(edits, reading), []
+    hooks, logprobs = build_hooks(edits, reading), []
     assert reading.rows is not None
     ids = list(reading.rows[0])
     for _ in range(count):

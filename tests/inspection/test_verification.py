@@ -135,7 +135,7 @@ def stateless(
     last: Any,
     state: Any,
     *rest: Any,
-    was: Any = cache.Carried.keep,
+    was: Any = cache.RecurrentCache.store,
 ) -> None:
     was(self, layer, rows, last, tuple(torch.zeros_like(part) for part in state), *rest)
 
@@ -157,7 +157,7 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
     ),
     "state": (
         "gru",
-        cache.Carried,
+        cache.RecurrentCache,
         "keep",
         stateless,
         {"cache"},

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.nn.dropout import Dropout, SomeHeads, dropout, keep_mask
+from glassformer.nn.dropout import Dropout, HeadShard, dropout, keep_mask
 from glassformer.nn.engines import ENGINES
 from glassformer.nn.engines.inputs import AttentionInputs
 from glassformer.nn.mask import Mask
@@ -98,7 +98,7 @@ def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ra
     def found(half: int | None) -> list[torch.Tensor]:
         cut = [x.clone() if half is None else x.chunk(2, 1)[half].clone() for x in given]
         q, k, v = (x.requires_grad_() for x in cut)
-        heads = None if half is None else SomeHeads(3 * half, 6)
+        heads = None if half is None else HeadShard(3 * half, 6)
         torch.manual_seed(5)
         out = ENGINES[engine].run(
             AttentionInputs(q, k, v, mask, None, 0.4, dropout=0.3, heads=heads)

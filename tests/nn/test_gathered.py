@@ -68,12 +68,12 @@ def test_the_keys_of_all_texts_side_by_side_give_what_our_kernels_give(rule: c.M
         k, v = torch.randn(2, len(places), 2, 8)
         flat.write(k, v, slots)
         ours.write(k, v, slots)
-        assert all(map(torch.equal, flat.read(slots), (k, v)))
+        assert all(map(torch.equal, flat.gather(slots), (k, v)))
     q = torch.randn(29, 4, 8)
     told = texts.tables, texts.rows, texts.lengths, 0.3, window
     expected = torch.cat([_alone(q, ours, *told, text) for text in range(4)])
     made = gathered(texts, texts.tables, rule)
-    k, v = (x.transpose(0, 1)[None] for x in flat.read(made.slots))
+    k, v = (x.transpose(0, 1)[None] for x in flat.gather(made.slots))
     inputs = AttentionInputs(q.transpose(0, 1)[None], k, v, made.mask, None, 0.3, None)
     assert varlen.supports_varlen(inputs)
     found = varlen.varlen_attention(inputs)
@@ -103,7 +103,7 @@ def test_a_page_is_copied_whole() -> None:
     k, v = torch.randn(2, PAGE, 2, 8, dtype=torch.bfloat16)
     pages.write(k, v, torch.arange(PAGE, 2 * PAGE))
     pages.copy(torch.tensor([1]), torch.tensor([2]))
-    assert all(map(torch.equal, pages.read(torch.arange(2 * PAGE, 3 * PAGE)), (k, v)))
+    assert all(map(torch.equal, pages.gather(torch.arange(2 * PAGE, 3 * PAGE)), (k, v)))
     assert pages.nbytes == 2 * 3 * PAGE * 2 * 8 * 2
 
 

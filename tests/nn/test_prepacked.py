@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from glassformer import generate
 from glassformer.nn import Model, build_model, lora
-from glassformer.nn.linear import Linear, together
+from glassformer.nn.linear import Linear, fused_linear
 from glassformer.nn.prepacked import (
     PrepackedLinear,
     PrepackedProjection,
@@ -300,7 +300,7 @@ def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
     assert all(packed.matrix is old for packed, old in zip(view.packed, matrices, strict=True))
     fast = view.model.decoder.blocks[0].attn
     for found, layer in zip(
-        together(x, fast.q, fast.k, fast.v), (attn.q, attn.k, attn.v), strict=True
+        fused_linear(x, fast.q, fast.k, fast.v), (attn.q, attn.k, attn.v), strict=True
     ):
         wanted = F.linear(x, layer.weight, layer.bias)
         torch.testing.assert_close(found, wanted, atol=BITS[dtype], rtol=BITS[dtype])

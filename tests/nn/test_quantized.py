@@ -169,7 +169,7 @@ def test_lora_on_quantised_weights_learns(name: str) -> None:
     """The loss falls, only the changes move, and a change is never put into codes."""
     model = tiny.model(tiny.ALL[name])
     quantize_weights(model, Layout(4))
-    codes = {path: weight.held.codes.clone() for path, weight in quantized(model).items()}
+    codes = {path: weight.quantized_data.codes.clone() for path, weight in quantized(model).items()}
     with pytest.raises(UserError, match="codes do not train"):
         lora.tune(model, objectives.Full())
     with pytest.raises(UserError, match="codes do not train"):
@@ -187,7 +187,8 @@ def test_lora_on_quantised_weights_learns(name: str) -> None:
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.8 * losses[0]
     assert all(
-        torch.equal(weight.held.codes, codes[path]) for path, weight in quantized(model).items()
+        torch.equal(weight.quantized_data.codes, codes[path])
+        for path, weight in quantized(model).items()
     )
     layer = next(iter(lora.adapted(model).values()))
     with pytest.raises(UserError, match="takes no change"):
@@ -204,4 +205,4 @@ def test_another_number_format_keeps_the_codes() -> None:
     assert {weight.dtype for weight in wide.parameters()} == {torch.bfloat16}
     assert float((said(wide).float() - now).norm() / now.norm()) < 0.05
     for path, weight in quantized(wide).items():
-        assert torch.equal(weight.held.codes, quantized(model)[path].held.codes)
+        assert torch.equal(weight.quantized_data.codes, quantized(model)[path].quantized_data.codes)

@@ -71,7 +71,9 @@ def test_figures_are_those_of_the_models() -> None:
     for row in report.rows:
         mine, plain = held[row.name], before.get_parameter(row.name)
         assert (
-            row.before == plain.nbytes and row.after == mine.nbytes and row.bits == mine.held.bits
+            row.before == plain.nbytes
+            and row.after == mine.nbytes
+            and row.bits == mine.quantized_data.bits
         )
         assert row.weight == pytest.approx(
             float((mine.decoded() - plain.detach()).norm() / plain.detach().norm()), rel=1e-3
@@ -165,7 +167,7 @@ def test_without_a_text_the_codes_are_those_of_load() -> None:
     report = quantize_model(model, Layout(4))
     quantize_weights(other, Layout(4))
     assert all(
-        torch.equal(weight.held.codes, quantized(other)[path].held.codes)
+        torch.equal(weight.quantized_data.codes, quantized(other)[path].quantized_data.codes)
         for path, weight in quantized(model).items()
     )
     assert (

@@ -163,7 +163,7 @@ def save(
         kind in FILE_TYPES,
         f"GGUF files are written in {', '.join(FILE_TYPES)}, not in {kind}; give one of them.",
     )
-    held = Counter(weight.held.bits for weight in quantized.quantized(model).values())
+    held = Counter(weight.quantized_data.bits for weight in quantized.quantized(model).values())
     bits = held.most_common(1)[0][0] if held else None
     again = (
         f"This model's matrices are codes of {bits} bits, and {kind} would round them a second "
@@ -208,7 +208,7 @@ def _tensor(
     ours = [parameters[name] for name in link.ours]
     sketch = link.save([torch.empty(shapes[name], device="meta") for name in link.ours])[0]
     shape, name = tuple(sketch.shape), link.theirs[0]
-    held = [one.held for one in ours if isinstance(one, quantized.QuantizedWeight)]
+    held = [one.quantized_data for one in ours if isinstance(one, quantized.QuantizedWeight)]
     alike = len({one.bits for one in held}) == 1
     if alike and len(held) == len(ours) and shape[-1] % 32 == 0:
         own = "Q8_0" if held[0].bits == 8 else "Q4_0"

@@ -62,7 +62,7 @@ class Page:
 def page_of(model: nn.Module) -> Page | None:
     """What a model's config.json says of its codes; None where nothing is quantised."""
     held = nn_quantized.quantized(model)
-    groups = {weight.held.group for weight in held.values()}
+    groups = {weight.quantized_data.group for weight in held.values()}
     need(len(groups) < 2, "The layout holds groups of one size; quantise the model with one.")
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return Page(VERSION, groups.pop(), dtype) if groups else None
@@ -77,8 +77,8 @@ def contents(model: nn.Module, page: Page, state: Mapping[str, Tensor]) -> dict[
 def _named(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for name, weight in state.items():
         if isinstance(weight, nn_quantized.QuantizedWeight):
-            yield name + CODES, weight.held.codes
-            yield name + SCALES, weight.held.scales
+            yield name + CODES, weight.quantized_data.codes
+            yield name + SCALES, weight.quantized_data.scales
         else:
             yield name, weight
 

@@ -75,7 +75,7 @@ def digest(model: Model) -> str:
     hexadecimal text."""
     found = hashlib.sha256(serial.dumps(model.config).encode())
     for name, weight in model.named_parameters():
-        codes = weight.held if isinstance(weight, QuantizedWeight) else None
+        codes = weight.quantized_data if isinstance(weight, QuantizedWeight) else None
         for tensor in (weight,) if codes is None else (codes.codes, codes.scales):
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             found.update(tensorfiles.flat_bytes(tensor.cpu().contiguous()))

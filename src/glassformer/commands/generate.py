@@ -296,7 +296,7 @@ def _model_fingerprint(model: Any, tokenizer: Any) -> dict[str, Any]:
     from ..checkpoints import store
     from ..nn.quantized import quantized
 
-    bits = sorted({weight.held.bits for weight in quantized(model).values()})
+    bits = sorted({weight.quantized_data.bits for weight in quantized(model).values()})
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {
         "weights": store.digest(model),

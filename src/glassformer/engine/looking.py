@@ -12,7 +12,7 @@ from .. import config
 from ..errors import UserError, need
 from ..inspection.looking import must_match
 from ..nn import Model, Tape
-from ..nn.editing import Reading, listed, ready
+from ..nn.editing import Reading, as_edit_list, build_hooks
 from ..nn.finite import is_finite
 from .request import Request, Seen, joined, token_axis
 from .scheduler import Text
@@ -86,12 +86,12 @@ def looks(
             "glassformer.look for this model."
         )
     must_match(request.want, [*shapes])
-    reading = Reading.growing(model, [request.tokens], None, tokenizer)
+    reading = Reading.for_generation(model, [request.tokens], None, tokenizer)
     reading.__dict__["shapes"] = shapes  # known already
-    hooks, whole = ready(request.edits, reading), 0
+    hooks, whole = build_hooks(request.edits, reading), 0
     assert reading.rows is not None
     # a mean over the prompt
-    if any(getattr(edit, "fill", "") == "mean" for edit in listed(request.edits)):
+    if any(getattr(edit, "fill", "") == "mean" for edit in as_edit_list(request.edits)):
         whole, said = len(request.tokens), f"shorten it to {step // 2}, or ablate with zeros"
         need(
             whole <= step // 2,

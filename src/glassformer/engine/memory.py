@@ -14,7 +14,7 @@ from ..cost import available_memory, gibibytes
 from ..errors import UserError, need
 from ..generation.prompt import check
 from ..nn import Model, kernels
-from ..nn.exact_experts import exact_experts
+from ..nn.batch_invariant_moe import batch_invariant_moe
 from ..nn.finite import check_now
 from ..nn.fused import fuse
 from ..nn.gathered import FlatPages, GatheredKV
@@ -150,7 +150,7 @@ def reader(model: Model) -> tuple[Model, int]:
     taken = sum(packed.group.nbytes for packed in view.packed)
     if not compiled:
         return fuse(view.model), taken
-    exact, more = exact_experts(view.model, None if room is None else room - taken)
+    exact, more = batch_invariant_moe(view.model, None if room is None else room - taken)
     return fuse(exact), taken + more
 
 

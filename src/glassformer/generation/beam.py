@@ -22,7 +22,7 @@ from ..errors import need
 from ..nn import Model
 from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
-from ..nn.kept_pages import KeptPages
+from ..nn.page_pool import PagePool
 from ..tokenizer.framing import question, source
 from .loop import Finish
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
@@ -144,8 +144,8 @@ def beam(
     ends = end_tokens(eos, tokenizer)
     room = min(max_new, model.config.context - max(map(len, starts)) + 1)
     states = [BeamState([Beam(0.0), *[Beam()] * (beams - 1)], ends, length_penalty) for _ in starts]
-    reading = Reading.growing(model, starts, sources, tokenizer)
-    known, kept = None if tokenizer is None else tokenizer.size, KeptPages(model)
+    reading = Reading.for_generation(model, starts, sources, tokenizer)
+    known, kept = None if tokenizer is None else tokenizer.size, PagePool(model)
     try:
         session = Session(model, tape_of(edits, reading), kept=kept)
         _search(session, states, reading.rows or starts, reading.sources, room, known, check)

@@ -239,7 +239,7 @@ def generate(
         not (slide and edits),
         "A sliding context forgets its positions, and edits count them; leave out one.",
     )
-    reading = Reading.growing(model, starts, sources, tokenizer)
+    reading = Reading.for_generation(model, starts, sources, tokenizer)
     need(
         reader is None or not (edits or slide or sources),
         "Several processes read plain prompts of decoders alone.",

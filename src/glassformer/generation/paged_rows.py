@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..nn import Cache, Memory, Model
-from ..nn.kept_pages import KeptPages
 from ..nn.kernels import PAGE, Pages
+from ..nn.page_pool import PagePool
 from ..nn.paged import PackedTexts, PagedCache
 
 
@@ -38,7 +38,7 @@ class PagedRows:
         steps: int,
         memory: Memory | None = None,
         source_of: Sequence[int] = (),
-        kept: KeptPages | None = None,
+        kept: PagePool | None = None,
     ) -> None:
         held = cache.layers[0][0].k
         self.next, rows = next, len(held)

@@ -15,9 +15,9 @@ from torch import Tensor
 from .. import config
 from ..cost import available_memory
 from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
-from ..nn.fused import FusedStack, fits, fuse
+from ..nn.fused import FusedStack, fuse, supports_model
 from ..nn.inference import inference
-from ..nn.kept_pages import KeptPages
+from ..nn.page_pool import PagePool
 from ..nn.prepacked import View, prepack
 from .captured import CapturedStep
 from .paged_rows import PagedRows
@@ -55,7 +55,7 @@ class Session:
         model: Model,
         tape: Tape | None = None,
         reader: Reader | None = None,
-        kept: KeptPages | None = None,
+        kept: PagePool | None = None,
     ) -> None:
         self.reader, self.kept = reader, kept
         self.model, self.cache, self.tape = model, Cache(model.config), tape
@@ -64,7 +64,7 @@ class Session:
         self.pos: Tensor | None = None
         self.view: View[Model] | None = None  # with prepacked weights, once they are worth it
         plain = tape is None and reader is None and not model.config.embed.previous_token_embeddings
-        self.fits = plain and fits(model)
+        self.fits = plain and supports_model(model)
         self.one_shape = plain and isinstance(model.config.decoder, config.Stack)  # type: ignore[union-attr]
         self.captured: CapturedStep | None = None  # on a GPU, once CAPTURE is set
         self.read, self.room = 0, 0  # columns that captured steps have filled, and those they have

@@ -22,7 +22,7 @@ from ..figures.charts import Chart, Heat, Prose, Table
 from ..figures.drawing import Array
 from ..figures.shown import Shown
 from ..nn import Model, Tape
-from ..nn.editing import ModelEdit, listed
+from ..nn.editing import ModelEdit, as_edit_list
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
@@ -197,7 +197,7 @@ def attribute(
     Raises UserError for a model without the answer or without a residual stream, and for blocks and
     norms whose arithmetic is not known here.
     """
-    changes = listed(edits)
+    changes = as_edit_list(edits)
     labels = answer_kind(model, of) == "label"
     streams.needs_stream(model, "Direct logit attribution", INSTEAD)
     inputs = streams.prepare(model, tokenizer, text, source, changes)

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model, Tape
-from ..nn.editing import ModelEdit, Reading, apply, listed, one_token
+from ..nn.editing import ModelEdit, Reading, apply, as_edit_list, one_token
 from ..nn.finite import must_be_finite
 from ..nn.flow import Edit
 from ..nn.inference import inference
@@ -156,7 +156,7 @@ def read_tokens(
     rows = token_ids(model, tokenizer, text, second=source is not None).tolist()
     sources = None if source is None else token_ids(model, tokenizer, source).tolist()
     reading = Reading(model, rows, sources, tokenizer)
-    for edit in listed(edits):
+    for edit in as_edit_list(edits):
         edit.read(reading)
 
     record = {"ids": rows[0], "pieces": pieces(tokenizer, rows[0])}

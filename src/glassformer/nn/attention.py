@@ -15,12 +15,12 @@ from .. import config
 from ..errors import need
 from .build import build, builds
 from .cache import KV, CrossKV
-from .dropout import SomeHeads
+from .dropout import HeadShard
 from .engines import Engine, attend
 from .engines.eager import eager_attention
 from .engines.inputs import AttentionInputs
 from .flow import Flow, TracedModule
-from .linear import linear, together
+from .linear import fused_linear, linear
 from .mask import Mask
 from .paged import PagedKV
 from .position import Position
@@ -50,8 +50,8 @@ class Attention(TracedModule):
             cross,
         )
         # which ones, where other processes have the others
-        self.some_heads: SomeHeads | None = None
-        self.joined = () if cross else ("q", "k", "v")  # of one and the same x
+        self.head_shard: HeadShard | None = None
+        self.fused_projections = () if cross else ("q", "k", "v")  # of one and the same x
         self.q = linear(dim, self.heads * self.head_dim, cfg.bias)
         self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
         self.v = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
@@ -69,7 +69,7 @@ class Attention(TracedModule):
         if isinstance(kv, PagedKV):
             z = self.paged(x, flow, position, kv)
         elif flow.spans:
-            z = self.apart(flow, position, *self.qkv(x, flow, position))
+            z = self.attend_per_document(flow, position, *self.qkv(x, flow, position))
         elif self.cross:
             k, v = self.from_memory(flow, kv)
             q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
@@ -86,11 +86,11 @@ class Attention(TracedModule):
         """x (B, T, C) -> its queries (B, H, T, D), keys and values (B, K, T, D), turned by their
         positions."""
         # self.q(x), self.k(x), self.v(x); prepacked: one product
-        q, k, v = together(x, self.q, self.k, self.v)
+        q, k, v = fused_linear(x, self.q, self.k, self.v)
         if flow.watches(self, "qkv"):
             # before heads are normed and turned
-            joined = flow.look(self, "qkv", torch.cat((q, k, v), -1))
-            q, k, v = torch.split(joined, [q.shape[-1], k.shape[-1], v.shape[-1]], -1)
+            qkv = flow.look(self, "qkv", torch.cat((q, k, v), -1))
+            q, k, v = torch.split(qkv, [q.shape[-1], k.shape[-1], v.shape[-1]], -1)
         q = flow.look(self, "q", position.rotate(self.split(q, self.q_norm), flow))
         k = flow.look(self, "k", position.rotate(self.split(k, self.k_norm), flow))
         return q, k, flow.look(self, "v", self.split(v))
@@ -110,7 +110,9 @@ class Attention(TracedModule):
             kv.watch(self.path, inputs, self.mask, flow, z)
         return z
 
-    def apart(self, flow: Flow, position: Position, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_per_document(
+        self, flow: Flow, position: Position, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
         """z (1, H, T, D) of the texts in one row, each attended to by itself as if it were
         alone."""
         z = torch.empty_like(q)
@@ -118,11 +120,11 @@ class Attention(TracedModule):
             pos = flow.cached(end - first, partial(torch.arange, end - first, device=q.device))[
                 None
             ]
-            made = partial(Mask, pos, pos, self.causal, self.mask, contiguous=True)
-            mask = flow.cached(("apart", end - first, self.causal, self.mask), made)
-            own = slice(first, end)
-            z[:, :, own] = self.attend(
-                flow, q[:, :, own], k[:, :, own], v[:, :, own], mask, position
+            make_mask = partial(Mask, pos, pos, self.causal, self.mask, contiguous=True)
+            mask = flow.cached(("per_document", end - first, self.causal, self.mask), make_mask)
+            columns = slice(first, end)
+            z[:, :, columns] = self.attend(
+                flow, q[:, :, columns], k[:, :, columns], v[:, :, columns], mask, position
             )
         return z
 
@@ -148,7 +150,7 @@ class Attention(TracedModule):
         inputs = AttentionInputs(
             q, k, v, mask, bias, self.scale, self.softcap, dropout, position=position
         )
-        inputs = inputs._replace(heads=self.some_heads)
+        inputs = inputs._replace(heads=self.head_shard)
         if flow.watches(self, "scores", "pattern"):
             alone = not isinstance(flow.engine, Engine)
             need(
@@ -188,9 +190,11 @@ class Attention(TracedModule):
         # what a cache holds lies before all of it
         if prefix is not None and k_pos.shape[1] > prefix.shape[1]:
             prefix = F.pad(prefix, (k_pos.shape[1] - prefix.shape[1], 0))
-        own = flow.packing.borders if flow.packing is not None and k_pos is flow.pos else None
-        borders = None if own is None else (own, own)
-        made = partial(
+        self_borders = (
+            flow.packing.borders if flow.packing is not None and k_pos is flow.pos else None
+        )
+        borders = None if self_borders is None else (self_borders, self_borders)
+        make_mask = partial(
             Mask,
             flow.pos,
             k_pos,
@@ -201,7 +205,7 @@ class Attention(TracedModule):
             prefix,
             borders,
         )
-        return flow.cached(("self_mask", self.causal, self.mask), made)
+        return flow.cached(("self_mask", self.causal, self.mask), make_mask)
 
     def cross_mask(self, flow: Flow) -> Mask:
         """Every token may attend to all of the encoder's output but padding."""
@@ -218,7 +222,7 @@ class Attention(TracedModule):
                 (sides[0], sides[1]) if len(sides) == 2 and len(sides[0]) == len(sides[1]) else None
             )
         contiguous = memory.contiguous and document_ids is None
-        made = partial(
+        make_mask = partial(
             Mask, flow.pos, memory.pos, False, ALL, document_ids, contiguous, None, borders
         )
-        return flow.cached("cross_mask", made)
+        return flow.cached("cross_mask", make_mask)

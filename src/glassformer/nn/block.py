@@ -45,13 +45,17 @@ class Block(TracedModule):
         self.drop = Dropout(dropout)
 
     def forward(
-        self, x: Tensor, flow: Flow, position: Position, kept: tuple[KV, CrossKV] | None
+        self, x: Tensor, flow: Flow, position: Position, layer_cache: tuple[KV, CrossKV] | None
     ) -> Tensor:
         """The residual stream x (B, T, C) -> the same with what the sublayers add to it."""
-        kv, cross_kv = kept or (None, None)
+        kv, cross_kv = layer_cache or (None, None)
         if self.place == "parallel":
-            seen = self.attn_norm(x)
-            x = x + self.drop(self.attn(seen, flow, position, kv)) + self.drop(self.ffn(seen, flow))
+            normed = self.attn_norm(x)
+            x = (
+                x
+                + self.drop(self.attn(normed, flow, position, kv))
+                + self.drop(self.ffn(normed, flow))
+            )
         else:
             x = self.residual(x, "attn", flow, position, kv)
             if self.cross is not None:
@@ -92,12 +96,12 @@ class Stack(TracedModule):
 
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         """x (B, T, C or the embeddings' width), embedded tokens -> (B, T, C)."""
-        x = self.begin(x, flow)
+        x = self.project_input(x, flow)
         for index, block in enumerate(self.blocks):
             x = block(x, flow, self.position, cache.layers[index] if cache is not None else None)
         return flow.look(self, "out", self.last_norm(x))
 
-    def begin(self, x: Tensor, flow: Flow) -> Tensor:
+    def project_input(self, x: Tensor, flow: Flow) -> Tensor:
         """Embedded tokens (B, T, C or their width) as the first block takes them, (B, T, C)."""
         x = self.project(self.drop(self.first_norm(self.position.embed(x, flow))))
         return flow.look(self, "embed", x)

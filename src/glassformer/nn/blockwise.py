@@ -35,15 +35,14 @@ class Compiled(nn.Module):
         super().__init__()
         self.block = torch.compile(block, dynamic=False)
 
-    def forward(self, x: Tensor, flow: Flow, *given: Any) -> Tensor:
-        """As the block's own."""
+    def forward(self, x: Tensor, flow: Flow, *args: Any) -> Tensor:
         before = flow.aux, flow.metrics
         flow.aux, flow.metrics = {}, {}
-        x = self.block(x, flow, *given)
-        found = flow.aux, flow.metrics
+        x = self.block(x, flow, *args)
+        block_metrics = flow.aux, flow.metrics
         flow.aux, flow.metrics = before
-        for name, loss in found[0].items():
+        for name, loss in block_metrics[0].items():
             flow.add_loss(name, loss)
-        for name, rows in found[1].items():
+        for name, rows in block_metrics[1].items():
             flow.add_metric(name, rows[0])
         return x

@@ -60,9 +60,9 @@ def compiled(model: Any) -> Any:
     ``uncompiled``."""
     import torch
 
-    for part in model.modules():
-        if hasattr(type(part).forward, "uncompiled"):
-            part.forward = torch.compiler.disable(part.forward)  # type: ignore[no-untyped-call]
+    for module in model.modules():
+        if hasattr(type(module).forward, "uncompiled"):
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
     return torch.compile(model, dynamic=False)
 
 
@@ -94,13 +94,13 @@ def built() -> set[type]:
 # columns = ("up",)             layers whose outputs may lie on several processes, and in ``rows`` =
 # ("down",) those
 # that take these as inputs (parallel/tensor.py); without them a part is whole on each
-# quieter = {"old.weight": 2}   tables of an embedding that start with a standard deviation divided
+# init_std_divisor = {"old.weight": 2}   tables of an embedding that start with a standard deviation divided
 # by so much
 #     def reset(std, generator)     fills in what no rule of ``init`` draws
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a parameter's or a module's path fits one of the fnmatch patterns."""
+    """True where the path of a parameter or module fits one of the fnmatch patterns."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
@@ -126,8 +126,8 @@ def described(config: Any, *args: Any) -> Shapes:
         module = build(config, *args)
     looked_up = {
         f"{path}.weight"
-        for path, part in module.named_modules()
-        if isinstance(part, torch.nn.Embedding)
+        for path, submodule in module.named_modules()
+        if isinstance(submodule, torch.nn.Embedding)
     }
     apart = looked_up | declared(module, "tables") | declared(module, "biases")
     shapes = {path: tuple(weight.shape) for path, weight in module.named_parameters()}

@@ -41,16 +41,16 @@ class RowSelection:
 
     def of(self, x: Tensor, columns: int | None = None) -> Tensor:
         """The rows of x (B, ...); ``columns`` says how many along dimension 2 hold something."""
-        used = x if columns is None else x.narrow(2, 0, columns)
+        filled = x if columns is None else x.narrow(2, 0, columns)
         if not self.in_place:
             if columns is None or columns == x.shape[2]:
                 return x[self.index]
             # a buffer is filled as far as it holds something
-            made = x.new_empty(len(self.index), *x.shape[1:])
-            made.narrow(2, 0, columns).copy_(used[self.index])
-            return made
+            buffer = x.new_empty(len(self.index), *x.shape[1:])
+            buffer.narrow(2, 0, columns).copy_(filled[self.index])
+            return buffer
         for place, row in self.moves:
-            used[place].copy_(used[row])
+            filled[place].copy_(filled[row])
         return x[: len(self.index)]
 
 
@@ -92,8 +92,8 @@ class Slots:
     def _wrap(self, pos: Tensor, contiguous: bool, ring: int) -> None:
         old = self.pos[:, : min(self.filled, ring) if contiguous else ring].clone()
         last = torch.maximum(self.pos[:, :ring].amax(1, keepdim=True), pos.amax(1, keepdim=True))
-        kept = (pos >= 0) & (pos > last - ring)
-        self.index = torch.where(kept, pos % ring, ring)
+        in_window = (pos >= 0) & (pos > last - ring)
+        self.index = torch.where(in_window, pos % ring, ring)
         self.pos.scatter_(
             1, self.index.expand(self.pos.shape[0], -1), pos.expand(self.pos.shape[0], -1)
         )
@@ -125,8 +125,8 @@ class KV:
             buffer = k.new_empty if slots.ring is None else k.new_zeros
             self.k, self.v = (buffer(*x.shape[:2], room, x.shape[3]) for x in (k, v))
         elif self.k.shape[2] < room:
-            used = slots.filled - new
-            self.k, self.v = (enlarged(x, used, room, dim=2) for x in (self.k, self.v))
+            filled = slots.filled - new
+            self.k, self.v = (enlarged(x, filled, room, dim=2) for x in (self.k, self.v))
         if slots.ring is None:
             self.k.narrow(2, slots.filled - new, new).copy_(k)
             self.v.narrow(2, slots.filled - new, new).copy_(v)
@@ -135,16 +135,16 @@ class KV:
         width = slots.k_pos.shape[1]
         old_k, old_v = self.k[:, :, : width - new], self.v[:, :, : width - new]
         if new > 1:  # a chunk may overwrite what its first tokens still look at: look, then write
-            seen = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)
+            visible = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)
         index = slots.index[:, None, :, None].expand(k.shape)
         self.k.scatter_(2, index, k)
         self.v.scatter_(2, index, v)
-        return seen if new > 1 else (self.k[:, :, :width], self.v[:, :, :width])
+        return visible if new > 1 else (self.k[:, :, :width], self.v[:, :, :width])
 
     def select(self, rows: RowSelection) -> None:
         if self.k.ndim == 4:
-            used = self.k.shape[2] if self.slots.ring else self.slots.filled
-            self.k, self.v = rows.of(self.k, used), rows.of(self.v, used)
+            filled = self.k.shape[2] if self.slots.ring else self.slots.filled
+            self.k, self.v = rows.of(self.k, filled), rows.of(self.v, filled)
 
 
 class CrossKV:
@@ -165,7 +165,7 @@ class CrossKV:
             self.kv = (rows.of(self.kv[0]), rows.of(self.kv[1]))
 
 
-class Carried:
+class RecurrentCache:
     """A recurrent decoder's cache: each layer's state (B, C), its parts side by side, and the
     encoder's keys."""
 
@@ -173,14 +173,14 @@ class Carried:
         self.states: dict[int, tuple[Tensor, ...]] = {}
         self.cross = CrossKV()
 
-    def keep(
+    def store(
         self,
         layer: int,
         rows: Tensor,
         last: Tensor,
         state: tuple[Tensor, ...],
         batch: int,
-        still: bool,
+        aligned: bool,
     ) -> None:
         """Store the final state of each row's last document.
 
@@ -188,9 +188,9 @@ class Carried:
         the last of a row. A row without a document keeps its earlier state; ``still``: each row is
         one document, taken as it is.
         """
-        if not still:
+        if not aligned:
             old = self.states.get(layer) or tuple(
-                part.new_zeros(batch, part.shape[1]) for part in state
+                tensor.new_zeros(batch, tensor.shape[1]) for tensor in state
             )
             state = tuple(
                 was.index_copy(0, rows[last], now[last])
@@ -200,12 +200,14 @@ class Carried:
 
     def select(self, rows: RowSelection) -> None:
         self.states = {
-            layer: tuple(part[rows.index] for part in state) for layer, state in self.states.items()
+            layer: tuple(tensor[rows.index] for tensor in state)
+            for layer, state in self.states.items()
         }
 
 
 class Cache:
-    """What a decoder has read so far; one for each batch of sequences.
+    """Keys and values of the tokens that a decoder has processed; one cache for each batch of
+    sequences.
 
     ``length`` counts the columns read, padding included. Buffers grow by themselves; a token is
     written in place. A forward pass that fails half-way leaves the cache unusable.
@@ -218,7 +220,7 @@ class Cache:
             if isinstance(body, config.Stack)
             else []
         )
-        self.carried = Carried() if isinstance(body, config.Recurrent) else None
+        self.carried = RecurrentCache() if isinstance(body, config.Recurrent) else None
         lookback = [mask.lookback for mask in masks]
         if max((size for size in lookback if size is not None), default=0) > min(
             cfg.context, LONGEST_RING
@@ -282,11 +284,11 @@ class Cache:
         """
         for slots in self.slots.values():
             if slots.ring is None or slots.fixed:
-                held = slots.ring or slots.filled
-                pos = slots.pos[:, :held]
+                size = slots.ring or slots.filled
+                pos = slots.pos[:, :size]
                 index = pos.where(pos >= 0, room)
                 for kv in [kv for kv, _ in self.layers if kv.slots is slots]:
-                    kv.k, kv.v = (_placed(x.narrow(2, 0, held), index, room) for x in (kv.k, kv.v))
+                    kv.k, kv.v = (_placed(x.narrow(2, 0, size), index, room) for x in (kv.k, kv.v))
                 slots.pos = pos.new_full((len(pos), room + 1), -1).scatter_(1, index, pos)
                 slots.ring, slots.capacity, slots.fixed = room, room, True
         rows = len(self.layers[0][0].k)
@@ -298,8 +300,8 @@ class Cache:
 
     @property
     def evicts(self) -> bool:
-        """Whether older tokens are not kept: in a window's ring they are overwritten, in a state
-        all are one."""
+        """True where older tokens are lost: a window's ring overwrites them, a recurrent state
+        merges them."""
         return self.carried is not None or any(
             slots.ring is not None for slots in self.slots.values()
         )
@@ -312,27 +314,27 @@ class Cache:
                 "a cache with windows or a recurrent state cannot be trimmed: it "
                 "let go of older tokens"
             )
-        left = self.length - count
-        if left < 0:
+        remaining = self.length - count
+        if remaining < 0:
             raise ValueError(f"a cache of {self.length} tokens cannot forget {count}")
         if self.history is not None and self.history[0].shape[1] - count < min(
-            self._previous, left
+            self._previous, remaining
         ):
             raise ValueError(
                 f"a cache with previous-token embeddings forgets at most {SPARE} tokens at once"
             )
-        self.length = left
+        self.length = remaining
         for slots in self.slots.values():
-            slots.filled = left
+            slots.filled = remaining
         if self._last is not None:
-            kept = next(iter(self.slots.values())).pos[:, :left]
+            old_pos = next(iter(self.slots.values())).pos[:, :remaining]
             self._last = (
-                F.pad(kept, (1, 0), value=-1).amax(1, keepdim=True).expand_as(self._last).clone()
+                F.pad(old_pos, (1, 0), value=-1).amax(1, keepdim=True).expand_as(self._last).clone()
             )
         if self.history is not None:
             tokens, pos = self.history
-            there = pos < left if self._last is None else pos <= self._last
-            self._remember(tokens, pos.where(there, -1), pos.shape[1] - count)
+            in_range = pos < remaining if self._last is None else pos <= self._last
+            self._remember(tokens, pos.where(in_range, -1), pos.shape[1] - count)
 
     def select(self, index: Tensor, cross: bool = True) -> None:
         """Row i becomes what row ``index[i]`` was (beams); ``index`` may be longer or shorter than
@@ -344,15 +346,15 @@ class Cache:
         source that change places.
         """
         rows = RowSelection(index)
-        kept: list[Slots | KV | CrossKV | Carried] = [
+        entries: list[Slots | KV | CrossKV | RecurrentCache] = [
             *self.slots.values(),
             *(kv for kv, _ in self.layers),
         ]
-        kept += [crossed for _, crossed in self.layers if cross]
+        entries += [cross_kv for _, cross_kv in self.layers if cross]
         if self.carried is not None:
-            kept += [self.carried, self.carried.cross] if cross else [self.carried]
-        for part in kept:
-            part.select(rows)
+            entries += [self.carried, self.carried.cross] if cross else [self.carried]
+        for entry in entries:
+            entry.select(rows)
         if self.history is not None:
             self.history = (self.history[0][index], self.history[1][index])
         if self._last is not None:
@@ -360,8 +362,10 @@ class Cache:
 
     def fork(self, times: int) -> None:
         """Each row ``times`` times, side by side: several continuations of one reading."""
-        held = self.layers[0][0].k if self.carried is None else self.carried.states[0][0]
-        self.select(torch.arange(len(held), device=held.device).repeat_interleave(times))
+        first_tensor = self.layers[0][0].k if self.carried is None else self.carried.states[0][0]
+        self.select(
+            torch.arange(len(first_tensor), device=first_tensor.device).repeat_interleave(times)
+        )
 
 
 def _placed(x: Tensor, index: Tensor, room: int) -> Tensor:
@@ -371,11 +375,11 @@ def _placed(x: Tensor, index: Tensor, room: int) -> Tensor:
     return wide.scatter_(2, index[:, None, :, None].expand(x.shape), x)
 
 
-def enlarged(x: Tensor, used: int, room: int, dim: int) -> Tensor:
+def enlarged(x: Tensor, filled: int, room: int, dim: int) -> Tensor:
     """A buffer with more columns, the first ``used`` copied from ``x``; the others are
     uninitialised until written."""
     shape = list(x.shape)
     shape[dim] = room
     larger = x.new_empty(shape)
-    larger.narrow(dim, 0, used).copy_(x.narrow(dim, 0, used))
+    larger.narrow(dim, 0, filled).copy_(x.narrow(dim, 0, filled))
     return larger

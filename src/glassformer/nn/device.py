@@ -18,21 +18,21 @@ def find(name: str | None = None) -> torch.device:
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    there = {
+    device_counts = {
         "cpu": 1,
         "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
         "mps": int(torch.backends.mps.is_available()),
     }
-    said = re.fullmatch(r"(\w+)(?::(\d{1,4}))?", name)
-    if said is None or said[1] not in there:
+    match = re.fullmatch(r"(\w+)(?::(\d{1,4}))?", name)
+    if match is None or match[1] not in device_counts:
         raise UserError(f'There is no device "{name}"; give cpu, cuda, cuda:1 or mps.')
-    known = [
+    available = [
         kind if count == 1 else f"{kind}:0 to {kind}:{count - 1}"
-        for kind, count in there.items()
+        for kind, count in device_counts.items()
         if count
     ]
     sentence = f"This machine has no device {name} that torch {torch.__version__} can use; there is"
-    need(int(said[2] or 0) < there[said[1]], f"{sentence} {', '.join(known)}.")
+    need(int(match[2] or 0) < device_counts[match[1]], f"{sentence} {', '.join(available)}.")
     return torch.device(name)
 
 

@@ -16,27 +16,28 @@ from torch.nn import functional as F
 STEPS = 1 << 16  # in which a rate is counted
 
 
-class SomeHeads(NamedTuple):
+class HeadShard(NamedTuple):
     """The heads from ``first`` on, of ``many``: the others are other processes', and each process
     draws for all."""
 
     first: int
-    many: int
+    total_heads: int
 
-    def drawn(self, x: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
-        """What ``draw`` gives for all heads, in those of x (B, H, ..)."""
-        whole = draw(x.new_empty(()).expand(x.shape[0], self.many, *x.shape[2:]))
-        return whole.narrow(1, self.first, x.shape[1])
+    def draw_shard(self, x: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        """Draws for all heads with ``draw`` and returns the numbers of the heads in x (B, H,
+        ..)."""
+        full = draw(x.new_empty(()).expand(x.shape[0], self.total_heads, *x.shape[2:]))
+        return full.narrow(1, self.first, x.shape[1])
 
 
-def keep_mask(x: Tensor, rate: float, heads: SomeHeads | None = None) -> Tensor:
+def keep_mask(x: Tensor, rate: float, heads: HeadShard | None = None) -> Tensor:
     """Booleans in the shape of ``x``, false for a share of ``rate``; drawn from its device's own
     generator.
 
     ``heads`` says which ones x (B, H, ..) are, where they are not all.
     """
     if heads is not None:
-        return heads.drawn(x, lambda whole: keep_mask(whole, rate))
+        return heads.draw_shard(x, lambda full: keep_mask(full, rate))
     # all of int64, so that each of its four int16 is uniform from -STEPS / 2 on: hence the shifted
     # threshold
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(
@@ -45,7 +46,7 @@ def keep_mask(x: Tensor, rate: float, heads: SomeHeads | None = None) -> Tensor:
     return bits.view(torch.int16)[: x.numel()].view(x.shape) >= round(rate * STEPS) - STEPS // 2
 
 
-def dropout(x: Tensor, rate: float, heads: SomeHeads | None = None) -> Tensor:
+def dropout(x: Tensor, rate: float, heads: HeadShard | None = None) -> Tensor:
     """``x`` with a share of ``rate`` set to 0 and the rest divided by 1 - rate; ``heads`` as for
     ``keep_mask``."""
     if heads is not None:

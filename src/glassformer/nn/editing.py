@@ -47,14 +47,14 @@ class Reading:
     shared: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def growing(
+    def for_generation(
         cls,
         model: Model,
         rows: Sequence[Sequence[int]],
         sources: Sequence[Sequence[int]] | None,
         tokenizer: Any,
     ) -> Reading:
-        """What a generation begins with, a copy of each row."""
+        """Returns the inputs of a generation, a copy of each row."""
         return cls(
             model,
             [*map(list, rows)],
@@ -69,8 +69,7 @@ class Reading:
         return {path: tuple(value.shape) for path, value in one_token(self.model).items()}
 
     @property
-    def paired(self) -> bool:
-        """Whether an encoder reads beside a decoder."""
+    def is_encoder_decoder(self) -> bool:
         return isinstance(self.model.config, config.EncoderDecoder)
 
 
@@ -104,7 +103,9 @@ class Chain(PlacedEdit):
 
     def add(self, hook: Hook, edit: ModelEdit) -> None:
         """One more, of this edit, behind the others but for those that are the Last."""
-        self.hooks = sorted([*self.hooks, (hook, edit)], key=lambda one: isinstance(one[0], Last))
+        self.hooks = sorted(
+            [*self.hooks, (hook, edit)], key=lambda entry: isinstance(entry[0], Last)
+        )
 
     def __call__(self, path: str, x: Tensor, place: Place) -> Tensor:
         for hook, edit in self.hooks:
@@ -124,23 +125,25 @@ def _wrong(path: str, x: Tensor) -> Tensor:
     return x.isnan() | (x == math.inf) if hides else ~x.isfinite()
 
 
-def listed(edits: str | ModelEdit | Sequence[str | ModelEdit]) -> list[ModelEdit]:
+def as_edit_list(edits: str | ModelEdit | Sequence[str | ModelEdit]) -> list[ModelEdit]:
     """One edit or several as a list; those that are written out, as on a command line, are read."""
-    said = "Edits are a list of edits, such as ['head_off(\"decoder.blocks.0.attn\", 1)']"
-    need(not isinstance(edits, Mapping), f"{said}; give that.")
-    found: list[Any] = [edits] if isinstance(edits, str) or hasattr(edits, "hooks") else list(edits)
-    if any(isinstance(edit, str) for edit in found):
+    usage = "Edits are a list of edits, such as ['head_off(\"decoder.blocks.0.attn\", 1)']"
+    need(not isinstance(edits, Mapping), f"{usage}; give that.")
+    result: list[Any] = (
+        [edits] if isinstance(edits, str) or hasattr(edits, "hooks") else list(edits)
+    )
+    if any(isinstance(edit, str) for edit in result):
         parse = importlib.import_module(WRITTEN).parse
-        found = [parse(edit) if isinstance(edit, str) else edit for edit in found]
-    for edit in found:
-        need(hasattr(edit, "hooks") and hasattr(edit, "read"), f"{said}; {edit!r} is none.")
-    return found
+        result = [parse(edit) if isinstance(edit, str) else edit for edit in result]
+    for edit in result:
+        need(hasattr(edit, "hooks") and hasattr(edit, "read"), f"{usage}; {edit!r} is none.")
+    return result
 
 
-def ready(edits: Sequence[ModelEdit | str], reading: Reading) -> dict[str, Edit]:
+def build_hooks(edits: Sequence[ModelEdit | str], reading: Reading) -> dict[str, Edit]:
     """Change what ``reading`` reads, and give what a Tape takes as ``edits``; those of one path in
     their order."""
-    several = listed(edits)
+    several = as_edit_list(edits)
     for edit in several:
         edit.read(reading)
     chains: dict[str, Edit] = {}
@@ -168,7 +171,7 @@ def apply(
     reading = Reading(
         model, tokens.tolist(), None if source is None else source.tolist(), tokenizer
     )
-    hooks = ready(edits, reading)
+    hooks = build_hooks(edits, reading)
     changed = torch.tensor(reading.rows, dtype=tokens.dtype, device=tokens.device)
     if source is not None:
         source = torch.tensor(reading.sources, dtype=source.dtype, device=source.device)
@@ -178,18 +181,19 @@ def apply(
 def tape_of(edits: Sequence[ModelEdit | str], reading: Reading) -> Tape | None:
     """A tape that applies ``edits``; None where there are none, and the model runs as if nobody
     looked."""
-    return Tape(edits=ready(edits, reading)) if edits else None
+    return Tape(edits=build_hooks(edits, reading)) if edits else None
 
 
 def one_token(model: Model) -> dict[str, Tensor]:
     """Every value of a pass over a single token by its path, in the order in which the model makes
     them."""
-    one, tape = (
+    token, tape = (
         torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device),
         Tape("*"),
     )
     with inference(model):
         model(
-            *([one, one] if isinstance(model.config, config.EncoderDecoder) else [one]), tape=tape
+            *([token, token] if isinstance(model.config, config.EncoderDecoder) else [token]),
+            tape=tape,
         )
     return tape.records

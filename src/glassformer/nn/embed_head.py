@@ -34,8 +34,8 @@ class Embed(TracedModule):
             make_table(missing + 1, dim) for _ in range(cfg.previous_token_embeddings)
         )
         # the further back, the more
-        self.quieter = {f"lag.{back}.weight": back + 2 for back in range(len(self.lag))}
-        self.products = ("token.weight", *self.quieter)
+        self.init_std_divisor = {f"lag.{back}.weight": back + 2 for back in range(len(self.lag))}
+        self.products = ("token.weight", *self.init_std_divisor)
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""
@@ -47,8 +47,10 @@ class Embed(TracedModule):
             # rounded to x's precision, as published models do
             x = x * torch.tensor(self.scale, dtype=x.dtype)
         if self.segment is not None:
-            own = self.segment(torch.zeros_like(tokens) if segments is None else segments)
-            x = x + flow.look(flow.embed_path, "segment", own)
+            segment_vectors = self.segment(
+                torch.zeros_like(tokens) if segments is None else segments
+            )
+            x = x + flow.look(flow.embed_path, "segment", segment_vectors)
         return x
 
 
@@ -65,12 +67,12 @@ def previous_tokens(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tens
         earlier = flow.previous[:, :, back - 1]
         return torch.where(earlier >= 0, earlier, nothing)
     pos, start = flow.pos.expand_as(tokens), 0
-    seen = (tokens, pos)
+    context = (tokens, pos)
     if flow.history is not None:  # older ones before them
         start = flow.history[0].shape[1]
-        seen = (torch.cat((flow.history[0], tokens), 1), torch.cat((flow.history[1], pos), 1))
+        context = (torch.cat((flow.history[0], tokens), 1), torch.cat((flow.history[1], pos), 1))
     earlier, place = (
-        F.pad(x, (back, 0), value=-1)[:, start : start + tokens.shape[1]] for x in seen
+        F.pad(x, (back, 0), value=-1)[:, start : start + tokens.shape[1]] for x in context
     )
     return torch.where((place == pos - back) & (place >= 0), earlier, nothing)
 

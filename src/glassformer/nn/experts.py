@@ -31,7 +31,7 @@ from .flow import Flow, TracedModule
 from .linear import linear
 
 Total: TypeAlias = Callable[[Tensor], Tensor]
-HALFWAY = ("pre", "gate", "up", "hidden")  # what the tape may see between up and down
+HIDDEN_NAMES = ("pre", "gate", "up", "hidden")  # what the tape may see between up and down
 
 
 @builds(config.MoE)
@@ -56,7 +56,7 @@ class MoE(TracedModule):
         gated, bias = isinstance(cfg.expert, config.GatedMLP), cfg.expert.bias
         self.cfg, self.act = cfg, ACTIVATIONS[cfg.expert.act]
         # of a sum over tokens: where their row lies on several processes, over all of these
-        self.total: Total = _own
+        self.sum_over_ranks: Total = _identity
         self.router = linear(dim, experts, bias=False)
         self.noise = linear(dim, experts, bias=False) if cfg.noise else None
         self.gate = _table(gated, experts, hidden, dim)
@@ -86,7 +86,7 @@ class MoE(TracedModule):
             if self.training or self.cfg.balance_loss or self.cfg.z_loss:
                 self.add_aux_losses(logits.flatten(0, 1), choices, flow)
             # seen in sorted rows alone
-            slow = flow.engine == "eager" and not flow.watches(self, *HALFWAY)
+            slow = flow.engine == "eager" and not flow.watches(self, *HIDDEN_NAMES)
             write = self.reference(x, choices) if slow else self.grouped_forward(x, choices, flow)
         if self.shared is not None:
             write = write + self.shared(x, flow)
@@ -104,7 +104,7 @@ class MoE(TracedModule):
         return logits
 
     def dispatch(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Dispatch:
-        """Where each choice goes: padding nowhere, and while training no more to an expert than its
+        """Assigns each choice to an expert: padding to none, and in training no more than its
         capacity."""
         expert_index, is_token, experts = chosen.flatten(0, 1).mT, None, self.cfg.experts
         if not flow.contiguous:
@@ -112,10 +112,14 @@ class MoE(TracedModule):
             expert_index = expert_index.where(is_token, experts)
         flat, capacity = expert_index.flatten(), None
         # asks no GPU
-        counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:experts]
+        expert_counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[
+            :experts
+        ]
         if self.training and self.cfg.capacity_factor is not None:
             tokens = (
-                counts.new_full((), expert_index.shape[1]) if is_token is None else is_token.sum()
+                expert_counts.new_full((), expert_index.shape[1])
+                if is_token is None
+                else is_token.sum()
             )
             wide = torch.float32 if flat.device.type == "mps" else torch.float64  # MPS has no other
             capacity = (
@@ -124,7 +128,7 @@ class MoE(TracedModule):
                 .long()
             )
             capacity = (capacity + capacity % 2).clamp(min=4)  # even and at least 4, as in nanoMoE
-        return Dispatch(expert_index, weight.flatten(0, 1).mT, counts, is_token, capacity)
+        return Dispatch(expert_index, weight.flatten(0, 1).mT, expert_counts, is_token, capacity)
 
     def reference(self, x: Tensor, choices: Dispatch) -> Tensor:
         """The definition: a loop over experts, each applied to its tokens; x (B, T, C) -> (B, T,
@@ -132,9 +136,13 @@ class MoE(TracedModule):
         tokens = x.flatten(0, 1)
         write = torch.zeros_like(tokens, dtype=choices.weight.dtype)
         for expert in range(self.cfg.experts):
-            found = (choices.expert_index == expert).nonzero()  # first choices, then second ones
-            found = found if choices.capacity is None else found[: int(choices.capacity)]
-            slot, token = found.unbind(1)
+            assignments = (
+                choices.expert_index == expert
+            ).nonzero()  # first choices, then second ones
+            assignments = (
+                assignments if choices.capacity is None else assignments[: int(choices.capacity)]
+            )
+            slot, token = assignments.unbind(1)
             output = self.expert_output(expert, tokens[token]) * choices.weight[slot, token, None]
             write = write.index_add(0, token, output)
         return write.to(x.dtype).view_as(x)
@@ -157,14 +165,14 @@ class MoE(TracedModule):
         return write.to(x.dtype)
 
     def expert_output(self, expert: int, x: Tensor) -> Tensor:
-        """What one expert makes of x (..., C)."""
+        """Output of one expert for x (..., C)."""
         gate = None if self.gate is None else self.product(expert, x, self.gate, self.gate_bias)
         hidden = self.activation(self.product(expert, x, self.up, self.up_bias), gate, unwatched)
         return self.product(expert, hidden, self.down, self.down_bias)
 
     def activation(self, up: Tensor, gate: Tensor | None, look: Look) -> Tensor:
-        """What the products with ``up`` and ``gate`` make together (..., H), each step shown by its
-        name."""
+        """Activated hidden units (..., H) from the products with ``up`` and ``gate``, each step
+        recorded under its name."""
         if gate is None:
             return look("hidden", self.act(look("pre", up)))
         return look("hidden", look("gate", self.act(look("pre", gate))) * look("up", up))
@@ -178,7 +186,7 @@ class MoE(TracedModule):
         """Token-expert pairs sorted by expert, so that each expert's matrix is one product (grouped
         GEMM)."""
         tokens = x.flatten(0, 1)
-        order, real, counts = choices.rows(_step(x, self.cfg))
+        order, real, expert_counts = choices.rows(_step(x, self.cfg))
         token, weight = order % len(tokens), choices.weight.flatten().index_select(0, order)
         if real is not None:
             weight = weight * real
@@ -190,15 +198,20 @@ class MoE(TracedModule):
                 else value
             )
 
-        answers = self.think(tokens.index_select(0, token), counts, look) * weight[:, None]
-        return answers.new_zeros(tokens.shape).index_add(0, token, answers).to(x.dtype).view_as(x)
+        outputs = (
+            self.expert_forward(tokens.index_select(0, token), expert_counts, look)
+            * weight[:, None]
+        )
+        return outputs.new_zeros(tokens.shape).index_add(0, token, outputs).to(x.dtype).view_as(x)
 
-    def think(self, rows: Tensor, counts: Tensor, look: Look) -> Tensor:
-        """What each expert makes of its rows: the first counts[0] of rows (P, C) are the first
-        one's -> (P, C)."""
-        gate = None if self.gate is None else grouped(rows, self.gate, self.gate_bias, counts)
-        hidden = self.activation(grouped(rows, self.up, self.up_bias, counts), gate, look)
-        return grouped(hidden, self.down, self.down_bias, counts)
+    def expert_forward(self, rows: Tensor, expert_counts: Tensor, look: Look) -> Tensor:
+        """Output (P, C) of every expert for its own rows: the first expert_counts[0] of rows (P, C)
+        are expert 0's."""
+        gate = (
+            None if self.gate is None else grouped(rows, self.gate, self.gate_bias, expert_counts)
+        )
+        hidden = self.activation(grouped(rows, self.up, self.up_bias, expert_counts), gate, look)
+        return grouped(hidden, self.down, self.down_bias, expert_counts)
 
     def look_at(
         self, name: str, rows: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow
@@ -206,10 +219,10 @@ class MoE(TracedModule):
         """Sorted rows (P, H) shown as each token's own, (B, T, K, H); zeros where a choice went
         nowhere."""
         B, T, K = *x.shape[:2], self.cfg.top_k
-        index, own = (order, rows) if real is None else (order[real], rows[real])
-        shown = rows.new_zeros(K * B * T, rows.shape[1]).index_copy(0, index, own)
-        shown = flow.look(self, name, shown.view(K, B, T, -1).permute(1, 2, 0, 3))
-        return shown.permute(2, 0, 1, 3).flatten(0, 2).index_select(0, order)
+        index, values = (order, rows) if real is None else (order[real], rows[real])
+        by_token = rows.new_zeros(K * B * T, rows.shape[1]).index_copy(0, index, values)
+        by_token = flow.look(self, name, by_token.view(K, B, T, -1).permute(1, 2, 0, 3))
+        return by_token.permute(2, 0, 1, 3).flatten(0, 2).index_select(0, order)
 
     def add_aux_losses(self, logits: Tensor, choices: Dispatch, flow: Flow) -> None:
         """Losses and metrics: load balancing (Fedus et al. 2021, 4, all chosen), router z (Zoph et
@@ -217,11 +230,11 @@ class MoE(TracedModule):
         is_token = choices.is_token
         normal = logits.logsumexp(-1)  # (N,)
         router_probs = (logits - normal[:, None]).exp()
-        counts, mean = (
-            self.total(choices.counts),
-            partial(_mean, is_token=is_token, total=self.total),
+        expert_counts, mean = (
+            self.sum_over_ranks(choices.expert_counts),
+            partial(_mean, is_token=is_token, total=self.sum_over_ranks),
         )
-        load = counts / counts.sum().clamp(min=1)
+        load = expert_counts / expert_counts.sum().clamp(min=1)
         if self.cfg.balance_loss:
             flow.add_loss(
                 "balance",
@@ -233,29 +246,36 @@ class MoE(TracedModule):
             flow.add_metric("load", load)
             flow.add_metric("entropy", mean(normal - (router_probs * logits).sum(-1)))
             flow.add_metric(
-                "dropped", 1 - self.total(choices.kept.sum()) / counts.sum().clamp(min=1)
+                "dropped",
+                1
+                - self.sum_over_ranks(choices.expert_load.sum()) / expert_counts.sum().clamp(min=1),
             )
 
 
 @dataclass
 class Dispatch:
-    """Where each choice goes, slot by slot: ``expert_index`` (K, N) is an expert, or E for nowhere.
+    """Assignment of tokens to experts, slot by slot: ``expert_index`` (K, N) is an expert, or E for
+    none.
 
-    ``weight`` (K, N) is the router's; ``counts`` (E,) are the choices an expert was given, of which
-    it takes the first ``capacity``; ``is_token`` (N,) is false where a token is padding (None:
-    there is none).
+    ``weight`` (K, N) is the router's; ``expert_counts`` (E,) are the choices that fell on each
+    expert, of which it takes the first ``capacity``; ``is_token`` (N,) is false where a token is
+    padding (None: there is none).
     """
 
     expert_index: Tensor
     weight: Tensor
-    counts: Tensor
+    expert_counts: Tensor
     is_token: Tensor | None
     capacity: Tensor | None
 
     @property
-    def kept(self) -> Tensor:
-        """How many choices each expert takes (E,)."""
-        return self.counts if self.capacity is None else self.counts.minimum(self.capacity)
+    def expert_load(self) -> Tensor:
+        """Number of choices that each expert takes (E,)."""
+        return (
+            self.expert_counts
+            if self.capacity is None
+            else self.expert_counts.minimum(self.capacity)
+        )
 
     def rows(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """Indices (P,) into the flat choices, one expert after another; which are real (P,); rows
@@ -266,25 +286,30 @@ class Dispatch:
         """
         order = self.expert_index.flatten().argsort(stable=True)
         if step == 1 and self.is_token is None and self.capacity is None:
-            return order, None, self.counts
+            return order, None, self.expert_counts
         if order.device.type != "cpu":
             return self._every_row(order)
-        filled = (self.kept + step - 1) // step * step
+        filled = (self.expert_load + step - 1) // step * step
         expert = torch.repeat_interleave(filled)  # (P,)
         rank = torch.arange(len(expert), device=order.device) - (filled.cumsum(0) - filled)[expert]
-        last = self.kept[expert] - 1
-        first = (self.counts.cumsum(0) - self.counts)[expert]
+        last = self.expert_load[expert] - 1
+        first = (self.expert_counts.cumsum(0) - self.expert_counts)[expert]
         return order[first + rank.minimum(last)], rank <= last, filled
 
     def _every_row(self, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``rows`` on a GPU, which is not asked how many are left: all are worked on, by the last
         expert at worst."""
         expert = self.expert_index.flatten()[order]
-        counts = F.pad(self.counts, (0, 1))
-        counts[-1] = len(order) - self.counts.sum()  # those that go nowhere are sorted to the end
-        rank = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[expert]
-        real = rank < F.pad(self.kept, (0, 1))[expert]
-        return order, real, torch.cat((counts[:-2], counts[-2:].sum(0, keepdim=True)))
+        row_counts = F.pad(self.expert_counts, (0, 1))
+        row_counts[-1] = (
+            len(order) - self.expert_counts.sum()
+        )  # those that go nowhere are sorted to the end
+        rank = (
+            torch.arange(len(order), device=order.device)
+            - (row_counts.cumsum(0) - row_counts)[expert]
+        )
+        real = rank < F.pad(self.expert_load, (0, 1))[expert]
+        return order, real, torch.cat((row_counts[:-2], row_counts[-2:].sum(0, keepdim=True)))
 
 
 def _step(x: Tensor, cfg: config.MoE) -> int:
@@ -297,7 +322,7 @@ def _step(x: Tensor, cfg: config.MoE) -> int:
     return 1 << max(0, int(math.log2(max(1, x[..., 0].numel() * cfg.top_k // cfg.experts // 16))))
 
 
-def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
+def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, expert_counts: Tensor) -> Tensor:
     """Rows (P, C), the first counts[0] times table[0]^T, the next times table[1]^T, ..: table (E,
     H, C) -> (P, H)."""
     if torch.is_autocast_enabled(rows.device.type):
@@ -308,19 +333,19 @@ def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, counts: Tensor) ->
             None if bias is None else bias.to(dtype),
         )
     if _kernel(rows, table):
-        y = F.grouped_mm(rows, table.mT, offs=counts.cumsum(0).int())
+        y = F.grouped_mm(rows, table.mT, offs=expert_counts.cumsum(0).int())
     else:
-        parts = torch.split(rows, counts.tolist())
+        chunks = torch.split(rows, expert_counts.tolist())
         y = torch.cat(
-            [F.linear(part, own) for part, own in zip(parts, table.unbind(), strict=True)]
+            [F.linear(chunk, weight) for chunk, weight in zip(chunks, table.unbind(), strict=True)]
         )
-    return y if bias is None else y + bias.repeat_interleave(counts, 0, output_size=len(y))
+    return y if bias is None else y + bias.repeat_interleave(expert_counts, 0, output_size=len(y))
 
 
 def _kernel(rows: Tensor, table: Tensor) -> bool:
-    """Whether torch's own grouped product takes these: 16-byte rows; on CUDA bf16 alone, on a CPU
-    fp32 too."""
-    if hasattr(table, "held"):  # quantised: it has a product of its own
+    """True where torch's grouped product supports these: 16-byte rows, bf16 on CUDA, bf16 and fp32
+    on a CPU."""
+    if hasattr(table, "quantized_data"):  # quantised: it has a product of its own
         return False
     kinds = (torch.bfloat16, torch.float32) if rows.device.type == "cpu" else (torch.bfloat16,)
     aligned = all(size * rows.element_size() % 16 == 0 for size in table.shape[1:])
@@ -332,19 +357,19 @@ def _kernel(rows: Tensor, table: Tensor) -> bool:
     )
 
 
-def _own(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
 def _mean(values: Tensor, is_token: Tensor | None, total: Total) -> Tensor:
     """The mean of values (N, ..) over the tokens that are not padding."""
-    if is_token is None and total is _own:
+    if is_token is None and total is _identity:
         return values.mean(0)
     if is_token is None:
         is_token = values.new_ones(len(values), dtype=torch.bool)
-    kept = is_token.view(-1, *[1] * (values.ndim - 1))
-    return total(values.masked_fill(~kept, 0.0).sum(0)) / total(is_token.sum()).clamp(min=1)
+    token_mask = is_token.view(-1, *[1] * (values.ndim - 1))
+    return total(values.masked_fill(~token_mask, 0.0).sum(0)) / total(is_token.sum()).clamp(min=1)
 
 
-def _table(wanted: bool, *shape: int) -> nn.Parameter | None:
-    return nn.Parameter(torch.empty(shape)) if wanted else None
+def _table(enabled: bool, *shape: int) -> nn.Parameter | None:
+    return nn.Parameter(torch.empty(shape)) if enabled else None

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from .. import config
 from .build import builds
 from .flow import Flow, TracedModule
-from .linear import linear, together
+from .linear import fused_linear, linear
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class MLP(TracedModule):
 class GatedMLP(TracedModule):
     """down(act(gate(x)) * up(x))."""
 
-    joined = ("gate", "up")  # of one and the same x
+    fused_projections = ("gate", "up")  # of one and the same x
     writes = ("down.weight",)
 
     def __init__(self, cfg: config.GatedMLP, dim: int) -> None:
@@ -69,7 +69,7 @@ class GatedMLP(TracedModule):
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         x = flow.look(self, "in", x)
-        gate, up = together(x, self.gate, self.up)
+        gate, up = fused_linear(x, self.gate, self.up)
         gate = flow.look(self, "gate", self.act(flow.look(self, "pre", gate)))
         hidden = flow.look(self, "hidden", gate * flow.look(self, "up", up))
         return flow.look(self, "write", self.down(hidden))

@@ -12,7 +12,7 @@ from .block import Block
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether every number is finite; NaN is both the least and the greatest where there is one."""
+    """True where every number is finite; ``aminmax`` returns NaN wherever there is one."""
     return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.detach().aminmax())
 
 
@@ -39,9 +39,11 @@ def check_when_used(model: nn.Module, names: Iterable[str]) -> None:
     waiting = {name: model.get_parameter(name) for name in names}
     blocks = {path: module for path, module in model.named_modules() if isinstance(module, Block)}
     for path, module in {**blocks, "": model.get_submodule("embed")}.items():
-        own = [name for name in waiting if name.startswith(f"{path}.")] if path else list(waiting)
-        if own:
-            _FirstUse(module, {name: waiting.pop(name) for name in own})
+        block_names = (
+            [name for name in waiting if name.startswith(f"{path}.")] if path else list(waiting)
+        )
+        if block_names:
+            _FirstUse(module, {name: waiting.pop(name) for name in block_names})
 
 
 def check_now(model: nn.Module) -> None:

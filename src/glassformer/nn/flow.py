@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 @dataclass
 class Place:
-    """Where the values of a pass stand: at which positions of their texts, in which rows of the
-    batch.
+    """Positions and batch rows of the values in a forward pass.
 
     With a cache a pass sees the new tokens alone, at their positions in the whole text.
     """
@@ -71,7 +70,7 @@ class Tape:
     def __getitem__(self, path: str) -> Tensor:
         return self.records[path]
 
-    def begin(self, pos: Tensor, document_ids: Tensor | None) -> None:
+    def start_pass(self, pos: Tensor, document_ids: Tensor | None) -> None:
         """A pass over tokens at these positions (B or 1, T) begins."""
         self.place = Place(pos, document_ids, self.rows)
 
@@ -80,7 +79,6 @@ class Tape:
         self.rows = rows if self.rows is None else self.rows[rows]
 
     def watches(self, path: str) -> bool:
-        """Whether this path is recorded or edited."""
         if path not in self._watched:
             self._watched[path] = any(
                 fnmatchcase(path, pattern) for pattern in (*self.patterns, *self.edits)
@@ -88,7 +86,7 @@ class Tape:
         return self._watched[path]
 
     def changes(self, path: str) -> bool:
-        """Whether this path is edited."""
+        """True where an edit applies to ``path``."""
         return any(fnmatchcase(path, pattern) for pattern in self.edits)
 
     def pass_through(self, path: str, x: Tensor) -> Tensor:
@@ -106,9 +104,9 @@ class Tape:
             if not fnmatchcase(path, pattern):
                 continue
             if isinstance(edit, PlacedEdit):
-                where = place or self.place
-                assert where is not None, "a PlacedEdit needs a pass that the model began"
-                x = edit(path, x, where)
+                current_place = place or self.place
+                assert current_place is not None, "a PlacedEdit needs a pass that the model began"
+                x = edit(path, x, current_place)
             else:
                 x = edit(path, x)
         return x
@@ -127,8 +125,8 @@ class TracedModule(nn.Module):
 
 @dataclass
 class Memory:
-    """What the encoder hands to the decoder: hidden (B, S, C) and positions (B or 1, S), -1 where
-    nothing is.
+    """The encoder's output for the decoder: hidden (B, S, C) and positions (B or 1, S), -1 at
+    padding.
 
     ``aux`` and ``metrics`` are its mixtures'; the decoder's come after them.
     """
@@ -143,14 +141,14 @@ class Memory:
 
 
 def document_starts(pos: Tensor) -> Tensor:
-    """Where documents begin (B, T): at position 0, and at a row's first token, whatever its
-    position in ``pos`` (B, T).
+    """Marks the first token of each document (B, T): position 0, and a row's first token, whatever
+    its position in ``pos`` (B, T).
 
     Rows that training makes begin at 0; what goes on from a cache, or a piece of a text, may begin
     later.
     """
-    there = pos >= 0
-    return (pos == 0) | (there & (there.cumsum(1) == 1))
+    is_token = pos >= 0
+    return (pos == 0) | (is_token & (is_token.cumsum(1) == 1))
 
 
 class Flow:
@@ -193,29 +191,29 @@ class Flow:
     def at_positions(
         self, key: Hashable, make: Callable[[Tensor], tuple[Tensor, ...]], dim: int
     ) -> Any:
-        """What ``make`` gives of the positions (B or 1, T), which lie along ``dim``; read from a
-        table where one is."""
+        """Returns ``make`` of the pass's positions (B or 1, T), which lie along ``dim``; looked up
+        in a table where the cache has one."""
         if self.by_position is None:
             return make(self.pos)
         return tuple(table.index_select(dim, self.pos[0]) for table in self.by_position(key, make))
 
-    def look(self, part: TracedModule | str, name: str, x: Tensor) -> Tensor:
+    def look(self, module: TracedModule | str, name: str, x: Tensor) -> Tensor:
         """``x`` itself, unless the tape watches ``path.name``; no trace of it in compiled code."""
         if self.tape is None:
             return x
-        path = part if isinstance(part, str) else part.path
+        path = module if isinstance(module, str) else module.path
         return self.tape.pass_through(f"{path}.{name}" if path else name, x)
 
-    def watches(self, part: TracedModule, *names: str) -> bool:
-        """Whether the tape keeps or edits any of these."""
+    def watches(self, module: TracedModule, *names: str) -> bool:
+        """True where the tape records or edits a value of this module by any of these names."""
         return self.tape is not None and any(
-            self.tape.watches(f"{part.path}.{name}") for name in names
+            self.tape.watches(f"{module.path}.{name}") for name in names
         )
 
-    def changes(self, part: TracedModule, *names: str) -> bool:
-        """Whether the tape edits any of these."""
+    def changes(self, module: TracedModule, *names: str) -> bool:
+        """True where the tape edits a value of this module by any of these names."""
         return self.tape is not None and any(
-            self.tape.changes(f"{part.path}.{name}") for name in names
+            self.tape.changes(f"{module.path}.{name}") for name in names
         )
 
     def keys(self, pos: Tensor, visible: Callable[[], Tensor]) -> None:
@@ -225,7 +223,7 @@ class Flow:
             self.tape.place.keys, self.tape.place.visible = pos, visible
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gives, made once per forward pass: masks, biases, rotary tables."""
+        """Returns ``make()``, computed once per forward pass: masks, biases, rotary tables."""
         if key not in self._cached:
             self._cached[key] = make()
         return cast(T, self._cached[key])
@@ -233,11 +231,11 @@ class Flow:
     def add_metric(self, name: str, value: Tensor) -> None:
         """Append one layer's row to a metric (layers, ...); rows whose last dimensions differ are
         padded with zeros."""
-        row, held = value.detach()[None], self.metrics.get(name)
-        if held is not None and row.ndim > 1:
-            missing = held.shape[-1] - row.shape[-1]
-            row, held = F.pad(row, (0, max(0, missing))), F.pad(held, (0, max(0, -missing)))
-        self.metrics[name] = row if held is None else torch.cat((held, row))
+        row, metric = value.detach()[None], self.metrics.get(name)
+        if metric is not None and row.ndim > 1:
+            missing = metric.shape[-1] - row.shape[-1]
+            row, metric = F.pad(row, (0, max(0, missing))), F.pad(metric, (0, max(0, -missing)))
+        self.metrics[name] = row if metric is None else torch.cat((metric, row))
 
     def add_loss(self, name: str, loss: Tensor) -> None:
         """Add to an auxiliary loss."""

@@ -34,27 +34,27 @@ from .prepacked import PrepackedLinear, replaced
 from .quantized import QuantizedWeight
 
 M = TypeVar("M", bound=nn.Module)
-MOST = 512  # tokens of a call; what a longer row holds comes after it
+MAX_TOKENS = 512  # tokens of a call; what a longer row holds comes after it
 POSITIONS = (Position, Sinusoidal, Learned, Rotary, RelativeBias, Alibi)
 
 
-class Unfit(Exception):
+class UnsupportedStack(Exception):
     """A stack whose weights the kernels cannot read stays as it is."""
 
 
-def fits(model: nn.Module) -> bool:
-    """Whether a decoder's blocks are of the kinds that stack.c knows, whatever its weights lie
-    in."""
+def supports_model(model: nn.Module) -> bool:
+    """True where stack.c has kernels for all of a decoder's blocks, whatever the format of their
+    weights."""
     stack, dtype = getattr(model, "decoder", None), next(model.parameters()).dtype
-    return has("stack") and type(stack) is Stack and suits(stack, dtype)
+    return has("stack") and type(stack) is Stack and supports_stack(stack, dtype)
 
 
-def suits(stack: Stack, dtype: torch.dtype) -> bool:
-    """Whether a stack's position, blocks, attention and feed-forward are such, and nobody listens
-    at them."""
+def supports_stack(stack: Stack, dtype: torch.dtype) -> bool:
+    """True where stack.c has kernels for a stack's position, blocks, attention and feed-forward,
+    and no hook watches them."""
     watched = (
-        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
-        for part in stack.modules()
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        for module in stack.modules()
     )
     if (
         dtype not in (torch.float32, torch.bfloat16)
@@ -89,33 +89,35 @@ def fuse(model: M) -> M:
         return model
     dtype, swaps = next(model.parameters()).dtype, dict[nn.Module, nn.Module]()
     for stack in (
-        module for module in model.modules() if type(module) is Stack and suits(module, dtype)
+        module
+        for module in model.modules()
+        if type(module) is Stack and supports_stack(module, dtype)
     ):
-        parts = {
-            part: exact(part)
-            for part in stack.modules()
-            if type(part) in (RMSNorm, LayerNorm, MLP, GatedMLP)
+        replacements = {
+            submodule: with_kernels(submodule)
+            for submodule in stack.modules()
+            if type(submodule) in (RMSNorm, LayerNorm, MLP, GatedMLP)
         }
         try:
-            swaps[stack] = FusedStack(replaced(stack, parts), dtype)
-        except Unfit:
+            swaps[stack] = FusedStack(replaced(stack, replacements), dtype)
+        except UnsupportedStack:
             continue
     return replaced(model, swaps)
 
 
-def exact(part: nn.Module) -> nn.Module:
+def with_kernels(module: nn.Module) -> nn.Module:
     """A norm or feed-forward around the same parameters, computed by kernels of our own."""
-    if isinstance(part, RMSNorm | LayerNorm):
-        kind: type[nn.Module] = KernelRMSNorm if isinstance(part, RMSNorm) else KernelLayerNorm
-        return _around(part, kind)
-    name = next(name for name, act in ACTIVATIONS.items() if act is part.act)
-    return _around(part, type(part), act=KernelActivation(name))
+    if isinstance(module, RMSNorm | LayerNorm):
+        kind: type[nn.Module] = KernelRMSNorm if isinstance(module, RMSNorm) else KernelLayerNorm
+        return _around(module, kind)
+    name = next(name for name, act in ACTIVATIONS.items() if act is module.act)
+    return _around(module, type(module), act=KernelActivation(name))
 
 
-def _around(part: nn.Module, kind: type[nn.Module], **others: object) -> nn.Module:
-    made = object.__new__(kind)
-    made.__dict__.update(part.__dict__, **others)
-    return made
+def _around(module: nn.Module, kind: type[nn.Module], **attributes: object) -> nn.Module:
+    clone = object.__new__(kind)
+    clone.__dict__.update(module.__dict__, **attributes)
+    return clone
 
 
 class KernelActivation:
@@ -125,7 +127,6 @@ class KernelActivation:
         self.name = name
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Of each number of x."""
         return c.activation(self.name, x) if _computed(x) else ACTIVATIONS[self.name](x)
 
 
@@ -147,19 +148,22 @@ def _computed(x: Tensor) -> bool:
     return not torch.is_grad_enabled() and x.dtype in (torch.float32, torch.bfloat16)
 
 
-def norm_of(part: nn.Module, dtype: torch.dtype) -> tuple[c.Norm, list[Tensor]]:
-    """A norm as stack.c takes it, and what must live as long; Unfit for one of another kind."""
-    if isinstance(part, nn.Identity):
+def norm_of(module: nn.Module, dtype: torch.dtype) -> tuple[c.Norm, list[Tensor]]:
+    """A norm as stack.c takes it, and what must live as long; UnsupportedStack for one of another kind."""
+    if isinstance(module, nn.Identity):
         return c.Norm(), []
-    if not isinstance(part, RMSNorm | LayerNorm):
-        raise Unfit
-    shift = part.bias if isinstance(part, LayerNorm) else None
-    gain: Tensor | None = part.weight
-    if isinstance(part, RMSNorm) and part.offset and gain is not None:
-        gain = gain + part.offset
-    own = [None if one is None else one.detach().to(dtype).contiguous() for one in (gain, shift)]
-    made = c.Norm.of(own[0], own[1], part.eps, isinstance(part, LayerNorm))
-    return made, [one for one in own if one is not None]
+    if not isinstance(module, RMSNorm | LayerNorm):
+        raise UnsupportedStack
+    shift = module.bias if isinstance(module, LayerNorm) else None
+    gain: Tensor | None = module.weight
+    if isinstance(module, RMSNorm) and module.offset and gain is not None:
+        gain = gain + module.offset
+    vectors = [
+        None if vector is None else vector.detach().to(dtype).contiguous()
+        for vector in (gain, shift)
+    ]
+    c_norm = c.Norm.of(vectors[0], vectors[1], module.eps, isinstance(module, LayerNorm))
+    return c_norm, [vector for vector in vectors if vector is not None]
 
 
 class FusedStack(Stack):
@@ -167,7 +171,7 @@ class FusedStack(Stack):
 
     def __init__(self, stack: Stack, dtype: torch.dtype) -> None:
         self.__dict__.update(stack.__dict__)
-        self.dtype, self.kept = dtype, list[Any]()
+        self.dtype, self.live_tensors = dtype, list[Any]()
         blocks: list[Any] = [*self.blocks]
         self.head_dim = blocks[0].attn.head_dim
         self.described = (c.Block * len(self.blocks))(*map(self.describe, blocks))
@@ -185,89 +189,96 @@ class FusedStack(Stack):
                 for table in self.position.cos_sin(self.head_dim, x.dtype, flow)
             )
         bias = cache.bias(self.position, self.position.bias)
-        for first in range(0, x.shape[1], MOST):
-            own = slice(first, first + MOST)
-            places = texts.rows[own], texts.lengths[own]
-            (tables, slots), (near, near_slots) = texts.own, texts.windows
-            told = c.Rows(c.Seen(tables, *places, texts.longest), slots[own], bias=bias)
-            told.windows, told.window_slots = c.Seen(near, *places, texts.longest), near_slots[own]
+        for first in range(0, x.shape[1], MAX_TOKENS):
+            chunk = slice(first, first + MAX_TOKENS)
+            places = texts.rows[chunk], texts.lengths[chunk]
+            (tables, slots), (near, near_slots) = texts.full_layout, texts.window_layout
+            inputs = c.StackInputs(
+                c.VisibleKeys(tables, *places, texts.longest), slots[chunk], bias=bias
+            )
+            inputs.windows, inputs.window_slots = (
+                c.VisibleKeys(near, *places, texts.longest),
+                near_slots[chunk],
+            )
             if texts.source is not None:
-                rows, lengths = texts.source.rows[own], texts.source.lengths[own]
-                told.source = c.Seen(texts.source.tables, rows, lengths, texts.source.longest)
+                rows, lengths = texts.source.rows[chunk], texts.source.lengths[chunk]
+                inputs.source = c.VisibleKeys(
+                    texts.source.tables, rows, lengths, texts.source.longest
+                )
             if cos is not None and sin is not None:
-                told.cos, told.sin, told.neighbours = cos[own], sin[own], self.neighbours
-            c.run_stack(self.described, cache.addresses, x[0, own], told)
+                inputs.cos, inputs.sin, inputs.neighbours = cos[chunk], sin[chunk], self.neighbours
+            c.run_stack(self.described, cache.addresses, x[0, chunk], inputs)
         return self.last_norm(x)  # type: ignore[no-any-return]
 
     @property
     def neighbours(self) -> bool:
-        """Whether it is neighbouring numbers that are turned together."""
+        """True where rotary embedding turns neighbouring numbers together."""
         return isinstance(self.position, Rotary) and self.position.interleaved
 
     def describe(self, block: Any) -> c.Block:
-        """A block as stack.c takes it; Unfit where its weights are not in the kernels' order."""
+        """A block as stack.c takes it; UnsupportedStack where its weights are not in the kernels' order."""
         attn, cross, ffn = block.attn, block.cross, block.ffn
         names = [
             f"{name}{norm}" for name in ("attn", "cross", "ffn") for norm in ("_norm", "_post_norm")
         ]
-        made = c.Block(**{name: self.norm(getattr(block, name, None)) for name in names})
-        made.self = self.heads(attn, attn.q, attn.k, attn.v)
+        c_block = c.Block(**{name: self.norm(getattr(block, name, None)) for name in names})
+        c_block.self = self.heads(attn, attn.q, attn.k, attn.v)
         if cross is not None:
-            made.cross = self.heads(cross, cross.q)
-        made.place = c.PLACES.index(block.place)
+            c_block.cross = self.heads(cross, cross.q)
+        c_block.place = c.PLACES.index(block.place)
         if ffn is not None:
-            made.gated = type(ffn) is GatedMLP
-            made.up[:] = self.matrices(2, *([ffn.gate, ffn.up] if made.gated else [ffn.up]))
-            (made.down,) = self.matrices(1, ffn.down)
-            made.hidden = ffn.down.in_features
-            made.activation = c.ACTIVATIONS.index(ffn.act.name)
-        return made
+            c_block.gated = type(ffn) is GatedMLP
+            c_block.up[:] = self.matrices(2, *([ffn.gate, ffn.up] if c_block.gated else [ffn.up]))
+            (c_block.down,) = self.matrices(1, ffn.down)
+            c_block.hidden = ffn.down.in_features
+            c_block.activation = c.ACTIVATIONS.index(ffn.act.name)
+        return c_block
 
     def heads(self, attn: Any, *layers: Any) -> c.Heads:
         """An attention whose heads ``layers`` make."""
-        made = c.Heads(q_norm=self.norm(attn.q_norm), k_norm=self.norm(attn.k_norm))
-        made.qkv[:] = self.matrices(3, *layers)
-        (made.out,) = self.matrices(1, attn.out)
-        made.heads, made.kv_heads, made.dim = attn.heads, attn.kv_heads, attn.head_dim
-        made.window = (
+        c_heads = c.Heads(q_norm=self.norm(attn.q_norm), k_norm=self.norm(attn.k_norm))
+        c_heads.qkv[:] = self.matrices(3, *layers)
+        (c_heads.out,) = self.matrices(1, attn.out)
+        c_heads.heads, c_heads.kv_heads, c_heads.dim = attn.heads, attn.kv_heads, attn.head_dim
+        c_heads.window = (
             attn.mask.size if isinstance(attn.mask, config.Window) and not attn.cross else 0
         )
-        made.scale, made.softcap = attn.scale, attn.softcap or 0.0
-        return made
+        c_heads.scale, c_heads.softcap = attn.scale, attn.softcap or 0.0
+        return c_heads
 
-    def norm(self, part: nn.Module | None) -> c.Norm:
+    def norm(self, module: nn.Module | None) -> c.Norm:
         """A norm, its parameters kept."""
-        made, held = norm_of(nn.Identity() if part is None else part, self.dtype)
-        self.kept += held
-        return made
+        c_norm, tensors = norm_of(nn.Identity() if module is None else module, self.dtype)
+        self.live_tensors += tensors
+        return c_norm
 
     def matrices(self, room: int, *layers: Any) -> Sequence[c.Matrix]:
         """The products of layers on one input, filled up with empty ones."""
-        first, found = layers[0], list[c.Matrix]()
+        first, products = layers[0], list[c.Matrix]()
         if isinstance(first, PrepackedLinear) and all(
-            getattr(one, "packed", None) is first.packed for one in layers
+            getattr(sibling, "packed", None) is first.packed for sibling in layers
         ):
-            found.append(self.matrix(first.packed.matrix, first.packed.bias))
+            products.append(self.matrix(first.packed.matrix, first.packed.bias))
         else:
             for layer in layers:
                 alone = isinstance(layer, PrepackedLinear) and len(layer.packed.rows) == 1
                 if alone:
-                    found.append(self.matrix(layer.packed.matrix, layer.packed.bias))
+                    products.append(self.matrix(layer.packed.matrix, layer.packed.bias))
                 elif isinstance(layer.weight, QuantizedWeight) and layer.prepackable:
-                    found.append(self.matrix(layer.weight.held.packed(), layer.bias))
+                    products.append(self.matrix(layer.weight.quantized_data.packed(), layer.bias))
                 else:
-                    raise Unfit
-        return found + [c.Matrix()] * (room - len(found))
+                    raise UnsupportedStack
+        return products + [c.Matrix()] * (room - len(products))
 
     def matrix(self, packed: Any, bias: Tensor | None) -> c.Matrix:
         """A packed weight and its bias, kept."""
         of_floats = {"bf16": torch.bfloat16, "fp32": torch.float32}
         if not isinstance(packed, kernels.Packed) or packed.build != kernels.path():
-            raise Unfit
+            raise UnsupportedStack
         if of_floats.get(packed.kind, self.dtype) != self.dtype or (
             packed.kind == "bf16" and packed.inputs % 2
         ):
-            raise Unfit
+            raise UnsupportedStack
         bias = None if bias is None else bias.detach().float().contiguous()
-        self.kept += [packed, bias]
+        self.live_tensors += [packed, bias]
         return c.Matrix.of(packed, bias)

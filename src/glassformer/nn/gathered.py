@@ -60,14 +60,14 @@ class FlatPages:
         """Put k, v (N, K, D) into ``slots`` (N,) int64."""
         self.keys[slots], self.values[slots] = k.to(self.keys.dtype), v.to(self.values.dtype)
 
-    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values (L, K, D) that lie in ``slots`` (L,) int64."""
         return self.keys[slots], self.values[slots]
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Whole pages ``source`` to pages ``target``, both (n,) int64."""
-        for part in (self.keys, self.values):
-            pages = part.view(-1, PAGE, *part.shape[1:])
+        for tensor in (self.keys, self.values):
+            pages = tensor.view(-1, PAGE, *tensor.shape[1:])
             pages[target] = pages[source]
 
 
@@ -77,7 +77,7 @@ class Gathered(NamedTuple):
 
     slots: Tensor
     mask: Mask
-    ends: Sequence[int]
+    key_ends: Sequence[int]
 
 
 class GatheredKV(PagedKV):
@@ -88,35 +88,37 @@ class GatheredKV(PagedKV):
     def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``,
         ``v`` go unread."""
-        made = flow.cached(
-            ("gathered", rule), lambda: gathered(self.cache.texts, self.where[0], rule)
+        gathered_keys = flow.cached(
+            ("gathered", rule), lambda: gathered(self.cache.texts, self.layout[0], rule)
         )
-        asked = inputs._replace(mask=made.mask)
-        if not supports_varlen(asked):
+        masked_inputs = inputs._replace(mask=gathered_keys.mask)
+        if not supports_varlen(masked_inputs):
             return self._by_rule(inputs, rule, flow)
-        k, v = (x.transpose(0, 1)[None] for x in self.pages.read(made.slots))
-        return varlen_attention(asked._replace(k=k, v=v))
+        k, v = (x.transpose(0, 1)[None] for x in self.pages.gather(gathered_keys.slots))
+        return varlen_attention(masked_inputs._replace(k=k, v=v))
 
     def across(self, q: Tensor, scale: float, softcap: float | None, flow: Flow) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over all of what their texts' encoder read."""
         texts = self.cache.texts
         assert texts.sources is not None
         tables = texts.sources[0]
-        made = flow.cached("gathered source", lambda: gathered(texts, tables))
-        k, v = (x.transpose(0, 1)[None] for x in self.pages.read(made.slots))
-        inputs = AttentionInputs(q, k, v, made.mask, None, scale, softcap)
+        source_keys = flow.cached("gathered source", lambda: gathered(texts, tables))
+        k, v = (x.transpose(0, 1)[None] for x in self.pages.gather(source_keys.slots))
+        inputs = AttentionInputs(q, k, v, source_keys.mask, None, scale, softcap)
         if supports_varlen(inputs):
             return varlen_attention(inputs)
-        parts = []
+        outputs = []
         for (first, end), (low, high) in zip(
-            texts.spans, itertools.pairwise([0, *made.ends]), strict=True
+            texts.spans, itertools.pairwise([0, *source_keys.key_ends]), strict=True
         ):
-            mask = Mask(made.mask.q_pos[:, first:end], made.mask.k_pos[:, low:high], False)
-            own = inputs._replace(
+            mask = Mask(
+                source_keys.mask.q_pos[:, first:end], source_keys.mask.k_pos[:, low:high], False
+            )
+            text_inputs = inputs._replace(
                 q=q[:, :, first:end], k=k[:, :, low:high], v=v[:, :, low:high], mask=mask
             )
-            parts.append(attend(own))
-        return torch.cat(parts, 2)
+            outputs.append(attend(text_inputs))
+        return torch.cat(outputs, 2)
 
 
 def gathered(texts: PackedTexts, tables: Tensor, rule: config.MaskRule | None = None) -> Gathered:
@@ -124,20 +126,20 @@ def gathered(texts: PackedTexts, tables: Tensor, rule: config.MaskRule | None = 
     token in the row: where that looks back so far at most, those alone that the first token there
     still sees, as what is before may be gone."""
     device, causal, rule = texts.pos.device, rule is not None, rule or config.Full()
-    begins, counts = [0] * len(texts.spans), [*texts.source_lengths]
+    key_starts, key_counts = [0] * len(texts.spans), [*texts.source_lengths]
     if causal:
         back = rule.lookback
-        begins = [0 if back is None else max(0, start + 1 - back) for start in texts.starts]
-        own = zip(texts.starts, texts.spans, begins, strict=True)
-        counts = [start + end - first - begin for start, (first, end), begin in own]
-    sums = [0, *itertools.accumulate(counts)]
-    shifts = [begin - before for begin, before in zip(begins, sums, strict=False)]
+        key_starts = [0 if back is None else max(0, start + 1 - back) for start in texts.starts]
+        spans = zip(texts.starts, texts.spans, key_starts, strict=True)
+        key_counts = [start + end - first - key_start for start, (first, end), key_start in spans]
+    sums = [0, *itertools.accumulate(key_counts)]
+    shifts = [key_start - before for key_start, before in zip(key_starts, sums, strict=False)]
     shift, sizes, *borders = (  # the copies wait for nothing that is under way on the device
         torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)
-        for numbers in (shifts, counts, [0, *(end for _, end in texts.spans)], sums)
+        for numbers in (shifts, key_counts, [0, *(end for _, end in texts.spans)], sums)
     )
     text = torch.repeat_interleave(
-        torch.arange(len(counts), device=device), sizes, output_size=sums[-1]
+        torch.arange(len(key_counts), device=device), sizes, output_size=sums[-1]
     )
     places = torch.arange(sums[-1], device=device) + shift[text]
     slots = tables[text, places // PAGE].long() * PAGE + places % PAGE

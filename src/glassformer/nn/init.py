@@ -26,10 +26,14 @@ def initialise(
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     blocks = [stack.block(index) for stack in stacks for index in range(stack.depth)]
     writes = sum(len(block.sublayers) for block in blocks)
-    ends, flat = declared(model, "writes"), vectors(model)
-    parts = ((path, getattr(module, "quieter", {})) for path, module in model.named_modules())
-    quieter = {
-        f"{path}.{name}": divisor for path, divisors in parts for name, divisor in divisors.items()
+    residual_writes, flat = declared(model, "writes"), vectors(model)
+    module_divisors = (
+        (path, getattr(module, "init_std_divisor", {})) for path, module in model.named_modules()
+    )
+    std_divisors = {
+        f"{path}.{name}": divisor
+        for path, divisors in module_divisors
+        for name, divisor in divisors.items()
     }
     for path, weight in model.named_parameters():
         if path in flat:
@@ -37,10 +41,10 @@ def initialise(
             continue
         std = init.std if init.std is not None else weight.shape[-1] ** -0.5
         if path.startswith(("embed.", "source_embed.")):
-            std = init.embed_std / quieter.get(path, 1)
+            std = init.embed_std / std_divisors.get(path, 1)
         elif path == "head.proj.weight" and init.head_std is not None:
             std = init.head_std
-        elif path in ends:
+        elif path in residual_writes:
             std *= {"plain": 1.0, "depth": 1 / math.sqrt(writes), "zero": 0.0}[init.residual]
         nn.init.normal_(weight, std=std, generator=generator)
     for path, module in model.named_modules():

@@ -21,8 +21,8 @@ class Linear(nn.Linear):
 
     @property
     def prepackable(self) -> bool:
-        """Whether its forward pass is exactly nn.Linear's (no LoRA), so that a prepacked copy may
-        take its place."""
+        """True where the forward pass is exactly nn.Linear's (no LoRA), so that a prepacked copy
+        may take its place."""
         return type(self).forward is nn.Linear.forward
 
     def matrix(self) -> Tensor:
@@ -41,7 +41,7 @@ def linear(inputs: int, outputs: int, bias: bool) -> Linear:
     return Linear(inputs, outputs, bias=bias)
 
 
-def together(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
+def fused_linear(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
     """[layer(x) for layer in layers], x (..., C) -> (..., N) each; one fused product where weights
     are prepacked."""
     return layers[0].joint(x, layers)

@@ -33,20 +33,19 @@ class LoRALinear(Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.scale = of.in_features, of.out_features, scale
         self.weight, self.bias = of.weight, of.bias
-        like: Any = {"dtype": of.weight.dtype, "device": of.weight.device}
-        self.down = nn.Parameter(torch.zeros(rank, of.in_features, **like))  # (R, I)
-        self.up = nn.Parameter(torch.zeros(of.out_features, rank, **like))  # (O, R)
+        options: Any = {"dtype": of.weight.dtype, "device": of.weight.device}
+        self.down = nn.Parameter(torch.zeros(rank, of.in_features, **options))  # (R, I)
+        self.up = nn.Parameter(torch.zeros(of.out_features, rank, **options))  # (O, R)
         self.drop = nn.Dropout(dropout)
         self.original: Tensor | None = None  # W as it was, while the change is in it
 
     @property
     def mergeable(self) -> bool:
-        """Whether W can take the change in: one of few bits would lose most of it."""
+        """True unless W is quantized: a weight of few bits would lose most of the change."""
         return not isinstance(self.weight, QuantizedWeight)
 
     @property
     def prepackable(self) -> bool:
-        """Whether the change is in W, not beside it."""
         return self.original is not None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,48 +122,56 @@ def merge_and_unload(model: nn.Module) -> None:
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Every weight of the model as if it had never been adapted: changes are in their matrices."""
     layers = adapted(model)
-    found = {name: weight.detach() for name, weight in model.named_parameters()}
+    result = {name: weight.detach() for name, weight in model.named_parameters()}
     for path, layer in layers.items():
-        found[f"{path}.weight"] = layer.merged_weight()
-        del found[f"{path}.down"], found[f"{path}.up"]
-    return found
+        result[f"{path}.weight"] = layer.merged_weight()
+        del result[f"{path}.down"], result[f"{path}.up"]
+    return result
 
 
-def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: int = 0) -> None:
+def tune(model: nn.Module, method: objectives.Tune, new: Iterable[str] = (), seed: int = 0) -> None:
     """Leave only those weights to train that ``how`` names, and ``new`` ones, which nothing has
     trained yet.
 
     Raises UserError where a pattern that should name something names nothing, and for quantised
     weights, which do not train.
     """
-    if isinstance(how, objectives.Full):
+    if isinstance(method, objectives.Full):
         _must_not_train(quantized(model))
         return
-    if isinstance(how, objectives.LoRA):
+    if isinstance(method, objectives.LoRA):
         layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-        chosen = [path for path in layers if matches(path, how.target_modules)]
+        chosen = [path for path in layers if matches(path, method.target_modules)]
         _must_name(
-            chosen, f"LoRA.target_modules {', '.join(how.target_modules)}", "linear layer", layers
+            chosen,
+            f"LoRA.target_modules {', '.join(method.target_modules)}",
+            "linear layer",
+            layers,
         )
-        adapt(model, dict.fromkeys(chosen, (how.rank, how.alpha / how.rank)), how.dropout)
+        adapt(
+            model, dict.fromkeys(chosen, (method.rank, method.alpha / method.rank)), method.dropout
+        )
         draw = torch.Generator().manual_seed(seed)
         for layer in adapted(model).values():
             bound = 1 / math.sqrt(layer.in_features)
             layer.down.data.copy_(
                 torch.empty(layer.down.shape).uniform_(-bound, bound, generator=draw)
             )
-    free = {f"{path}.{part}" for path in adapted(model) for part in ("down", "up")} | set(new)
-    setting, whole = (
-        ("train", how.train)
-        if isinstance(how, objectives.Frozen)
-        else ("modules_to_save", how.modules_to_save)
+    free = {f"{path}.{matrix}" for path in adapted(model) for matrix in ("down", "up")} | set(new)
+    setting, patterns = (
+        ("train", method.train)
+        if isinstance(method, objectives.Frozen)
+        else ("modules_to_save", method.modules_to_save)
     )
     for name, weight in model.named_parameters():
-        weight.requires_grad_(name in free or matches(name, whole))
-    _must_not_train(name for name in quantized(model) if name in new or matches(name, whole))
+        weight.requires_grad_(name in free or matches(name, patterns))
+    _must_not_train(name for name in quantized(model) if name in new or matches(name, patterns))
     names = [name for name, _ in model.named_parameters()]
     _must_name(
-        list(trained(model)), f"{type(how).__name__}.{setting} {', '.join(whole)}", "weight", names
+        list(trained(model)),
+        f"{type(method).__name__}.{setting} {', '.join(patterns)}",
+        "weight",
+        names,
     )
 
 
@@ -175,9 +182,14 @@ def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _must_not_train(names: Iterable[str]) -> None:
     name = next(iter(names), None)
-    how = "train LoRA beside it (--train.tune LoRA), or the model that it was made of"
-    need(name is None, f"{name} is quantised, and codes do not train; {how}.")
+    advice = "train LoRA beside it (--train.tune LoRA), or the model that it was made of"
+    need(name is None, f"{name} is quantised, and codes do not train; {advice}.")
 
 
-def _must_name(found: Sequence[object], said: str, kind: str, there: Sequence[str]) -> None:
-    need(bool(found), f"{said} names no {kind} of this model; give some, such as {there[0]}.")
+def _must_name(
+    names: Sequence[object], description: str, kind: str, candidates: Sequence[str]
+) -> None:
+    need(
+        bool(names),
+        f"{description} names no {kind} of this model; give some, such as {candidates[0]}.",
+    )

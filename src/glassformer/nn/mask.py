@@ -65,8 +65,8 @@ class Mask:
         return "causal" if queries == keys and self.prefix_length <= 1 else None
 
     def token_info(self, expand: bool = False) -> tuple[TokenInfo, TokenInfo]:
-        """What is known of the queries and of the keys; ``expand``: with the same number of rows
-        everywhere."""
+        """Token info of the queries and of the keys; ``expand`` gives all of it the same number of
+        rows."""
         q_documents, k_documents = self.document_ids or (None, None)
         q, k = TokenInfo(self.q_pos, q_documents), TokenInfo(self.k_pos, k_documents, self.prefix)
         if expand:
@@ -75,9 +75,9 @@ class Mask:
         return q, k
 
     def bias(self, position: Any) -> Tensor | None:
-        """What a position scheme adds to the scores, made once; kept here, since no key of
-        ``Flow.cached`` may be made anew in each pass: blocks compiled one by one would be compiled
-        anew with it."""
+        """The position scheme's term for the scores, computed once. It is cached here: a key of
+        ``Flow.cached`` may not be a new object in each pass, or blocks compiled one by one would be
+        compiled again."""
         if position not in self._biases:
             self._biases[position] = position.bias(self)
         return self._biases[position]
@@ -98,7 +98,7 @@ class Mask:
 
 
 def _allows_all(rule: config.MaskRule, keys: int, causal: bool) -> bool:
-    """Whether a rule masks nothing beyond the stack's own causal or full mask, for keys at
+    """True where a rule masks nothing beyond the stack's own causal or full mask, for keys at
     positions 0..keys-1."""
     match rule:
         case config.Window(distance) | config.Strided(distance):

@@ -18,8 +18,8 @@ from .build import build, builds
 from .cache import Cache
 from .engines import Engine, engine_name
 from .flow import Flow, Memory, Tape, TracedModule
-from .kept_pages import forget
 from .packing import Packing
+from .page_pool import release
 from .paged import PagedCache
 from .prepacked import unpack
 
@@ -58,13 +58,12 @@ class Model(TracedModule):
         self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
         if cfg.pool is not None:
             self.pool = build(cfg.pool, cfg.dim)
-        own = getattr(cfg, "token_head", None)
-        self.token_head = build(own, cfg.dim) if own is not None else None
+        head_config = getattr(cfg, "token_head", None)
+        self.token_head = build(head_config, cfg.dim) if head_config is not None else None
 
     @property
     def engine(self) -> str | Engine:
-        """What computes attention: "auto", one of ``nn.engines.ENGINES`` by name, or an Engine; no
-        other."""
+        """The attention engine: "auto", one of ``nn.engines.ENGINES`` by name, or an Engine."""
         return self._engine
 
     @engine.setter
@@ -72,11 +71,11 @@ class Model(TracedModule):
         self._engine = engine_name(name)
 
     def train(self, mode: bool = True) -> Self:
-        """As in PyTorch; a training needs the memory that prepacked weights and the pages of
-        searches take."""
+        """Sets the training mode; training frees the memory of prepacked weights and of the page
+        pool."""
         if mode:
             unpack(self)
-            forget(self)
+            release(self)
         return super().train(mode)
 
     def flow(
@@ -111,7 +110,7 @@ class Model(TracedModule):
         elif pos is None:
             pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
         if tape is not None:
-            tape.begin(pos, document_ids)
+            tape.start_pass(pos, document_ids)
         flow = Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
         if (
             packing is None
@@ -140,19 +139,21 @@ class Model(TracedModule):
         tagged = None if self.token_head is None else self.token_head(hidden, flow)
         logits = hidden[:, :0]
         if isinstance(want, Tensor):
-            read = hidden[:, want]
+            head_input = hidden[:, want]
         else:
-            read = {"all": hidden, "last": hidden[:, -1:], "none": logits}[want]
-        if read.shape[1] and self.head is not None:
-            logits = flow.look(self, "logits", self.head(read, self.embed))
+            head_input = {"all": hidden, "last": hidden[:, -1:], "none": logits}[want]
+        if head_input.shape[1] and self.head is not None:
+            logits = flow.look(self, "logits", self.head(head_input, self.embed))
         return Output(logits, hidden, flow.aux, flow.metrics, pooled, tagged)
 
 
 def body(cfg: configs.Model, name: str) -> Any:
     """The encoder or decoder of a model; a stack is told the width of its embeddings."""
-    part = configs.bodies(cfg)[name]
+    body_config = configs.bodies(cfg)[name]
     return build(
-        part, cfg.dim, *([configs.embed_dim(cfg, name)] if isinstance(part, configs.Stack) else [])
+        body_config,
+        cfg.dim,
+        *([configs.embed_dim(cfg, name)] if isinstance(body_config, configs.Stack) else []),
     )
 
 
@@ -226,9 +227,11 @@ class EncoderDecoder(Model):
 
     def __init__(self, cfg: configs.EncoderDecoder) -> None:
         super().__init__(cfg)
-        own = cfg.source_embed
+        source_config = cfg.source_embed
         self.source_embed = (
-            build(own, configs.embed_dim(cfg, "encoder")) if own is not None else None
+            build(source_config, configs.embed_dim(cfg, "encoder"))
+            if source_config is not None
+            else None
         )
         self.encoder = body(cfg, "encoder")
         self.decoder = body(cfg, "decoder")
@@ -276,12 +279,12 @@ class EncoderDecoder(Model):
                 "an encoder-decoder takes either source tokens or a memory; give one of them."
             )
         if source is not None:
-            told = {
+            source_args = {
                 "pos": source_pos,
                 "document_ids": source_document_ids,
                 "packing": source_packing,
             }
-            memory = self.encode(source, **told, tape=tape)  # type: ignore[arg-type]
+            memory = self.encode(source, **source_args, tape=tape)  # type: ignore[arg-type]
         flow = self.flow(tokens, pos, document_ids, cache, tape, packing=packing)
         flow.memory = memory
         if memory is not None:
@@ -304,7 +307,7 @@ def build_model(
 
     On the "meta" device it takes no memory and has no weights. ``seed`` fixes the draw.
     """
-    where = torch.device(device) if device is not None else torch.get_default_device()
+    target = torch.device(device) if device is not None else torch.get_default_device()
     with torch.device("meta"):
         model: Model = build(cfg)
     if dtype is not None:
@@ -312,11 +315,11 @@ def build_model(
     for name, module in model.named_modules():
         if isinstance(module, TracedModule):
             module.path = name
-    if where.type != "meta":
-        allocate(model, "cpu" if seed is not None else where)
+    if target.type != "meta":
+        allocate(model, "cpu" if seed is not None else target)
         with torch.no_grad():
             build(cfg.init, model, configs.stacks(cfg).values(), seed)
-        model = model.to(where)
+        model = model.to(target)
     return model
 
 

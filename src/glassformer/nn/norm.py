@@ -14,8 +14,8 @@ from .build import build, builds
 
 def norm(cfg: config.Norm | None, dim: int) -> nn.Module:
     """The norm that a config asks for; None leaves vectors as they are."""
-    made: nn.Module = nn.Identity() if cfg is None else build(cfg, dim)
-    return made
+    module: nn.Module = nn.Identity() if cfg is None else build(cfg, dim)
+    return module
 
 
 @builds(config.LayerNorm)

@@ -27,8 +27,8 @@ class Packing:
         self, pos: Tensor, document_ids: Tensor | None = None, device: torch.device | str = "cpu"
     ) -> None:
         self.pos, self.document_ids = pos, document_ids
-        found = None if document_ids is None else _borders(pos, document_ids)
-        self.borders = None if found is None else found.to(device, non_blocking=True)
+        borders = None if document_ids is None else _borders(pos, document_ids)
+        self.borders = None if borders is None else borders.to(device, non_blocking=True)
 
 
 def _borders(pos: Tensor, document_ids: Tensor) -> Tensor | None:

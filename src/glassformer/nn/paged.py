@@ -31,7 +31,7 @@ from .engines.eager import eager_attention
 from .engines.inputs import AttentionInputs
 from .flow import Flow, Tape
 from .kernels import PAGE, Pages, paged_attention
-from .kernels.stack import Seen, addresses
+from .kernels.stack import VisibleKeys, addresses
 from .mask import Mask
 
 HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1, N, ...)
@@ -39,7 +39,8 @@ HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1,
 
 @dataclass
 class PackedTexts:
-    """Where the tokens of a row stand: token i is at place ``pos[0, i]`` of text ``rows[i]``.
+    """Positions and page tables of a packed row: token i is at place ``pos[0, i]`` of text
+    ``rows[i]``.
 
     ``tables`` (S, most) are each text's pages, filled up with any; ``window_tables`` (None: the
     same) are those of layers that look back so far at most, any where these see nothing. ``spans``
@@ -64,12 +65,16 @@ class PackedTexts:
 
     def __post_init__(self) -> None:
         self.lengths = (self.pos[0] + 1).int()  # keys that each token sees, itself included
-        self.own = self.tables, self._slots(self.tables)
-        windows = self.window_tables
-        self.windows = self.own if windows is None else (windows, self._slots(windows))
+        self.full_layout = self.tables, self._slots(self.tables)
+        window_layout = self.window_tables
+        self.window_layout = (
+            self.full_layout
+            if window_layout is None
+            else (window_layout, self._slots(window_layout))
+        )
 
     def _slots(self, tables: Tensor) -> Tensor:
-        """Where the keys of each token go (N,)."""
+        """Slots that each token's keys and values go to (N,)."""
         places = self.pos[0]
         return tables[self.rows.long(), places // PAGE].long() * PAGE + places % PAGE
 
@@ -79,13 +84,13 @@ class PackedTexts:
         return int(self.lengths.max())
 
     @cached_property
-    def source(self) -> Seen | None:
-        """What each token sees of its source."""
+    def source(self) -> VisibleKeys | None:
+        """The source's keys that each token attends to."""
         if self.sources is None:
             return None
         tables, lengths = self.sources
         rows = self.rows if self.source_of is None else self.source_of
-        return Seen(tables, rows, lengths[rows.long()], int(lengths.max()))
+        return VisibleKeys(tables, rows, lengths[rows.long()], int(lengths.max()))
 
     def start(self, text: int) -> int:
         """The place of a text's first token in the row; no question to the device where it is
@@ -93,7 +98,7 @@ class PackedTexts:
         return self.starts[text] if self.starts else int(self.pos[0, self.spans[text][0]])
 
     def keys(self, text: int, tables: Tensor) -> tuple[int, Tensor]:
-        """How many keys a text has, and the slots they lie in (L,) by these tables."""
+        """Number of keys of a text, and the slots they lie in (L,) by these tables."""
         first, end = self.spans[text]
         length = self.start(text) + end - first
         places = torch.arange(length, device=self.pos.device)
@@ -111,13 +116,17 @@ class PagedKV:
         self.cache, self.pages, self.lookback = cache, pages, lookback
 
     @property
-    def where(self) -> tuple[Tensor, Tensor]:
+    def layout(self) -> tuple[Tensor, Tensor]:
         """The tables of this layer's pages, and the slots of the tokens in the row."""
-        return self.cache.texts.own if self.lookback is None else self.cache.texts.windows
+        return (
+            self.cache.texts.full_layout
+            if self.lookback is None
+            else self.cache.texts.window_layout
+        )
 
     def extend(self, k: Tensor, v: Tensor) -> None:
         """Keep k and v (1, K, N, D) of the tokens in the row."""
-        self.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), self.where[1])
+        self.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), self.layout[1])
 
     def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``,
@@ -133,8 +142,8 @@ class PagedKV:
             case _:
                 return self._by_rule(inputs, rule, flow)
         texts, q = self.cache.texts, inputs.q[0].transpose(0, 1)
-        told = (
-            self.where[0],
+        args = (
+            self.layout[0],
             texts.rows,
             texts.lengths,
             inputs.scale,
@@ -142,14 +151,14 @@ class PagedKV:
             inputs.softcap,
             inputs.bias,
         )
-        return paged_attention(q, self.pages, *told).transpose(0, 1)[None]
+        return paged_attention(q, self.pages, *args).transpose(0, 1)[None]
 
     def across(self, q: Tensor, scale: float, softcap: float | None, flow: Flow) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over all of what their texts' encoder read."""
-        seen = self.cache.texts.source
-        assert seen is not None
-        flat, told = q[0].transpose(0, 1), (seen.tables, seen.rows, seen.lengths)
-        return paged_attention(flat, self.pages, *told, scale, None, softcap).transpose(0, 1)[None]
+        source = self.cache.texts.source
+        assert source is not None
+        flat, args = q[0].transpose(0, 1), (source.tables, source.rows, source.lengths)
+        return paged_attention(flat, self.pages, *args, scale, None, softcap).transpose(0, 1)[None]
 
     def watch(
         self, path: str, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow, z: Tensor
@@ -157,34 +166,36 @@ class PagedKV:
         """Scores and patterns of the texts that are watched, (1, H, T, L), and what edits of them
         make of ``z``."""
         assert isinstance(flow.tape, PackedTape)
-        for text, ((first, end), tape) in flow.tape.parts.items():
+        for text, ((first, end), tape) in flow.tape.tapes.items():
             names = [f"{path}.{name}" for name in ("scores", "pattern")]
             if not any(map(tape.watches, names)):
                 continue
-            own = self.of_text(inputs, text, rule, flow)
+            text_inputs = self.of_text(inputs, text, rule, flow)
             if tape.place is not None:
-                tape.place.keys, tape.place.visible = own.mask.k_pos, own.mask.dense
-            seen = eager_attention(own._replace(look=partial(_look, flow.tape, text, tape, path)))
+                tape.place.keys, tape.place.visible = text_inputs.mask.k_pos, text_inputs.mask.dense
+            output = eager_attention(
+                text_inputs._replace(look=partial(_look, flow.tape, text, tape, path))
+            )
             if any(map(tape.changes, names)):
-                z[:, :, first:end] = seen
+                z[:, :, first:end] = output
 
     def _by_rule(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
         """The same by any rule over positions, one text after another."""
         z = torch.empty_like(inputs.q)
         for text, (first, end) in enumerate(self.cache.texts.spans):
-            own = self.of_text(inputs, text, rule, flow)
-            z[:, :, first:end] = attend(own, flow.engine)
+            text_inputs = self.of_text(inputs, text, rule, flow)
+            z[:, :, first:end] = attend(text_inputs, flow.engine)
         return z
 
     def of_text(
         self, inputs: AttentionInputs, text: int, rule: config.MaskRule, flow: Flow
     ) -> AttentionInputs:
-        """What one text's tokens in the row ask for, with its keys and values (1, K, L, D) as any
-        engine takes them."""
+        """Attention inputs of one text's tokens in the row, with its keys and values (1, K, L, D)
+        as any engine takes them."""
         texts = self.cache.texts
         first, end = texts.spans[text]
-        length, slots = texts.keys(text, self.where[0])
-        k, v = (x.transpose(0, 1)[None] for x in self.pages.read(slots))
+        length, slots = texts.keys(text, self.layout[0])
+        k, v = (x.transpose(0, 1)[None] for x in self.pages.gather(slots))
         q_pos = texts.pos[:, first:end]
         if self.lookback is not None:  # what was given back is anything, and not a number perhaps
             for x in (k, v):
@@ -248,9 +259,12 @@ class PagedCache(Cache):
 
     @cached_property
     def addresses(self) -> Any:
-        """Where each layer's pages lie, for blocks in C."""
+        """Addresses of each layer's pages, for blocks in C."""
         return addresses(
-            [(own.pages, None if across is None else across.pages) for own, across in self.pages]
+            [
+                (self_kv.pages, None if across is None else across.pages)
+                for self_kv, across in self.pages
+            ]
         )
 
     @staticmethod
@@ -269,11 +283,13 @@ class PagedCache(Cache):
             size: int = make(1, heads, config.head_dim(attention, cfg.dim), dtype).nbytes
             return size
 
-        own = [(size(block.attention), block.attention.mask.lookback is None) for block in blocks]
+        layer_sizes = [
+            (size(block.attention), block.attention.mask.lookback is None) for block in blocks
+        ]
         across = (size(block.cross) for block in blocks if block.cross is not None)
         return (
-            sum(one for one, far in own if far),
-            sum(one for one, far in own if not far),
+            sum(nbytes for nbytes, far in layer_sizes if far),
+            sum(nbytes for nbytes, far in layer_sizes if not far),
             sum(across),
         )
 
@@ -284,8 +300,8 @@ class PagedCache(Cache):
     def by_position(
         self, key: object, make: Callable[[Tensor], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """What ``make`` gives of positions (1, context), made once, so that a place's numbers never
-        differ by a bit."""
+        """Returns ``make`` of positions (1, context), computed once, so that a position's numbers
+        are the same bits in every pass."""
         if key not in self._made:
             self._made[key] = make(torch.arange(self.context, device=self.texts.pos.device)[None])
         return self._made[key]
@@ -310,39 +326,39 @@ class PackedTape(Tape):
 
     def __init__(
         self,
-        parts: Mapping[int, tuple[tuple[int, int], Tape]],
+        tapes: Mapping[int, tuple[tuple[int, int], Tape]],
         answers: Mapping[int, tuple[int, int]],
     ) -> None:
         super().__init__()
-        self.parts, self.answers = parts, answers
+        self.tapes, self.answers = tapes, answers
         # by text: what its edits raised, which are not asked any more
         self.errors: dict[int, Exception] = {}
 
-    def begin(self, pos: Tensor, document_ids: Tensor | None) -> None:
-        for (first, end), tape in self.parts.values():
-            tape.begin(pos[:, first:end], None)
+    def start_pass(self, pos: Tensor, document_ids: Tensor | None) -> None:
+        for (first, end), tape in self.tapes.values():
+            tape.start_pass(pos[:, first:end], None)
 
     def watches(self, path: str) -> bool:
-        return any(tape.watches(path) for _, tape in self.parts.values())
+        return any(tape.watches(path) for _, tape in self.tapes.values())
 
     def changes(self, path: str) -> bool:
-        return any(tape.changes(path) for _, tape in self.parts.values())
+        return any(tape.changes(path) for _, tape in self.tapes.values())
 
-    def of_text(self, text: int, tape: Tape, path: str, own: Tensor) -> Tensor:
+    def of_text(self, text: int, tape: Tape, path: str, value: Tensor) -> Tensor:
         """One text's value as its tape has it; an edit that fails is of that text alone."""
         if text in self.errors:
-            return own
+            return value
         try:
-            return tape.pass_through(path, own)
+            return tape.pass_through(path, value)
         except Exception as error:
             self.errors[text] = error
-            return own
+            return value
 
     def pass_through(self, path: str, x: Tensor) -> Tensor:
         """x (1, N, ...), or (1, H, N, D) of an attention's heads, where a text's edits have changed
         its own columns."""
         if path == "logits":
-            for text, (_, tape) in self.parts.items():
+            for text, (_, tape) in self.tapes.items():
                 if tape.watches(path):  # then all its columns were asked for
                     first, end = self.answers[text]
                     changed = self.of_text(text, tape, path, x[:, first:end])
@@ -351,11 +367,11 @@ class PackedTape(Tape):
                         x[:, first:end] = changed
             return x
         dim = 2 if path.rpartition(".")[2] in HEADS else 1
-        for text, ((first, end), tape) in self.parts.items():
+        for text, ((first, end), tape) in self.tapes.items():
             if tape.watches(path):
-                own = x.narrow(dim, first, end - first)
-                changed = self.of_text(text, tape, path, own)
-                if changed is not own:
+                value = x.narrow(dim, first, end - first)
+                changed = self.of_text(text, tape, path, value)
+                if changed is not value:
                     x = x.clone()
                     x.narrow(dim, first, end - first).copy_(changed)
         return x

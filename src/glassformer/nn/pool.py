@@ -16,8 +16,8 @@ from .flow import Flow, TracedModule, document_starts
 from .linear import linear
 
 
-class Labels(TracedModule):
-    """What a Pool and a TokenHead share: (transform), and for labels dropout and a projection."""
+class LabelHead(TracedModule):
+    """Base of Pool and TokenHead: (transform), and for labels dropout and a projection."""
 
     exact: tuple[str, ...] = ("proj",)  # a few rows
 
@@ -38,7 +38,7 @@ class Labels(TracedModule):
 
 
 @builds(config.Pool)
-class Pool(Labels):
+class Pool(LabelHead):
     """Hidden states to a vector a document, or its labels' logits: one or a mean, (transform),
     (drop, project)."""
 
@@ -67,16 +67,16 @@ class Pool(Labels):
 
         Counted where ``pos`` lies, which may be in the host's memory.
         """
-        there = (pos.flatten() >= 0).nonzero()[:, 0]
-        first = document_starts(pos).flatten()[there]
+        token_index = (pos.flatten() >= 0).nonzero()[:, 0]
+        first = document_starts(pos).flatten()[token_index]
 
         def placed(index: Tensor) -> Tensor:
             return index.to(hidden.device, non_blocking=True)
 
         if self.mode in ("first", "last"):
-            ends = first if self.mode == "first" else torch.cat((first[1:], first.new_ones(1)))
-            return hidden.flatten(0, 1)[placed(there[ends])]
-        states, which = hidden.flatten(0, 1)[placed(there)], first.cumsum(0) - 1
+            boundary = first if self.mode == "first" else torch.cat((first[1:], first.new_ones(1)))
+            return hidden.flatten(0, 1)[placed(token_index[boundary])]
+        states, which = hidden.flatten(0, 1)[placed(token_index)], first.cumsum(0) - 1
         count, which = placed(torch.bincount(which)), placed(which)
         if self.mode == "max":
             lowest = hidden.new_full((len(count), hidden.shape[-1]), float("-inf"))
@@ -97,7 +97,7 @@ class Pool(Labels):
         return total.index_add_(0, which, states) / count[:, None].to(total.dtype)
 
     def shares(self, hidden: Tensor) -> Tensor:
-        """How much of each number of one document's ``hidden`` (T, C) its vector takes, (T, C)."""
+        """The weight of each number of one document's ``hidden`` (T, C) in its vector, (T, C)."""
         if self.query is not None:
             return (hidden @ self.query.weight.T.to(hidden.dtype)).softmax(0).expand_as(hidden)
         if self.mode == "mean":
@@ -110,7 +110,7 @@ class Pool(Labels):
 
 
 @builds(config.TokenHead)
-class TokenHead(Labels):
+class TokenHead(LabelHead):
     """Hidden states to labels' logits for each token: (transform), drop, project."""
 
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:

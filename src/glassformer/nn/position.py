@@ -66,13 +66,17 @@ class Sinusoidal(Position):
         return x + flow.look(flow.embed_path, "position", wave.to(x.dtype))
 
     def wave(self, pos: Tensor) -> tuple[Tensor]:
-        """What is added at positions (B, T): (B, T, C)."""
+        """Sinusoidal embeddings (B, T, C) at positions (B, T)."""
         even = torch.arange(0, self.dim, 2, device=pos.device, dtype=torch.float32)
         last = max(self.dim - 2, 1) if self.cfg.endpoint else self.dim
         # (B, T, C/2)
         angle = (pos[..., None] + self.cfg.offset).float() * self.cfg.theta ** (-even / last)
-        both = (angle.sin(), angle.cos())
-        wave = torch.cat(both, dim=-1) if self.cfg.halves else torch.stack(both, dim=-1).flatten(-2)
+        sin_cos = (angle.sin(), angle.cos())
+        wave = (
+            torch.cat(sin_cos, dim=-1)
+            if self.cfg.halves
+            else torch.stack(sin_cos, dim=-1).flatten(-2)
+        )
         return (wave[..., : self.dim],)
 
 
@@ -115,17 +119,19 @@ class Rotary(Position):
         turned = int(dim * self.fraction)
         key = (self, turned, dtype)
         make = partial(self.table, turned=turned, dtype=dtype)
-        found: tuple[Tensor, Tensor] = flow.cached(key, lambda: flow.at_positions(key, make, dim=2))
-        return found
+        tables: tuple[Tensor, Tensor] = flow.cached(
+            key, lambda: flow.at_positions(key, make, dim=2)
+        )
+        return tables
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension,
         or its neighbours."""
         if self.interleaved:
-            other = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+            partner = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
         else:
-            other = x.roll(x.shape[-1] // 2, dims=-1)
-        return x * cos + other * sin  # no addcmul: rounded as published models are
+            partner = x.roll(x.shape[-1] // 2, dims=-1)
+        return x * cos + partner * sin  # no addcmul: rounded as published models are
 
     def table(self, pos: Tensor, turned: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines (B or 1, 1, T, turned), the sines of each pair's first negated."""

@@ -40,7 +40,7 @@ ROWS = 32  # the batch that the layout is chosen for; any from 2 to thousands gi
 
 
 def state_of(tensors: list[Tensor]) -> State:
-    """Where each lies, how often it was written to, and its dtype."""
+    """Address, version counter and dtype of each tensor."""
     return [(tensor.data_ptr(), tensor._version, tensor.dtype) for tensor in tensors]
 
 
@@ -58,8 +58,7 @@ class Group:
         return sum(weight.nbytes for weight in self.weights)
 
     def state(self) -> State:
-        """Where each tensor lies and how often it was written to; some fused optimizers do not
-        count."""
+        """Address and version counter of each tensor; some fused optimizers do not count."""
         return state_of([*self.weights, *self.biases])
 
     def checksum(self) -> int:
@@ -71,14 +70,17 @@ class Group:
         return _joined(self.biases) if self.biases else None
 
     def packable(self, kinds: set[torch.dtype]) -> bool:
-        """Whether a copy can be made: of parameters, not of what is computed anew each time."""
+        """True where a copy can be made: of parameters, not of tensors that are computed in each
+        pass."""
         first = self.weights[0]
         return (
             all(
-                isinstance(one, nn.Parameter) and one.is_contiguous() and one.nbytes % 8 == 0
-                for one in self.weights
+                isinstance(weight, nn.Parameter)
+                and weight.is_contiguous()
+                and weight.nbytes % 8 == 0
+                for weight in self.weights
             )
-            and not any(isinstance(one, QuantizedWeight) for one in self.weights)
+            and not any(isinstance(weight, QuantizedWeight) for weight in self.weights)
             and len(self.biases) in (0, len(self.weights))
             and first.dtype in kinds
             and first.device.type == "cpu"
@@ -86,8 +88,8 @@ class Group:
         )
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).detach()
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class PackedWeight:
         return PackedWeight(matrix, group.bias(), rows, group, group.state(), group.checksum())
 
     def usable(self, x: Tensor) -> bool:
-        """Whether the copy may stand for the weights in a product with x (..., C)."""
+        """True where the copy may stand for the weights in a product with x (..., C)."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         return x.dtype == self.group.weights[0].dtype and x.numel() > 0
@@ -168,7 +170,7 @@ class View(Generic[M]):
     complete: bool  # whether there is a copy of all that can be copied
 
     def current(self) -> bool:
-        """Whether no weight or bias was written to or moved since its copy was made, as far as
+        """True while no weight or bias was written to or moved since its copy was made, as far as
         PyTorch counts it."""
         tensors, was = self._watched
         # asked at every token, so in as few steps of Python as can be
@@ -178,11 +180,11 @@ class View(Generic[M]):
     def _watched(self) -> tuple[list[Tensor], State]:
         groups = [(packed.group, packed.state) for packed in self.packed]
         tensors = [tensor for group, _ in groups for tensor in [*group.weights, *group.biases]]
-        return tensors, [one for _, state in groups for one in state]
+        return tensors, [entry for _, state in groups for entry in state]
 
 
 _lock = threading.Lock()
-_kept: WeakKeyDictionary[nn.Module, dict[bool, dict[Paths, PackedWeight]]] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[nn.Module, dict[bool, dict[Paths, PackedWeight]]] = WeakKeyDictionary()
 
 
 def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
@@ -194,21 +196,21 @@ def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
     the sum of their bits.
     """
     with _lock:
-        kept, groups = _kept.setdefault(model, {}).setdefault(exact, {}), dict(packable(model))
-        for paths, packed in list(kept.items()):
+        cached, groups = _copies.setdefault(model, {}).setdefault(exact, {}), dict(packable(model))
+        for paths, packed in list(cached.items()):
             group = groups.get(paths)
             if group is not None and (packed.state, packed.checksum) == (
                 group.state(),
                 group.checksum(),
             ):
                 # a bias is small: copied every time
-                kept[paths] = replace(packed, group=group, bias=group.bias())
+                cached[paths] = replace(packed, group=group, bias=group.bias())
             else:
-                del kept[paths]
-        missing = [paths for paths in groups if paths not in kept]
+                del cached[paths]
+        missing = [paths for paths in groups if paths not in cached]
         if room is None or sum(groups[paths].nbytes for paths in missing) <= room:
-            kept.update({paths: PackedWeight.of(groups[paths], exact) for paths in missing})
-        copies = dict(kept)
+            cached.update({paths: PackedWeight.of(groups[paths], exact) for paths in missing})
+        copies = dict(cached)
     swaps: dict[nn.Module, nn.Module] = {}
     for paths, packed in copies.items():
         for layer in map(model.get_submodule, paths):
@@ -219,7 +221,7 @@ def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
 
 def unpack(model: nn.Module) -> None:
     """Forget the copies of ``model``; views that there are go on with theirs."""
-    _kept.pop(model, None)
+    _copies.pop(model, None)
 
 
 def replaced(module: M, swaps: Mapping[nn.Module, nn.Module]) -> M:
@@ -257,21 +259,22 @@ def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:
     )
     modules = {module: path for path, module in model.named_modules()}
     joined = [
-        tuple(getattr(module, name) for name in getattr(module, "joined", ())) for module in modules
+        tuple(getattr(module, name) for name in getattr(module, "fused_projections", ()))
+        for module in modules
     ]
     members = {layer for layers in joined for layer in layers}
     alone = [
         (module,) for module in modules if isinstance(module, Linear) and module not in members
     ]
-    found: list[tuple[tuple[nn.Module, ...], list[Tensor]]] = [
+    candidates: list[tuple[tuple[nn.Module, ...], list[Tensor]]] = [
         (layers, [layer.weight for layer in layers])
         for layers in joined + alone
         if layers and all(layer.prepackable for layer in layers)
     ]
     head = getattr(model, "head", None)
     if head is not None and not isinstance(weight := head.table(model.embed), QuantizedWeight):
-        found.append(((head.proj,), [weight]))
-    for layers, weights in found:
+        candidates.append(((head.proj,), [weight]))
+    for layers, weights in candidates:
         group = Group(weights, [layer.bias for layer in layers if layer.bias is not None])  # type: ignore[misc]
         if group.packable(kinds):
             yield tuple(modules[layer] for layer in layers), group

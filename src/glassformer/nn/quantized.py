@@ -37,8 +37,8 @@ ENDS = ("embed.", "source_embed.", "head.", "pool.", "token_head.")  # tables an
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is quantised: ``bits`` of its matrices, ``head`` of its ends (16: left as they
-    are), ``group``."""
+    """Bits and groups of a quantized model: ``bits`` of its matrices, ``head`` of its embeddings
+    and heads (16: left as they are), ``group``."""
 
     bits: int
     group: int = rounding.GROUP
@@ -72,13 +72,12 @@ class Codes:
 
     @classmethod
     def of(cls, rounded: rounding.Rounded, bits: int, group: int) -> Codes:
-        """What rounding gave."""
         codes, scales = rounded
         return cls(rounding.pack(codes) if bits == 4 else codes, scales, group)
 
     @property
     def codes(self) -> Tensor:
-        """As they are saved."""
+        """Codes in the checkpoint's format."""
         if self._codes is None:
             assert self._packed is not None
             codes, _ = self._packed.integers()
@@ -96,10 +95,10 @@ class Codes:
     def rows(self, index: Any, dtype: torch.dtype) -> Tensor:
         """The numbers of some rows of a table, (..., C)."""
         self._codes, self.looked_up = self.codes, True
-        some = rounding.unpack(self._codes[index]) if self.bits == 4 else self._codes[index]
-        return rounding.decode(some, self.scales[index], self.group, dtype)
+        codes = rounding.unpack(self._codes[index]) if self.bits == 4 else self._codes[index]
+        return rounding.decode(codes, self.scales[index], self.group, dtype)
 
-    def part(self, index: int) -> Codes:
+    def select(self, index: int) -> Codes:
         """One table of a stack."""
         index = index % len(self.scales)
         if index not in self._parts:
@@ -147,30 +146,28 @@ class QuantizedWeight(Tensor):
     """A weight (..., N, C) held as ``held``; to everything that knows nothing of it a tensor of
     ``dtype``."""
 
-    held: Codes
+    quantized_data: Codes
 
     @staticmethod
-    def __new__(cls, held: Codes, dtype: torch.dtype) -> QuantizedWeight:
-        made: QuantizedWeight = Tensor._make_wrapper_subclass(
-            cls, held.shape, dtype=dtype, device=held.device
+    def __new__(cls, quantized_data: Codes, dtype: torch.dtype) -> QuantizedWeight:
+        weight: QuantizedWeight = Tensor._make_wrapper_subclass(
+            cls, quantized_data.shape, dtype=dtype, device=quantized_data.device
         )
-        return made
+        return weight
 
-    def __init__(self, held: Codes, dtype: torch.dtype) -> None:
-        self.held = held
+    def __init__(self, quantized_data: Codes, dtype: torch.dtype) -> None:
+        self.quantized_data = quantized_data
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return (
-            f"QuantizedWeight({tuple(self.shape)}, bits={self.held.bits}, group={self.held.group})"
-        )
+        return f"QuantizedWeight({tuple(self.shape)}, bits={self.quantized_data.bits}, group={self.quantized_data.group})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedWeight:
-        copied: QuantizedWeight = parameter(self.held.clone(), self.dtype)
+        copied: QuantizedWeight = parameter(self.quantized_data.clone(), self.dtype)
         return copied
 
     def decoded(self) -> Tensor:
         """The numbers, as a plain tensor."""
-        return self.held.decoded(self.dtype)
+        return self.quantized_data.decoded(self.dtype)
 
     @classmethod
     def __torch_function__(
@@ -180,11 +177,11 @@ class QuantizedWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        answer = _ANSWERS.get(func)
-        if answer is not None:
-            found = answer(*args, **(kwargs or {}))
-            if found is not NotImplemented:
-                return found
+        override = _OVERRIDES.get(func)
+        if override is not None:
+            result = override(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
         return torch._C._disabled_torch_function_impl(func, types, args, dict(kwargs or {}))
 
     @classmethod
@@ -198,28 +195,26 @@ class QuantizedWeight(Tensor):
         kwargs, first = dict(kwargs or {}), args[0]
         if isinstance(first, QuantizedWeight) and func in _SAME:
             dtype, device = kwargs.get("dtype") or first.dtype, kwargs.get("device") or first.device
-            held = first.held.to(torch.device(device))
+            quantized_data = first.quantized_data.to(torch.device(device))
             if func is torch.ops.aten.clone.default:
-                held = held.clone()
-            return QuantizedWeight(held, dtype)
+                quantized_data = quantized_data.clone()
+            return QuantizedWeight(quantized_data, dtype)
         return func(*_plain(args), **{name: _plain(value) for name, value in kwargs.items()})
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return ["codes", "scales"], (self.held.group, self.dtype)
+        return ["codes", "scales"], (self.quantized_data.group, self.dtype)
 
     @staticmethod
-    def __tensor_unflatten__(inner: Mapping[str, Tensor], how: Any, *_: Any) -> QuantizedWeight:
-        return QuantizedWeight(Codes(inner["codes"], inner["scales"], how[0]), how[1])
+    def __tensor_unflatten__(inner: Mapping[str, Tensor], context: Any, *_: Any) -> QuantizedWeight:
+        return QuantizedWeight(Codes(inner["codes"], inner["scales"], context[0]), context[1])
 
     @property
     def codes(self) -> Tensor:
-        """As ``__tensor_flatten__`` names them."""
-        return self.held.codes
+        return self.quantized_data.codes
 
     @property
     def scales(self) -> Tensor:
-        """As ``__tensor_flatten__`` names them."""
-        return self.held.scales
+        return self.quantized_data.scales
 
 
 _SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default}
@@ -239,7 +234,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, weight: QuantizedWeight) -> Tensor:
         ctx.weight = weight
-        return weight.held.product(x, bias)
+        return weight.quantized_data.product(x, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -257,12 +252,12 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         input.requires_grad or (bias is not None and bias.requires_grad)
     ):
         return _Product.apply(input, bias, weight)  # type: ignore[no-untyped-call]
-    return weight.held.product(input, bias)
+    return weight.quantized_data.product(input, bias)
 
 
 def _embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Any:
     return (
-        weight.held.rows(input, weight.dtype)
+        weight.quantized_data.rows(input, weight.dtype)
         if isinstance(weight, QuantizedWeight)
         else NotImplemented
     )
@@ -270,13 +265,13 @@ def _embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Any:
 
 def _item(weight: Tensor, index: Any) -> Any:
     if isinstance(weight, QuantizedWeight) and weight.ndim == 3 and isinstance(index, int):
-        return QuantizedWeight(weight.held.part(index), weight.dtype)
+        return QuantizedWeight(weight.quantized_data.select(index), weight.dtype)
     if (
         isinstance(weight, QuantizedWeight)
         and weight.ndim == 2
         and isinstance(index, int | slice | list | Tensor)
     ):
-        return weight.held.rows(
+        return weight.quantized_data.rows(
             torch.as_tensor(index) if isinstance(index, list) else index, weight.dtype
         )
     return NotImplemented
@@ -284,23 +279,23 @@ def _item(weight: Tensor, index: Any) -> Any:
 
 def _unbind(weight: Tensor, dim: int = 0) -> Any:
     if isinstance(weight, QuantizedWeight) and weight.ndim == 3 and dim == 0:
-        return tuple(_item(weight, number) for number in range(len(weight.held.scales)))
+        return tuple(_item(weight, number) for number in range(len(weight.quantized_data.scales)))
     return NotImplemented
 
 
-_ANSWERS: dict[Any, Callable[..., Any]] = {
+_OVERRIDES: dict[Any, Callable[..., Any]] = {
     F.linear: _linear,
     F.embedding: _embedding,
     Tensor.__getitem__: _item,
     Tensor.unbind: _unbind,
     Tensor.requires_grad_: lambda weight, *_, **__: weight,  # it does not train
-    Tensor.nbytes.__get__: lambda weight: weight.held.nbytes,  # type: ignore[attr-defined]
+    Tensor.nbytes.__get__: lambda weight: weight.quantized_data.nbytes,  # type: ignore[attr-defined]
 }
 
 
-def parameter(held: Codes, dtype: torch.dtype) -> Any:
+def parameter(quantized_data: Codes, dtype: torch.dtype) -> Any:
     """The weight as a parameter, which needs no gradient."""
-    return nn.Parameter(QuantizedWeight(held, dtype), requires_grad=False)
+    return nn.Parameter(QuantizedWeight(quantized_data, dtype), requires_grad=False)
 
 
 # ------------------------------------------------------------------------------------------ models
@@ -323,15 +318,15 @@ def plan(model: nn.Module, layout: Layout) -> dict[str, int]:
     exact = tuple(f"{path}." for path in declared(model, "exact"))
     names = [name for name in declared(model, "products") if not name.startswith(exact)]
     parameters = dict(model.named_parameters())
-    there = [name for name in parameters if name in set(names)]
-    bits = {name: layout.head if name.startswith(ENDS) else layout.bits for name in there}
-    inside = [name for name in there if not name.startswith(ENDS)]
+    weight_names = [name for name in parameters if name in set(names)]
+    bits = {name: layout.head if name.startswith(ENDS) else layout.bits for name in weight_names}
+    inside = [name for name in weight_names if not name.startswith(ENDS)]
     need(
         bool(inside),
         "This model's layers are recurrent cells, which are computed in their own "
         "format; take a Stack.",
     )
-    longest = max(parameters[name].shape[-1] for name in there)
+    longest = max(parameters[name].shape[-1] for name in weight_names)
     fits = layout.group - rounding.GROUP < longest
     most = -(-longest // rounding.GROUP) * rounding.GROUP
     rows = (
@@ -339,7 +334,7 @@ def plan(model: nn.Module, layout: Layout) -> dict[str, int]:
     )
     need(fits, f"Groups of {layout.group} are longer than that: {rows}")
     # 4 bits lie two in a byte
-    even = (name for name in there if parameters[name].shape[-1] % 2 == 0)
+    even = (name for name in weight_names if parameters[name].shape[-1] % 2 == 0)
     return {name: bits[name] for name in even if bits[name] < 16}
 
 
@@ -357,7 +352,7 @@ def nbytes(model: nn.Module, layout: Layout) -> int:
 
 
 def quantize_weights(
-    model: nn.Module, layout: Layout, how: Rounding | None = None
+    model: nn.Module, layout: Layout, rounder: Rounding | None = None
 ) -> dict[str, int]:
     """Put quantised weights in the place of a model's matrices, one after another; the bits of
     each, by path.
@@ -367,17 +362,21 @@ def quantize_weights(
     """
     need(not quantized(model), "This model is quantised already; give the one that it was made of.")
     chosen = plan(model, layout)
-    quantize_some(model, chosen, layout.group, how)
+    quantize_some(model, chosen, layout.group, rounder)
     return chosen
 
 
 def quantize_some(
-    model: nn.Module, chosen: Mapping[str, int], group: int, how: Rounding | None = None
+    model: nn.Module, chosen: Mapping[str, int], group: int, rounder: Rounding | None = None
 ) -> None:
     """Put quantised weights in the place of those whose paths and bits are given."""
     for path, bits in chosen.items():
         weight = model.get_parameter(path)
-        rounded = how(path, weight, bits, group) if how else rounding.searched(weight, bits, group)
+        rounded = (
+            rounder(path, weight, bits, group)
+            if rounder
+            else rounding.searched(weight, bits, group)
+        )
         put(model, path, parameter(Codes.of(rounded, bits, group), weight.dtype))
 
 

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from .. import config
 from ..errors import UserError
 from .build import build, builds, uncompiled
-from .cache import Cache, Carried
+from .cache import Cache, RecurrentCache
 from .dropout import Dropout
 from .flow import Flow, Memory, Place, TracedModule
 from .linear import linear
@@ -52,8 +52,8 @@ class DocumentOrder:
     @classmethod
     def of(cls, flow: Flow, B: int, T: int) -> DocumentOrder:
         """The order of a pass over B rows of T tokens."""
-        told = flow if flow.packing is None or flow.contiguous else flow.packing
-        pos, document_ids = told.pos.expand(B, T), told.document_ids
+        info = flow if flow.packing is None or flow.contiguous else flow.packing
+        pos, document_ids = info.pos.expand(B, T), info.document_ids
         if flow.contiguous:
             rows = torch.arange(B, device=pos.device)
             index = torch.arange(B * T, device=pos.device).view(B, T).T.flatten()
@@ -73,8 +73,8 @@ class DocumentOrder:
         first[:1] = True
         first[1:] |= border if number is None else border | (number[1:] != number[:-1])
         starts = first.nonzero()[:, 0]
-        ends = torch.cat((starts[1:], starts.new_tensor([len(places)])))
-        lengths, longest = (ends - starts).sort(descending=True, stable=True)
+        stops = torch.cat((starts[1:], starts.new_tensor([len(places)])))
+        lengths, longest = (stops - starts).sort(descending=True, stable=True)
         chosen, steps = (
             starts[longest],
             torch.arange(int(lengths[:1].sum()), device=pos.device)[:, None],
@@ -84,7 +84,7 @@ class DocumentOrder:
         final = torch.cat((row[starts][1:] != row[starts][:-1], first[:1]))
         fresh = pos.flatten()[places][chosen] == 0
         numbers = None if number is None else number[chosen]
-        made = cls(
+        order = cls(
             places[by_step],
             running.sum(1).tolist(),
             row[chosen],
@@ -93,25 +93,29 @@ class DocumentOrder:
             final[longest],
             False,
         )
-        return made if told is flow else made.on(flow.pos.device)
+        return order if info is flow else order.on(flow.pos.device)
 
     def on(self, device: torch.device) -> DocumentOrder:
         """The same on a device, from the host's memory."""
-        tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
-        moved: Any = {name: part.to(device, non_blocking=True) for name, part in tensors.items()}
+        tensors = {
+            name: tensor for name, tensor in vars(self).items() if isinstance(tensor, Tensor)
+        }
+        moved: Any = {
+            name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()
+        }
         return replace(self, host=self, **moved)
 
     @cached_property
     def ranks(self) -> Tensor:
         """The document of each token (N,), counted from the longest."""
         everyone = torch.arange(len(self.rows))
-        found = torch.cat([everyone[:size] for size in self.sizes]) if self.sizes else everyone
-        return found.to(self.index.device, non_blocking=True)
+        ranks = torch.cat([everyone[:size] for size in self.sizes]) if self.sizes else everyone
+        return ranks.to(self.index.device, non_blocking=True)
 
     @cached_property
     def mirror(self) -> Tensor:
-        """Where each token's mirror image in its own document lies, (N,): to read from the end, and
-        back again."""
+        """Index (N,) of each token's mirror image in its own document: it reverses documents, and
+        reverses them back."""
         sizes = torch.tensor(self.sizes)  # counted by the host, which has them
         begins = sizes.cumsum(0) - sizes
         step = torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -123,9 +127,9 @@ class DocumentOrder:
         """x (B, T, C) -> (N, C)."""
         return x.flatten(0, 1)[self.index]
 
-    def scatter(self, x: Tensor, like: Tensor) -> Tensor:
+    def scatter(self, x: Tensor, template: Tensor) -> Tensor:
         """x (N, ...) -> (B, T, ...) of ``like``'s first two, 0 at padding."""
-        B, T = like.shape[:2]
+        B, T = template.shape[:2]
         return (
             x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self.index, x).view(B, T, *x.shape[1:])
         )
@@ -148,7 +152,7 @@ class Cell(TracedModule):
         """The state (D, C) in which documents begin."""
         return (hidden,)
 
-    def step(self, given: Tensor, state: State) -> State:
+    def step(self, gate_input: Tensor, state: State) -> State:
         """The next states (n, C); ``given`` (n, G * C) is the product of the input with its
         weights."""
         raise NotImplementedError
@@ -160,10 +164,13 @@ class Cell(TracedModule):
         ones (D, C)."""
         if engine != "eager" and len(order.sizes) > 1:
             weights = [self.input.matrix(), self.state.matrix(), self.input.bias, self.state.bias]
-            start = [part[None] for part in state]  # of one layer
-            first, how = start if len(start) > 1 else start[0], (True, 1, 0.0, self.training, False)
-            outputs, *last = self.kernel(x, torch.tensor(order.sizes), first, weights, *how)
-            return outputs, tuple(part[0] for part in last)
+            start = [tensor[None] for tensor in state]  # of one layer
+            first, options = (
+                start if len(start) > 1 else start[0],
+                (True, 1, 0.0, self.training, False),
+            )
+            outputs, *last = self.kernel(x, torch.tensor(order.sizes), first, weights, *options)
+            return outputs, tuple(tensor[0] for tensor in last)
         return walk(torch.split(self.input(x), order.sizes), state, self.step)
 
 
@@ -176,14 +183,14 @@ def walk(
     Returns what is seen of each state (N, C), and each document's last one (D, C).
     """
     outputs, ended = list[Tensor](), list[State]()
-    for given in inputs:
-        if len(given) < len(state[0]):  # the last documents, the shortest, have ended
-            ended.append(tuple(part[len(given) :] for part in state))
-            state = tuple(part[: len(given)] for part in state)
-        state = step(given, state)
+    for gate_input in inputs:
+        if len(gate_input) < len(state[0]):  # the last documents, the shortest, have ended
+            ended.append(tuple(tensor[len(gate_input) :] for tensor in state))
+            state = tuple(tensor[: len(gate_input)] for tensor in state)
+        state = step(gate_input, state)
         outputs.append(state[0])
     return torch.cat(outputs), tuple(
-        torch.cat(part) for part in zip(state, *reversed(ended), strict=True)
+        torch.cat(tensors) for tensors in zip(state, *reversed(ended), strict=True)
     )
 
 
@@ -194,9 +201,9 @@ class GRU(Cell):
 
     gates, kernel = 3, staticmethod(torch.gru)
 
-    def step(self, given: Tensor, state: State) -> State:
+    def step(self, gate_input: Tensor, state: State) -> State:
         (h,) = state
-        reset, update, new = given.chunk(3, -1)
+        reset, update, new = gate_input.chunk(3, -1)
         h_reset, h_update, h_new = self.state(h).chunk(3, -1)
         stay = torch.sigmoid(update + h_update)
         candidate = torch.tanh(new + torch.sigmoid(reset + h_reset) * h_new)
@@ -212,9 +219,9 @@ class LSTM(Cell):
     def initial(self, hidden: Tensor) -> State:
         return hidden, torch.zeros_like(hidden)
 
-    def step(self, given: Tensor, state: State) -> State:
+    def step(self, gate_input: Tensor, state: State) -> State:
         h, cell = state
-        enter, stay, new, show = (given + self.state(h)).chunk(4, -1)
+        enter, stay, new, show = (gate_input + self.state(h)).chunk(4, -1)
         cell = torch.sigmoid(stay) * cell + torch.sigmoid(enter) * torch.tanh(new)
         return torch.sigmoid(show) * torch.tanh(cell), cell
 
@@ -237,22 +244,24 @@ class Source:
             return cls(
                 hidden, None if memory.contiguous else memory.pos.expand(B, S) >= 0, None, hidden
             )
-        told, own = (
+        info, document_order = (
             (memory, order) if order.host is None else (memory.packing or memory, order.host)
         )
-        valid = told.pos.expand(B, S)[own.rows] >= 0
-        if told.document_ids is not None and own.document_ids is not None:
-            valid = valid & (told.document_ids[own.rows] == own.document_ids[:, None])
+        valid = info.pos.expand(B, S)[document_order.rows] >= 0
+        if info.document_ids is not None and document_order.document_ids is not None:
+            valid = valid & (
+                info.document_ids[document_order.rows] == document_order.document_ids[:, None]
+            )
         columns = valid.int().argsort(dim=1, descending=True, stable=True)[
             :, : int(valid.sum(1).max())
         ]
-        there, columns = (
+        valid_columns, columns = (
             x.to(hidden.device, non_blocking=True) for x in (valid.gather(1, columns), columns)
         )
         values = hidden.flatten(0, 1)[order.rows[:, None] * S + columns]
-        return cls(values, there, columns, values)
+        return cls(values, valid_columns, columns, values)
 
-    def ends(self) -> Tensor:
+    def end_states(self) -> Tensor:
         """The first and the last state of each source, side by side (D, 2C)."""
         if self.valid is None:
             return torch.cat((self.values[:, 0], self.values[:, -1]), -1)
@@ -274,7 +283,7 @@ class Summary(TracedModule):
 
     def initial(self, source: Source) -> Tensor:
         """(D, C)."""
-        return torch.tanh(self.whole(source.ends()))
+        return torch.tanh(self.whole(source.end_states()))
 
 
 @builds(config.Additive)
@@ -333,9 +342,9 @@ class Recurrent(TracedModule):
         if not order.sizes:  # nothing but padding
             return flow.look(self, "out", torch.zeros_like(x))
         carried = None if cache is None else cache.carried
-        hidden = given = order.gather(x)  # (N, C)
+        hidden = embedded = order.gather(x)  # (N, C)
         source, initial = self.source(flow, order, carried)
-        context = given
+        context = embedded
         for number, cell in enumerate(self.cells):
             state = self.start(cell, order, initial, carried, number)
             if number == 0 and source is not None:
@@ -350,23 +359,23 @@ class Recurrent(TracedModule):
             else:
                 outputs, state = cell.run(hidden, order, state, flow.engine)
                 if len(self.back):
-                    other = self.back[number]
-                    start = self.start(other, order, initial, None, number)
-                    again, _ = other.run(hidden[order.mirror], order, start, flow.engine)
+                    back_cell = self.back[number]
+                    start = self.start(back_cell, order, initial, None, number)
+                    again, _ = back_cell.run(hidden[order.mirror], order, start, flow.engine)
                     outputs = torch.cat((outputs, again[order.mirror]), -1)
                 hidden = outputs
             if carried is not None:
-                carried.keep(number, order.rows, order.last, state, x.shape[0], order.aligned)
+                carried.store(number, order.rows, order.last, state, x.shape[0], order.aligned)
             hidden = self.drop(self.look(flow, cell, "state", hidden, order, x))
         if self.cross is not None:
-            hidden = torch.tanh(self.merge(torch.cat((hidden, context, given), -1)))
+            hidden = torch.tanh(self.merge(torch.cat((hidden, context, embedded), -1)))
         return flow.look(self, "out", order.scatter(hidden, x))
 
     def source(
-        self, flow: Flow, order: DocumentOrder, carried: Carried | None
+        self, flow: Flow, order: DocumentOrder, carried: RecurrentCache | None
     ) -> tuple[Source | None, Any]:
-        """What the documents look at, and the vector in which they begin (D, C); the keys are made
-        once."""
+        """Encoder states that the documents attend to, and the vector in which they begin (D, C);
+        the keys are computed once."""
         if self.cross is None:
             return None, None
         assert flow.memory is not None
@@ -376,22 +385,27 @@ class Recurrent(TracedModule):
                 source.keys = self.cross.k(source.values)
             else:
                 states = flow.memory.hidden
-                made, _ = carried.cross.cached(lambda: (self.cross.k(states), states))
+                keys, _ = carried.cross.cached(lambda: (self.cross.k(states), states))
                 source.keys = (
-                    made if source.columns is None else made[order.rows[:, None], source.columns]
+                    keys if source.columns is None else keys[order.rows[:, None], source.columns]
                 )
         return source, self.cross.initial(source)
 
     def start(
-        self, cell: Cell, order: DocumentOrder, initial: Any, carried: Carried | None, number: int
+        self,
+        cell: Cell,
+        order: DocumentOrder,
+        initial: Any,
+        carried: RecurrentCache | None,
+        number: int,
     ) -> State:
         """The state in which each document goes on, (D, C)."""
-        D, like = len(order.rows), cell.state.weight
-        fresh = cell.initial(like.new_zeros(D, cell.width) if initial is None else initial)
+        D, weight = len(order.rows), cell.state.weight
+        fresh = cell.initial(weight.new_zeros(D, cell.width) if initial is None else initial)
         before = None if carried is None else carried.states.get(number)
         if before is None:
             return fresh
-        old = (part[order.rows] for part in before)
+        old = (tensor[order.rows] for tensor in before)
         return tuple(
             torch.where(order.fresh[:, None], a, b) for a, b in zip(fresh, old, strict=True)
         )
@@ -403,7 +417,7 @@ class Recurrent(TracedModule):
         state: State,
         source: Source,
         flow: Flow,
-        like: Tensor,
+        template: Tensor,
     ) -> tuple[Tensor, Tensor, State]:
         """The first layer, which looks at the source at each word: states, contexts (N, C), last
         states (D, C)."""
@@ -412,16 +426,16 @@ class Recurrent(TracedModule):
         contexts, patterns = list[Tensor](), list[Tensor]()
         path = f"{cross.path}.pattern"
         tape, edited = flow.tape, flow.changes(cross, "pattern")
-        places = self.places(order, source, flow, like) if edited else iter(())
+        places = self.places(order, source, flow, template) if edited else iter(())
 
-        def step(given: Tensor, state: State) -> State:
+        def step(gate_input: Tensor, state: State) -> State:
             pattern = cross.pattern(state[0], source)  # (n, S)
             if edited and tape is not None:  # step by step, (n, 1, 1, S)
                 pattern = tape.edit(path, pattern[:, None, None], next(places))[:, 0, 0]
-            context = (pattern[:, None] @ source.values[: len(given)])[:, 0]
+            context = (pattern[:, None] @ source.values[: len(gate_input)])[:, 0]
             contexts.append(context)
             patterns.append(pattern)
-            return cell.step(given + F.linear(context, of_context), state)
+            return cell.step(gate_input + F.linear(context, of_context), state)
 
         outputs, last = walk(
             torch.split(F.linear(x, of_x, cell.input.bias), order.sizes), state, step
@@ -432,33 +446,33 @@ class Recurrent(TracedModule):
             if source.columns is not None and flow.memory is not None:
                 wide = pattern.new_zeros(len(pattern), flow.memory.hidden.shape[1])
                 pattern = wide.scatter(1, source.columns[order.ranks], pattern)
-            tape.record(path, order.scatter(pattern, like)[:, None])  # (B, 1, T, S)
+            tape.record(path, order.scatter(pattern, template)[:, None])  # (B, 1, T, S)
         return outputs, torch.cat(contexts), last
 
     def places(
-        self, order: DocumentOrder, source: Source, flow: Flow, like: Tensor
+        self, order: DocumentOrder, source: Source, flow: Flow, template: Tensor
     ) -> Iterator[Place]:
-        """Where the words of each step stand (n, 1), and their keys (n, S)."""
+        """Positions of each step's words (n, 1), and of their keys (n, S)."""
         assert flow.memory is not None and flow.tape is not None
-        pos, tape = flow.pos.expand(like.shape[:2]).flatten()[order.index], flow.tape
+        pos, tape = flow.pos.expand(template.shape[:2]).flatten()[order.index], flow.tape
         keys = flow.memory.pos.expand(flow.memory.hidden.shape[:2])[order.rows]
         keys = keys if source.columns is None else keys.gather(1, source.columns)
         rows = order.rows if tape.rows is None else tape.rows[order.rows]
-        for one in torch.split(pos, order.sizes):
-            yield Place(one[:, None], rows=rows[: len(one)], keys=keys[: len(one)])
+        for step_pos in torch.split(pos, order.sizes):
+            yield Place(step_pos[:, None], rows=rows[: len(step_pos)], keys=keys[: len(step_pos)])
 
     def look(
         self,
         flow: Flow,
-        part: TracedModule,
+        module: TracedModule,
         name: str,
         x: Tensor,
         order: DocumentOrder,
-        like: Tensor,
+        template: Tensor,
     ) -> Tensor:
         """x (N, C), seen by a tape as (B, T, C)."""
         return (
-            order.gather(flow.look(part, name, order.scatter(x, like)))
-            if flow.watches(part, name)
+            order.gather(flow.look(module, name, order.scatter(x, template)))
+            if flow.watches(module, name)
             else x
         )

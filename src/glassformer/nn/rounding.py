@@ -54,13 +54,17 @@ def searched(weight: Tensor, bits: int, group: int, importance: Tensor | None = 
         return nearest(weight, bits, group)
     wide = grouped(weight, group)
     matters = None if importance is None else grouped(importance.expand_as(weight), group)
-    flat, own = wide.flatten(0, -2), None if matters is None else matters.flatten(0, -2)
+    flat, flat_weights = wide.flatten(0, -2), None if matters is None else matters.flatten(0, -2)
     step = max(1, AT_ONCE // group)
-    parts = [
-        _search(flat[at : at + step], None if own is None else own[at : at + step], bits)
+    chunks = [
+        _search(
+            flat[at : at + step],
+            None if flat_weights is None else flat_weights[at : at + step],
+            bits,
+        )
         for at in range(0, len(flat), step)
     ]
-    codes, scales = (torch.cat(side) for side in zip(*parts, strict=True))
+    codes, scales = (torch.cat(side) for side in zip(*chunks, strict=True))
     return _flat(codes.view(wide.shape), scales.view(*wide.shape[:-1], 1), weight.shape[-1])
 
 
@@ -73,9 +77,12 @@ def _search(wide: Tensor, matters: Tensor | None, bits: int) -> Rounded:
     def better(scale: Tensor) -> None:
         nonlocal codes, scales, least
         tried, rounded = encode(wide, scale, bits)
-        found = error(wide, tried, rounded, matters)
-        codes = torch.where(found < least, tried, codes)
-        scales, least = torch.where(found < least, rounded, scales), torch.minimum(found, least)
+        new_error = error(wide, tried, rounded, matters)
+        codes = torch.where(new_error < least, tried, codes)
+        scales, least = (
+            torch.where(new_error < least, rounded, scales),
+            torch.minimum(new_error, least),
+        )
 
     for code in CANDIDATES:
         better(most / code)
@@ -101,14 +108,14 @@ def largest(wide: Tensor) -> Tensor:
 def encode(wide: Tensor, scale: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Codes (..., G, group) and the scale (..., G, 1) as it is kept: never 0, so that a scale says
     what it is of."""
-    kept = scale.clamp(-65504.0, 65504.0).to(torch.float16)
-    kept = torch.where(kept == 0, torch.full_like(kept, SMALLEST), kept)
-    codes = (wide / kept.float()).round().clamp(LOWEST[bits], HIGHEST[bits])
+    rounded = scale.clamp(-65504.0, 65504.0).to(torch.float16)
+    rounded = torch.where(rounded == 0, torch.full_like(rounded, SMALLEST), rounded)
+    codes = (wide / rounded.float()).round().clamp(LOWEST[bits], HIGHEST[bits])
     if not bool(codes.isfinite().all()):
         raise UserError(
             "A weight holds NaN or infinite numbers, which no code stands for; restore the model."
         )
-    return codes.to(torch.int8), kept
+    return codes.to(torch.int8), rounded
 
 
 def error(wide: Tensor, codes: Tensor, scales: Tensor, matters: Tensor | None) -> Tensor:
@@ -135,5 +142,5 @@ def pack(codes: Tensor) -> Tensor:
 
 
 def unpack(pairs: Tensor) -> Tensor:
-    """What ``pack`` packed."""
+    """Codes of 4 bits (..., C) from the bytes of ``pack``."""
     return torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2).to(torch.int8) - 8

@@ -25,7 +25,7 @@ from .. import config
 from ..errors import need
 from ..nn import Model
 from ..nn.engines.inputs import Look, unwatched
-from ..nn.experts import HALFWAY, Dispatch, MoE
+from ..nn.experts import HIDDEN_NAMES, Dispatch, MoE
 from ..nn.flow import Flow
 from .collectives import exchange
 from .place import Cut
@@ -103,11 +103,11 @@ class SharedExperts(MoE):
             stable=True
         )
         came = self.travel(rows, send, receive)
-        answers = super().think(came[order], coming.sum(0), unwatched)
+        answers = super().expert_forward(came[order], coming.sum(0), unwatched)
         return self.travel(torch.empty_like(answers).index_copy(0, order, answers), receive, send)
 
     def grouped_forward(self, x: Tensor, choices: Dispatch, flow: Flow) -> Tensor:
-        seen = flow.watches(self, *HALFWAY)
+        seen = flow.watches(self, *HIDDEN_NAMES)
         need(
             not seen,
             f"The experts of {self.path} lie on several processes; look into them "

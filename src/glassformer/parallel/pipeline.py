@@ -125,7 +125,7 @@ class StagedStack(Stack):
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         stage = self.stage
         if stage.is_first:
-            x = self.begin(x, flow)
+            x = self.project_input(x, flow)
         else:
             shape = *x.shape[:2], self.dim
             x = _Receive.apply(x.new_zeros((), dtype=stage.dtype).requires_grad_(), stage, shape)  # type: ignore[no-untyped-call]

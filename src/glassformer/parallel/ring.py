@@ -35,7 +35,7 @@ from ..nn import Model
 from ..nn.embed_head import Embed, previous_tokens
 from ..nn.engines import Engine
 from ..nn.engines.block_mask import MASKED, BlockMask, block_masks
-from ..nn.engines.block_sparse import Call, merged, row_delta
+from ..nn.engines.block_sparse import Call, merge_attention, row_delta
 from ..nn.engines.inputs import AttentionInputs
 from ..nn.experts import MoE
 from ..nn.flow import Flow
@@ -96,18 +96,20 @@ class Ring:
         (recurrent parts, pools, an expert's capacity).
         """
         check(model.config, training)
-        mixtures = [(part, part.total) for part in model.modules() if isinstance(part, MoE)]
+        mixtures = [
+            (part, part.sum_over_ranks) for part in model.modules() if isinstance(part, MoE)
+        ]
         embeddings = [part for part in model.modules() if isinstance(part, Embed) and len(part.lag)]
         before, model.engine = model.engine, self.engine
         for mixture, _ in mixtures:
             # a function: it is not copied with the model
-            mixture.total = lambda x: total(x, self.group)
+            mixture.sum_over_ranks = lambda x: total(x, self.group)
         hooks = [part.register_forward_pre_hook(self._halo) for part in embeddings]
 
         def detach() -> None:
             model.engine = before
             for mixture, own in mixtures:
-                mixture.total = own
+                mixture.sum_over_ranks = own
             for hook in hooks:
                 hook.remove()
 
@@ -252,7 +254,7 @@ class _Ring(torch.autograd.Function):
         for step in range(ring.size):
             ahead = ring.send(kv, 0) if step < ring.size - 1 else None
             found = reduce(
-                merged,
+                merge_attention,
                 (call.forward(one, q, kv[0], kv[1], True) for one in parts[ring.shards(step)]),
                 found,
             )

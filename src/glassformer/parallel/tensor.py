@@ -28,7 +28,7 @@ from .. import config
 from ..errors import need
 from ..nn import Model
 from ..nn.build import kind_of
-from ..nn.dropout import SomeHeads
+from ..nn.dropout import HeadShard
 from ..nn.embed_head import Projection
 from ..nn.experts import Dispatch, MoE
 from ..nn.flow import Flow
@@ -74,7 +74,7 @@ def _hidden(cfg: config.MLP | config.GatedMLP, parts: int) -> None:
 
 
 def _cut_heads(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
-    module.some_heads = SomeHeads(rank * module.heads // parts, module.heads)
+    module.head_shard = HeadShard(rank * module.heads // parts, module.heads)
     module.heads, module.kv_heads = module.heads // parts, module.kv_heads // parts
 
 

@@ -28,7 +28,7 @@ def filled(
         at = torch.arange(length)
         slots = table[row, at // PAGE].long() * PAGE + at % PAGE
         pages.write(k, v, slots)
-        assert all(torch.equal(a, b) for a, b in zip(pages.read(slots), (k, v), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(pages.gather(slots), (k, v), strict=True))
         told.append((k, v))
     return pages, table, told
 

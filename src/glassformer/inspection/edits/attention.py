@@ -53,7 +53,9 @@ class set_attention(Edit):
         )
         hooks: dict[str, Hook] = {}
         for module in modules_with(reading, self.path, "pattern", "attention"):
-            source = reading.paired and (module.startswith("encoder.") or module.endswith("cross"))
+            source = reading.is_encoder_decoder and (
+                module.startswith("encoder.") or module.endswith("cross")
+            )
             table = {
                 places.counted(reading, key, source): float(weight)
                 for key, weight in weights.items()

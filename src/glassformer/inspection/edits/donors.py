@@ -105,7 +105,7 @@ def _seen(reading: Reading, path: str, text: str, source: Any) -> Tensor:
         reading.tokenizer is not None,
         f"A tokenizer is needed to read {text!r}; give one, or values.",
     )
-    if reading.paired and source is None:
+    if reading.is_encoder_decoder and source is None:
         need(
             reading.sources is not None and len(reading.sources) == 1,
             "Give the source of the other run as source.",

@@ -90,7 +90,9 @@ def across(path: str) -> bool:
 
 def of_source(reading: Reading, path: str) -> bool:
     """True if a value has an axis of the tokens that an encoder-decoder's encoder reads."""
-    return reading.paired and (path.startswith(("encoder.", "source_embed.")) or across(path))
+    return reading.is_encoder_decoder and (
+        path.startswith(("encoder.", "source_embed.")) or across(path)
+    )
 
 
 def positions_of(path: str, x: Tensor, place: Place) -> Tensor:

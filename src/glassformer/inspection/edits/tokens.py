@@ -153,5 +153,8 @@ def _source(reading: Reading, side: str) -> bool:
     """True if the side is the encoder of an encoder-decoder."""
     if side not in ("text", "source"):
         raise UserError(f'side is {side!r}; give "text" or "source".')
-    need(side == "text" or reading.paired, "Only an encoder-decoder has a source; leave side out.")
+    need(
+        side == "text" or reading.is_encoder_decoder,
+        "Only an encoder-decoder has a source; leave side out.",
+    )
     return side == "source"

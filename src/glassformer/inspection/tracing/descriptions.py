@@ -143,7 +143,7 @@ def embed(cfg: config.Embed, b: Builder, path: str, module: str, dim: int) -> st
 @describes(config.Stack)
 def stacked(cfg: config.Stack, b: Builder, path: str, x: str, embed_path: str) -> str:
     """Position, first norm, projection, blocks, last norm."""
-    code, dim = (block.Stack.begin, "self.project("), b.model.config.dim
+    code, dim = (block.Stack.project_input, "self.project("), b.model.config.dim
     b.position = cfg.position
     b.position_module = f"{path}.position"
     x = position_embedding(b, x, embed_path)
@@ -238,7 +238,7 @@ def transformed(cfg: config.Pool | config.TokenHead, b: Builder, path: str, x: s
     """A dense layer and its activation, where there is one."""
     if cfg.transform is None:
         return x
-    code = (pool.Labels.transformed, "self.act(self.transform(x))")
+    code = (pool.LabelHead.transformed, "self.act(self.transform(x))")
     x = b.linear(f"{path}.dense", x, f"{path}.transform", "C", code)
     return b.add_like(f"{path}.hidden", "act", x, code=code, act=cfg.transform)
 
@@ -247,7 +247,7 @@ def labels(cfg: config.Pool | config.TokenHead, b: Builder, path: str, x: str) -
     """Scores of labels, or the vector itself."""
     if not cfg.labels:
         return b.name(x, f"{path}.write")
-    code = (pool.Labels.labels, "self.proj(")
+    code = (pool.LabelHead.labels, "self.proj(")
     return b.linear(f"{path}.write", x, f"{path}.proj", "L", code, kind="classify")
 
 

@@ -19,7 +19,7 @@ def recurrent_body(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_p
     T, dim = b.tokens, b.model.config.dim
     initial = context = None
     if cfg.cross is not None:
-        end_code = (recurrence.Source.ends, "torch.cat(")
+        end_code = (recurrence.Source.end_states, "torch.cat(")
         joined = b.add(
             f"{path}.cross.ends",
             "pool",
@@ -101,7 +101,7 @@ def cells(
         f"{module}.given", x, f"{module}.input", "G", (recurrence.Cell.run, "self.input(x)")
     )
     sides = (("B", "T", "C"), (1, T, width))
-    step = (recurrence.walk, "state = step(given, state)")
+    step = (recurrence.walk, "state = step(gate_input, state)")
     # A loop through time: the state is read from what was recorded, and so its operations may come
     # before it.
     before = own_half(b, module, state, width, reverse)
@@ -163,7 +163,7 @@ def source_context(
         code: Any = (recurrence.Recurrent.forward, "context = initial")
         return b.add(f"{path}.cross.write", "repeat", (initial,), *sides, code)
     S, pattern = b.plan[b.memory].shape[1], recurrence.Additive.pattern
-    step = (recurrence.walk, "state = step(given, state)")
+    step = (recurrence.walk, "state = step(gate_input, state)")
     previous = b.add(
         f"{path}.cross.previous", "shift", (state, initial), *sides, step, reverse=False
     )

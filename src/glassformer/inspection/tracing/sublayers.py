@@ -152,7 +152,7 @@ def attended(
     H, K, D = cfg.heads, cfg.kv_heads or cfg.heads, cfg.width(b.model.config.dim)
     T, keys_from = b.tokens, b.memory if cross else x
     S = b.plan[keys_from].shape[1]
-    joined = (attention.Attention.qkv, "together(x, self.q, self.k, self.v)")
+    joined = (attention.Attention.qkv, "fused_linear(x, self.q, self.k, self.v)")
     memory = (attention.Attention.memory_keys, "self.k(hidden)")
     q = b.linear(
         f"{path}.q_proj", x, f"{path}.q", "HD", (forward, "self.q(x)") if cross else joined
@@ -230,7 +230,7 @@ def attended(
         (p, v),
         queries,
         (1, H, T, D),
-        (scores_code, "fold_groups(kept"),
+        (scores_code, "fold_groups(dropped"),
         group=H // K,
     )
     code = (forward, "z.transpose(1, 2)")
@@ -264,8 +264,8 @@ def gated_mlp(cfg: config.GatedMLP, b: Builder, path: str, x: str) -> str:
     """Up times an activated gate, down."""
     forward = feedforward.GatedMLP.forward
     x = b.name(x, f"{path}.in")
-    pre = b.linear(f"{path}.pre", x, f"{path}.gate", "F", (forward, "together("))
-    up = b.linear(f"{path}.up", x, f"{path}.up", "F", (forward, "together("))
+    pre = b.linear(f"{path}.pre", x, f"{path}.gate", "F", (forward, "fused_linear("))
+    up = b.linear(f"{path}.up", x, f"{path}.up", "F", (forward, "fused_linear("))
     gate = b.add_like(f"{path}.gate", "act", pre, code=(forward, "self.act("), act=cfg.act)
     hidden = b.add_like(f"{path}.hidden", "glu", gate, up, code=(forward, "gate * flow.look"))
     return b.linear(f"{path}.write", hidden, f"{path}.down", "C", (forward, "self.down("))

@@ -310,7 +310,7 @@ class Trace(Values):
         weight = self._weight(op.weights["weight"]) if "weight" in op.weights else None
         if not isinstance(weight, QuantizedWeight):
             return ""
-        codes = f" The matrix is held in codes of {weight.held.bits} bits"
+        codes = f" The matrix is held in codes of {weight.quantized_data.bits} bits"
         return (
             f"{codes}, and its input is rounded to 8 bits, 32 numbers a scale, before: hence "
             "the difference."

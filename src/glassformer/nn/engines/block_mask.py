@@ -45,10 +45,10 @@ class SubRule(NamedTuple):
     stride: int = 1
     key_filter: config.Tail | None = None
 
-    def both(self, other: SubRule) -> SubRule:
+    def intersect(self, sub: SubRule) -> SubRule:
         """The pairs of both."""
-        stride = self.stride if self.stride > 1 else other.stride
-        return SubRule(self.rule & other.rule, stride, self.key_filter or other.key_filter)
+        stride = self.stride if self.stride > 1 else sub.stride
+        return SubRule(self.rule & sub.rule, stride, self.key_filter or sub.key_filter)
 
 
 def split_rule(rule: config.MaskRule) -> list[SubRule]:
@@ -63,12 +63,16 @@ def split_rule(rule: config.MaskRule) -> list[SubRule]:
             return [SubRule(config.Window(1)), SubRule(rule, 1, rule)]
         case config.Either(rules):
             by_order: dict[tuple[int, config.Tail | None], SubRule] = {}
-            for sub in (sub for one in rules for sub in split_rule(one)):
-                same = by_order.get(sub[1:])
-                by_order[sub[1:]] = sub if same is None else SubRule(same.rule | sub.rule, *sub[1:])
+            for sub in (sub for branch in rules for sub in split_rule(branch)):
+                merged = by_order.get(sub[1:])
+                by_order[sub[1:]] = (
+                    sub if merged is None else SubRule(merged.rule | sub.rule, *sub[1:])
+                )
             return list(by_order.values())
         case config.Both(rules):
-            return [reduce(SubRule.both, choice) for choice in product(*map(split_rule, rules))]
+            return [
+                reduce(SubRule.intersect, choice) for choice in product(*map(split_rule, rules))
+            ]
         case _:
             return [SubRule(rule)]
 
@@ -137,8 +141,8 @@ class Tile(NamedTuple):
     masked: Tensor | None
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores: MASKED for masked pairs, or what fp16 can hold of it; 0 for
-        the others."""
+        """An additive mask for the scores: MASKED (or the lowest number fp16 can hold) for masked
+        pairs, 0 for the others."""
         if self.masked is None:
             return None
         lowest = max(MASKED, torch.finfo(dtype).min / 2)  # half: a score is added to it
@@ -165,7 +169,6 @@ class BlockMask:
 
     @cached_property
     def covers_queries(self) -> bool:
-        """Whether every query block attends to some key block."""
         return bool(self.blocks.any(2).all())
 
     @cached_property
@@ -173,30 +176,32 @@ class BlockMask:
         """The list of blocks to compute, made once for all layers that share the mask."""
         R, Q, P = self.blocks.shape
         flat = self.blocks.flatten(0, 1)  # (R * Q, P)
-        counts = flat.sum(1)
+        key_counts = flat.sum(1)
         first = torch.arange(R, device=flat.device).repeat_interleave(Q)[:, None] * P
-        made: list[Tile] = []
+        tile_list: list[Tile] = []
         # blocks of queries with equally many blocks of keys
-        for count in sorted(set(counts.tolist()) - {0}):
-            q_blocks = (counts == count).nonzero()[:, 0]
+        for count in sorted(set(key_counts.tolist()) - {0}):
+            q_blocks = (key_counts == count).nonzero()[:, 0]
             k_blocks = flat[q_blocks].nonzero()[:, 1].view(-1, count) + first[q_blocks]
             several = max(
                 1, TILE_SCORES // (self.queries.block_size * self.keys.block_size * count)
             )
-            made += map(self._tile, torch.split(q_blocks, several), torch.split(k_blocks, several))
-        return made
+            tile_list += map(
+                self._tile, torch.split(q_blocks, several), torch.split(k_blocks, several)
+            )
+        return tile_list
 
     def positions(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Where the queries (G, E) and the keys (G, n * E) of a tile stand."""
+        """Positions of the queries (G, E) and of the keys (G, n * E) of a tile."""
         q, k = (layout.info.pos.flatten(0, 1) for layout in (self.queries, self.keys))
         return q[tile.q_blocks], k[tile.k_blocks].flatten(1)
 
     def _tile(self, q_blocks: Tensor, k_blocks: Tensor) -> Tile:
         q = self.queries.info.map(lambda x: x.flatten(0, 1)[q_blocks][:, :, None])
         k = self.keys.info.map(lambda x: x.flatten(0, 1)[k_blocks].flatten(1)[:, None, :])
-        found = self.allowed(q, k) & (q.pos >= 0)
-        alike = bool((found == found[:1]).all())
-        masked = None if bool(found.all()) else ~(found[:1].clone() if alike else found)
+        visible = self.allowed(q, k) & (q.pos >= 0)
+        alike = bool((visible == visible[:1]).all())
+        masked = None if bool(visible.all()) else ~(visible[:1].clone() if alike else visible)
         return Tile(q_blocks, k_blocks, masked)
 
 
@@ -224,10 +229,10 @@ def block_masks(mask: Mask) -> list[BlockMask]:
             rule: MaskFunction | None = rule,
             earlier: tuple[MaskFunction, ...] = (*rules,),
         ) -> Tensor:
-            found: Tensor = allowed(q, k, causal, prefix_length, rule)
-            for other in earlier:  # what an earlier sub-rule allows is not counted twice
-                found = found & ~other(q.pos, k.pos)
-            return found
+            visible: Tensor = allowed(q, k, causal, prefix_length, rule)
+            for earlier_rule in earlier:  # what an earlier sub-rule allows is not counted twice
+                visible = visible & ~earlier_rule(q.pos, k.pos)
+            return visible
 
         mask.block_masks.append(
             BlockMask(queries, keys, visible_blocks(mask, sub, queries.info, keys.info), pairs)
@@ -241,15 +246,15 @@ def block_masks(mask: Mask) -> list[BlockMask]:
 def density(mask: Mask) -> float:
     """The share of all pairs that lie in the blocks to be computed: ``block_sparse``'s cost beside
     a dense engine."""
-    made = block_masks(mask)
-    return sum(one.pairs for one in made) / (
-        len(made[0].blocks) * mask.q_pos.shape[1] * mask.k_pos.shape[1]
+    masks = block_masks(mask)
+    return sum(block_mask.pairs for block_mask in masks) / (
+        len(masks[0].blocks) * mask.q_pos.shape[1] * mask.k_pos.shape[1]
     )
 
 
 def visible_blocks(mask: Mask, sub: SubRule, q: TokenInfo, k: TokenInfo) -> Tensor:
-    """Whether any pair of two blocks may be allowed, (R, Q, P), from the least and greatest of
-    each: never too few.
+    """Marks the pairs of blocks (R, Q, P) in which a query may see a key, from the least and
+    greatest position of each block: never too few.
 
     ``q`` (R, Q, E) and ``k`` (R, P, E) are tokens in blocks, position -1 where there is none.
     """
@@ -288,8 +293,8 @@ def _near(
     k_low: Tensor,
     k_high: Tensor,
 ) -> Tensor:
-    """Whether a rule may allow any pair between two ranges of positions; a rule that cannot say
-    allows."""
+    """True where a rule may allow a pair between two ranges of positions; True for a rule that
+    cannot tell."""
     bounds = (q_low, q_high, k_low, k_high)
     match rule:
         case config.Window(size):

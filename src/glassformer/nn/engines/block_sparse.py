@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..dropout import SomeHeads, keep_mask
+from ..dropout import HeadShard, keep_mask
 from ..mask import Mask
 from .block_mask import MASKED, BlockMask, Tile, block_masks
 from .inputs import AttentionInputs
@@ -36,10 +36,14 @@ def block_sparse_attention(inputs: AttentionInputs) -> Tensor:
     """Time and memory by the blocks that the mask leaves -> (B, H, T, D), zero where a query is
     padding; no bias."""
     call = Call(
-        inputs.scale, inputs.softcap, inputs.dropout, heads=inputs.q.shape[1], some=inputs.heads
+        inputs.scale,
+        inputs.softcap,
+        inputs.dropout,
+        heads=inputs.q.shape[1],
+        head_shard=inputs.heads,
     )
-    made = block_masks(inputs.mask)
-    out: Tensor = _BlockSparse.apply(inputs.q, inputs.k, inputs.v, made, call)  # type: ignore[no-untyped-call]
+    masks = block_masks(inputs.mask)
+    out: Tensor = _BlockSparse.apply(inputs.q, inputs.k, inputs.v, masks, call)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -53,8 +57,8 @@ class _BlockSparse(torch.autograd.Function):
         shape, kv_shape, rows = q.shape, k.shape, len(block_masks[0].blocks)
         q, k, v = (x.reshape(rows, -1, *x.shape[2:]) for x in (q, k, v))  # (R, M, T or S, D)
         several = len(block_masks) > 1
-        parts = (call.forward(block_mask, q, k, v, several) for block_mask in block_masks)
-        out, lse = reduce(merged, parts)
+        outputs = (call.forward(block_mask, q, k, v, several) for block_mask in block_masks)
+        out, lse = reduce(merge_attention, outputs)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse if several else None)
         ctx.call, ctx.block_masks, ctx.shape, ctx.kv_shape = call, block_masks, shape, kv_shape
@@ -65,11 +69,11 @@ class _BlockSparse(torch.autograd.Function):
         (q, k, v, out, lse), call = ctx.saved_tensors, ctx.call
         dout = dout.reshape(out.shape)
         delta, keep = row_delta(dout, out), iter(call.keep)
-        parts = [
+        mask_grads = [
             call.backward(block_mask, (q, k, v), dout, delta, lse, keep)
             for block_mask in ctx.block_masks
         ]
-        dq, dk, dv = (reduce(Tensor.add_, some) for some in zip(*parts, strict=True))
+        dq, dk, dv = (reduce(Tensor.add_, tensors) for tensors in zip(*mask_grads, strict=True))
         grads = (
             dq.mul_(call.scale).view(ctx.shape),
             dk.mul_(call.scale).view(ctx.kv_shape),
@@ -81,12 +85,14 @@ class _BlockSparse(torch.autograd.Function):
 OutLse: TypeAlias = tuple[Tensor, Tensor]
 
 
-def merged(one: OutLse, other: OutLse) -> OutLse:
+def merge_attention(first: OutLse, second: OutLse) -> OutLse:
     """Attention over the keys of both: out (.., T, D) and lse (.., T, 1) of each; ``one`` is
     overwritten."""
-    (out, lse), (more, more_lse) = one, other
-    both = torch.logaddexp(lse, more_lse)
-    return out.mul_((lse - both).exp()).add_(more.mul_((more_lse - both).exp())), both
+    (out, lse), (more, more_lse) = first, second
+    total_lse = torch.logaddexp(lse, more_lse)
+    return out.mul_((lse - total_lse).exp()).add_(
+        more.mul_((more_lse - total_lse).exp())
+    ), total_lse
 
 
 def row_delta(dout: Tensor, out: Tensor) -> Tensor:
@@ -108,7 +114,7 @@ class Call:
     dropout: float
     position: Any = None
     heads: int = 1  # of q
-    some: SomeHeads | None = None  # which ones these are, where they are not all
+    head_shard: HeadShard | None = None  # which ones these are, where they are not all
     keep: list[Tensor] = field(default_factory=list)
     dposition: list[Tensor] = field(default_factory=list)
 
@@ -130,35 +136,35 @@ class Call:
         scores = scores if more is None else scores.add_(more)
         return scores if bias is None else scores.add_(bias), derivative
 
-    def added(self, block_mask: BlockMask, tile: Tile) -> Tensor | None:
-        """What the position scheme adds to a tile's scores, (G, H, E, n * E)."""
+    def position_bias(self, block_mask: BlockMask, tile: Tile) -> Tensor | None:
+        """The position scheme's term for a tile's scores, (G, H, E, n * E)."""
         if self.position is None:
             return None
         q, k = block_mask.positions(tile)
-        found: Tensor | None = self.position.bias(Mask(q, k, False))
-        return found
+        bias: Tensor | None = self.position.bias(Mask(q, k, False))
+        return bias
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What the position scheme is made of."""
+        """Trainable parameters of the position scheme."""
         return (
             []
             if self.position is None
             else [p for p in self.position.parameters() if p.requires_grad]
         )
 
-    def drawn(self, pattern: Tensor, head: int) -> Tensor:
-        """What is kept of a head's pattern; for the heads that are not here numbers are drawn all
-        the same."""
-        first, many = self.some or (0, self.heads)
+    def dropout_mask(self, pattern: Tensor, head: int) -> Tensor:
+        """Draws the dropout mask of one head's pattern; numbers of heads on other ranks are drawn
+        and thrown away."""
+        first, many = self.head_shard or (0, self.heads)
         for _ in range(first if head == 0 else 0):
             keep_mask(pattern, self.dropout)
-        kept = keep_mask(pattern, self.dropout)
+        keep = keep_mask(pattern, self.dropout)
         for _ in range(many - first - self.heads if head == self.heads - 1 else 0):
             keep_mask(pattern, self.dropout)
-        return kept
+        return keep
 
-    def dropped(self, x: Tensor, keep: Tensor) -> Tensor:
+    def apply_dropout(self, x: Tensor, keep: Tensor) -> Tensor:
         """``x`` with 0 where ``keep`` is false, the rest divided by 1 - dropout."""
         return x.mul(keep).mul_(1 / (1 - self.dropout))
 
@@ -172,7 +178,7 @@ class Call:
         out = _empty_out(block_mask, q)
         lse = out.new_full((*q.shape[:-1], 1) if with_lse else (0,), MASKED)
         for tile in block_mask.tiles:
-            bias, more = tile.bias(q.dtype), self.added(block_mask, tile)
+            bias, more = tile.bias(q.dtype), self.position_bias(block_mask, tile)
             for head in range(len(q)):
                 k_tile, v_tile = (_gather(x[head // group], tile.k_blocks) for x in (k, v))
                 extra = None if more is None else more[:, head % self.heads]
@@ -182,8 +188,8 @@ class Call:
                     row_lse = scores.amax(-1, keepdim=True) - pattern.amax(-1, keepdim=True).log()
                     lse[head].index_copy_(0, tile.q_blocks, row_lse)
                 if self.dropout:
-                    self.keep.append(self.drawn(pattern, head % self.heads))
-                    pattern = self.dropped(pattern, self.keep[-1])
+                    self.keep.append(self.dropout_mask(pattern, head % self.heads))
+                    pattern = self.apply_dropout(pattern, self.keep[-1])
                 out[head].index_copy_(
                     0, tile.q_blocks, _in_fp32(torch.bmm(pattern.to(v.dtype), v_tile))
                 )
@@ -215,7 +221,7 @@ class Call:
         for tile in block_mask.tiles:
             bias = tile.bias(q.dtype)
             with torch.enable_grad():
-                more = self.added(block_mask, tile)
+                more = self.position_bias(block_mask, tile)
             dmore = (
                 None
                 if more is None or not more.requires_grad
@@ -233,11 +239,18 @@ class Call:
                     if lse is None
                     else scores.sub_(_gather(lse[head], tile.q_blocks)).exp_()
                 )
-                dpattern, kept = _in_fp32(torch.bmm(dout_tile, v_tile.mT)), pattern
+                dpattern, dropped_pattern = _in_fp32(torch.bmm(dout_tile, v_tile.mT)), pattern
                 if self.dropout:
                     alive = next(keep)
-                    dpattern, kept = self.dropped(dpattern, alive), self.dropped(pattern, alive)
-                _add(dv[head // group], tile.k_blocks, torch.bmm(kept.to(v.dtype).mT, dout_tile))
+                    dpattern, dropped_pattern = (
+                        self.apply_dropout(dpattern, alive),
+                        self.apply_dropout(pattern, alive),
+                    )
+                _add(
+                    dv[head // group],
+                    tile.k_blocks,
+                    torch.bmm(dropped_pattern.to(v.dtype).mT, dout_tile),
+                )
                 dscores = dpattern.sub_(delta_tile).mul_(pattern)
                 if dmore is not None:
                     dmore[:, head % self.heads] += dscores
@@ -245,11 +258,11 @@ class Call:
                 dq[head].index_copy_(0, tile.q_blocks, _in_fp32(torch.bmm(dscores, k_tile)))
                 _add(dk[head // group], tile.k_blocks, torch.bmm(dscores.mT, q_tile))
             if more is not None and dmore is not None:
-                found = torch.autograd.grad(
+                param_grads = torch.autograd.grad(
                     more, self.parameters, dmore.to(more.dtype), materialize_grads=True
                 )
-                held = self.dposition or [torch.zeros_like(one) for one in found]
-                self.dposition = [a + b for a, b in zip(held, found, strict=True)]
+                totals = self.dposition or [torch.zeros_like(grad) for grad in param_grads]
+                self.dposition = [a + b for a, b in zip(totals, param_grads, strict=True)]
         return queries.from_blocks(dq), keys.from_blocks(dk), keys.from_blocks(dv)
 
 

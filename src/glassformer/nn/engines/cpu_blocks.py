@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dropout import SomeHeads, keep_mask
+from ..dropout import HeadShard, keep_mask
 from .inputs import AttentionInputs
 
 BLOCK = 128
@@ -47,15 +47,15 @@ def prefill_attention(inputs: AttentionInputs) -> Tensor:
     # the pattern meets v in bf16
     k, v = k.reshape(heads, keys, -1).float(), v.reshape(heads, keys, -1)
     out = torch.empty(q.shape, dtype=v.dtype)
-    for start, end, seen in _query_blocks(q.shape[2], keys, True, BLOCK // 2):
+    for start, end, visible in _query_blocks(q.shape[2], keys, True, BLOCK // 2):
         causal_bias = (
-            torch.full((end - start, seen), float("-inf")).triu_(1 + start).repeat(group, 1)
+            torch.full((end - start, visible), float("-inf")).triu_(1 + start).repeat(group, 1)
         )
         scores = torch.baddbmm(
-            causal_bias, q[:, :, start:end].flatten(1, 2), k[:, :seen].mT, alpha=inputs.scale
+            causal_bias, q[:, :, start:end].flatten(1, 2), k[:, :visible].mT, alpha=inputs.scale
         )
-        part = torch.bmm(scores.softmax(-1).to(v.dtype), v[:, :seen])
-        out[:, :, start:end] = part.view(heads, group, end - start, -1)
+        output = torch.bmm(scores.softmax(-1).to(v.dtype), v[:, :visible])
+        out[:, :, start:end] = output.view(heads, group, end - start, -1)
     return out.view(inputs.q.shape)
 
 
@@ -73,25 +73,25 @@ class _Blocks(torch.autograd.Function):
         causal: bool,
         scale: float,
         dropout: float,
-        heads: SomeHeads | None,
+        heads: HeadShard | None,
     ) -> Tensor:
         shape, kv_shape = q.shape, k.shape
         q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))  # (B * H, T or S, D)
         out, patterns, keep = torch.empty_like(q), [], []
         rescale = 1 / (1 - dropout)
         blocks = list(_query_blocks(q.shape[1], k.shape[1], causal, BLOCK))
-        for start, end, seen in blocks:
+        for start, end, visible in blocks:
             if causal:  # the diagonal's mask and the scale go into the product itself
                 corner = torch.full(
-                    (end - start, seen), float("-inf"), dtype=q.dtype, device=q.device
+                    (end - start, visible), float("-inf"), dtype=q.dtype, device=q.device
                 )
                 scores = torch.baddbmm(
-                    corner.triu_(1 + start), q[:, start:end], k[:, :seen].mT, alpha=scale
+                    corner.triu_(1 + start), q[:, start:end], k[:, :visible].mT, alpha=scale
                 )
             else:
                 scores = torch.bmm(q[:, start:end], k.mT).mul_(scale)
             if masked is not None:
-                scores.view(*shape[:2], end - start, seen).masked_fill_(
+                scores.view(*shape[:2], end - start, visible).masked_fill_(
                     masked[:, :, start:end], float("-inf")
                 )
             pattern = scores.softmax(dim=-1)  # adds up in fp32 inside
@@ -100,7 +100,7 @@ class _Blocks(torch.autograd.Function):
                 by_head = pattern.view(*shape[:2], *pattern.shape[1:])
                 keep.append(keep_mask(by_head, dropout, heads).reshape(pattern.shape))
                 pattern = (pattern * keep[-1]).mul_(rescale)
-            out[:, start:end] = torch.bmm(pattern, v[:, :seen])
+            out[:, start:end] = torch.bmm(pattern, v[:, :visible])
         ctx.save_for_backward(q, k, v, *patterns, *keep)
         ctx.shape, ctx.kv_shape, ctx.blocks, ctx.scale, ctx.rescale = (
             shape,
@@ -117,16 +117,16 @@ class _Blocks(torch.autograd.Function):
         patterns, keep = saved[: len(blocks)], saved[len(blocks) :]
         grad = grad.reshape(q.shape)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for number, (start, end, seen) in enumerate(blocks):
+        for number, (start, end, visible) in enumerate(blocks):
             dout, pattern = grad[:, start:end], patterns[number]
-            dpattern, kept = torch.bmm(dout, v[:, :seen].mT), pattern
+            dpattern, dropped_pattern = torch.bmm(dout, v[:, :visible].mT), pattern
             if keep:
-                kept = (pattern * keep[number]).mul_(ctx.rescale)
+                dropped_pattern = (pattern * keep[number]).mul_(ctx.rescale)
                 dpattern.mul_(keep[number]).mul_(ctx.rescale)
-            dv[:, :seen] += torch.bmm(kept.mT, dout)
+            dv[:, :visible] += torch.bmm(dropped_pattern.mT, dout)
             dscores = torch._softmax_backward_data(dpattern, pattern, -1, pattern.dtype)
-            dq[:, start:end] = torch.bmm(dscores, k[:, :seen])
-            dk[:, :seen] += torch.bmm(dscores.mT, q[:, start:end])
+            dq[:, start:end] = torch.bmm(dscores, k[:, :visible])
+            dk[:, :visible] += torch.bmm(dscores.mT, q[:, start:end])
         dq, dk = dq.mul_(ctx.scale), dk.mul_(ctx.scale)
         return (
             dq.view(ctx.shape),

@@ -23,5 +23,5 @@ def eager_attention(inputs: AttentionInputs) -> Tensor:
     pattern = look(
         "pattern", scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
     )
-    kept = drop(pattern, dropout, heads) if dropout > 0 else pattern
-    return (fold_groups(kept, kv_heads) @ v).view(*q.shape[:3], -1)
+    dropped = drop(pattern, dropout, heads) if dropout > 0 else pattern
+    return (fold_groups(dropped, kv_heads) @ v).view(*q.shape[:3], -1)

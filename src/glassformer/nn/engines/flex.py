@@ -39,12 +39,12 @@ def flex_attention(inputs: AttentionInputs) -> Tensor:
     if mask.flex_mask is None:
         mask.flex_mask = flex_mask(mask)
     run: Any = compiled() if q.device.type == "cuda" else plain
-    how = {
+    options = {
         "score_mod": None if softcap is None else cap,
         "block_mask": mask.flex_mask,
         "scale": scale,
     }
-    return run(q, k, v, enable_gqa=inputs.group_size > 1, **how)  # type: ignore[no-any-return]
+    return run(q, k, v, enable_gqa=inputs.group_size > 1, **options)  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -80,8 +80,7 @@ def flex_mask(mask: Mask) -> Any:
 
 
 def _in_blocks(info: TokenInfo) -> TokenInfo:
-    """What is known of the tokens, in blocks (R, N / BLOCK, BLOCK), the last filled up with
-    padding."""
+    """Token info in blocks (R, N / BLOCK, BLOCK), the last block filled up with padding."""
     padded = info.map(
         lambda x: F.pad(x, (0, -x.shape[1] % BLOCK), value=0 if x.dtype == torch.bool else -1)
     )

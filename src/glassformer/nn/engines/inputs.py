@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..dropout import SomeHeads
+from ..dropout import HeadShard
 from ..mask import Mask
 
 Look = Callable[[str, Tensor], Tensor]
@@ -40,7 +40,7 @@ class AttentionInputs(NamedTuple):
     # the scheme whose ``bias(mask)`` that is: for an engine that asks for some pairs at a time
     position: Any = None
     # which ones those of q are, where other processes have others: what dropout draws
-    heads: SomeHeads | None = None
+    heads: HeadShard | None = None
 
     @property
     def group_size(self) -> int:
@@ -49,7 +49,6 @@ class AttentionInputs(NamedTuple):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether a gradient will be asked for."""
         return torch.is_grad_enabled() and (
             self.q.requires_grad or self.k.requires_grad or self.v.requires_grad
         )

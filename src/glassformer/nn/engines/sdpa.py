@@ -29,7 +29,7 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
             else bias.to(q.dtype).masked_fill(~mask.dense(), float("-inf"))
         )
     if inputs.heads is not None and dropout > 0:
-        return _with_draws_of_all(inputs, dense)
+        return _with_sharded_dropout(inputs, dense)
     if group > 1 and (fast == "full" or (fast is None and queries <= FOLD_UP_TO)):
         # (B, H, T, D) -> (B, K, H / K * T, D): the queries of a group of heads become queries of
         # its one key-value head
@@ -63,9 +63,9 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
     )
 
 
-def _with_draws_of_all(inputs: AttentionInputs, dense: Tensor | None) -> Tensor:
-    """As PyTorch computes where it drops on a CPU, written out: its kernel cannot be given a part
-    of what is drawn."""
+def _with_sharded_dropout(inputs: AttentionInputs, dense: Tensor | None) -> Tensor:
+    """PyTorch's attention with dropout on a CPU, written out: its kernel cannot take a shard of the
+    random numbers."""
     assert inputs.heads is not None
     k, v = (x.repeat_interleave(inputs.group_size, 1) for x in (inputs.k, inputs.v))
     scores = inputs.q @ k.mT * inputs.scale
@@ -77,7 +77,7 @@ def _with_draws_of_all(inputs: AttentionInputs, dense: Tensor | None) -> Tensor:
             if dense.dtype == torch.bool
             else scores + dense
         )
-    kept = inputs.heads.drawn(
-        scores, lambda whole: torch.empty_like(whole).bernoulli_(1 - inputs.dropout)
+    keep = inputs.heads.draw_shard(
+        scores, lambda full: torch.empty_like(full).bernoulli_(1 - inputs.dropout)
     )
-    return (scores.softmax(-1) * kept / (1 - inputs.dropout)) @ v
+    return (scores.softmax(-1) * keep / (1 - inputs.dropout)) @ v

@@ -33,7 +33,7 @@ def varlen_attention(inputs: AttentionInputs) -> Tensor:
     assert span is not None and borders is not None
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T or S, H or K, D)
     if q.is_cpu:
-        out = _one_by_one(q, k, v, *borders, span, inputs.scale)
+        out = _attend_documents(q, k, v, *borders, span, inputs.scale)
     else:
         attention, grouped = kernel()
         if not grouped:
@@ -54,8 +54,8 @@ def kernel() -> tuple[Any, bool]:
 
 
 def supports_varlen(inputs: AttentionInputs) -> bool:
-    """Whether borders are told, and the mask is what they and a span say; on a GPU also whether the
-    kernel takes it."""
+    """True where document borders are known and equal the mask with a span; on a GPU the kernel
+    must also support the call."""
     q, mask = inputs.q, inputs.mask
     if (
         mask.borders is None
@@ -82,24 +82,26 @@ def span_of(mask: Mask) -> Span | None:
     return None
 
 
-def _one_by_one(
+def _attend_documents(
     q: Tensor, k: Tensor, v: Tensor, q_borders: Tensor, k_borders: Tensor, span: Span, scale: float
 ) -> Tensor:
     """The same in a loop: q (B * T, H, D), k and v (B * S, K, D)."""
-    parts = []
-    for own, other in zip(pairwise(q_borders.tolist()), pairwise(k_borders.tolist()), strict=True):
-        one, keys, values = q[slice(*own)], k[slice(*other)], v[slice(*other)]
-        if not len(one) or not len(keys):  # padding beside which there is none
-            parts.append(torch.zeros_like(one))
+    outputs = []
+    for q_span, k_span in zip(
+        pairwise(q_borders.tolist()), pairwise(k_borders.tolist()), strict=True
+    ):
+        queries, keys, values = q[slice(*q_span)], k[slice(*k_span)], v[slice(*k_span)]
+        if not len(queries) or not len(keys):  # padding beside which there is none
+            outputs.append(torch.zeros_like(queries))
             continue
         # both end together
-        away = torch.arange(len(keys) - len(one), len(keys))[:, None] - torch.arange(len(keys))
-        before, after = (len(one) + len(keys) if side < 0 else side for side in span)
-        seen = (away <= before) & (-away <= after)
-        one, keys, values = (x.transpose(0, 1)[None] for x in (one, keys, values))
+        away = torch.arange(len(keys) - len(queries), len(keys))[:, None] - torch.arange(len(keys))
+        before, after = (len(queries) + len(keys) if side < 0 else side for side in span)
+        visible = (away <= before) & (-away <= after)
+        queries, keys, values = (x.transpose(0, 1)[None] for x in (queries, keys, values))
         grouped = q.shape[1] > k.shape[1]
         out = F.scaled_dot_product_attention(
-            one, keys, values, attn_mask=seen, scale=scale, enable_gqa=grouped
+            queries, keys, values, attn_mask=visible, scale=scale, enable_gqa=grouped
         )
-        parts.append(out[0].transpose(0, 1))
-    return torch.cat(parts)
+        outputs.append(out[0].transpose(0, 1))
+    return torch.cat(outputs)

@@ -86,7 +86,7 @@ def builds() -> list[str]:
 
 @cache
 def features() -> dict[str, bool]:
-    """What the processor can do, by torch's names: {"avx2": True, ...}."""
+    """Instruction sets of the processor by torch's names: {"avx2": True, ...}."""
     return {
         name: value
         for name, value in torch.cpu.get_capabilities().items()
@@ -101,13 +101,13 @@ def library() -> ctypes.CDLL | None:
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     try:
-        found = ctypes.CDLL(str(resources.files(__package__) / NAME))
-        if found.kernels_version() != VERSION:
+        lib = ctypes.CDLL(str(resources.files(__package__) / NAME))
+        if lib.kernels_version() != VERSION:
             return None
-        found.kernels_pool(pool())
+        lib.kernels_pool(pool())
     except (OSError, AttributeError):
         return None
-    return found
+    return lib
 
 
 @cache
@@ -143,9 +143,9 @@ def large_pages(size: int) -> Tensor:
     room = torch.empty(size + LARGE, dtype=torch.uint8)
     ahead = -room.data_ptr() % LARGE
     if sys.platform.startswith("linux"):
-        whole = size // LARGE * LARGE
+        aligned_size = size // LARGE * LARGE
         ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(room.data_ptr() + ahead), ctypes.c_size_t(whole), MADV_HUGEPAGE
+            ctypes.c_void_p(room.data_ptr() + ahead), ctypes.c_size_t(aligned_size), MADV_HUGEPAGE
         )
     return room[ahead : ahead + size]
 
@@ -171,19 +171,18 @@ _shared = _Shared()
 
 
 def has(name: str) -> bool:
-    """Whether the library that computes has a function: one compiled before it was written has
-    not."""
+    """True where the loaded library has the function; an older build may lack it."""
     return path() != "torch" and hasattr(library(), f"{name}_{path().replace('-', '_')}")
 
 
 @cache
 def function(name: str, build: str) -> Any:
     """The C function ``name`` of a build."""
-    found = library()
-    assert found is not None
-    made = getattr(found, f"{name}_{build.replace('-', '_')}")
-    made.restype, made.argtypes = None, [_TYPES[letter] for letter in SIGNATURES[name]]
-    return made
+    lib = library()
+    assert lib is not None
+    c_function = getattr(lib, f"{name}_{build.replace('-', '_')}")
+    c_function.restype, c_function.argtypes = None, [_TYPES[letter] for letter in SIGNATURES[name]]
+    return c_function
 
 
 SIGNATURES = {

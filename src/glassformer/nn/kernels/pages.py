@@ -63,7 +63,7 @@ class Pages:
         self.keys[page, :, :, at] = k.to(self.keys.dtype).view(*k.shape[:-1], -1, step)
         self.values[page, :, at, : self.head_dim] = v.to(self.values.dtype)
 
-    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values (T, K, D) that lie in ``slots`` (T,) int64."""
         page, at = slots // PAGE, slots % PAGE
         return self.keys[page, :, :, at].flatten(-2), self.values[page, :, at, : self.head_dim]
@@ -71,13 +71,13 @@ class Pages:
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Whole pages ``source`` to pages ``target``, both (n,) int64: before one of several
         sharers writes."""
-        for part in (self.keys, self.values):
-            if path() == "torch" or part.device.type != "cpu":
-                part[target] = part[source]
+        for tensor in (self.keys, self.values):
+            if path() == "torch" or tensor.device.type != "cpu":
+                tensor[target] = tensor[source]
             else:
-                where = source.contiguous().data_ptr(), target.contiguous().data_ptr()
+                addresses = source.contiguous().data_ptr(), target.contiguous().data_ptr()
                 function("copy_pages", path())(
-                    part.data_ptr(), *where, len(source), part[:1].nbytes
+                    tensor.data_ptr(), *addresses, len(source), tensor[:1].nbytes
                 )
 
 
@@ -115,22 +115,22 @@ def paged_attention(
     y = torch.empty_like(q)
     heads, kv_heads = q.shape[1], pages.values.shape[1]
     for row in set(rows.tolist()):
-        mine = (rows == row).nonzero().flatten()
-        length = lengths[mine].long()
+        tokens = (rows == row).nonzero().flatten()
+        length = lengths[tokens].long()
         # what is before may be gone
         first = 0 if window is None else max(0, int(length.min()) - window)
         places = torch.arange(first, int(length.max()))
         slots = tables[row, places // PAGE].long() * PAGE + places % PAGE
-        k, v = (one.float().repeat_interleave(heads // kv_heads, 1) for one in pages.read(slots))
-        scores = torch.einsum("thd,khd->thk", q[mine].float(), k) * scale
+        k, v = (x.float().repeat_interleave(heads // kv_heads, 1) for x in pages.gather(slots))
+        scores = torch.einsum("thd,khd->thk", q[tokens].float(), k) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         back = length[:, None] - 1 - places  # (t, keys): how far before the last one seen
         if bias is not None:
             scores = scores + bias[:, back.clamp(0, bias.shape[1] - 1)].transpose(0, 1)
-        seen = (back >= 0) if window is None else (back >= 0) & (back < window)
-        pattern = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
-        y[mine] = torch.einsum("thk,khd->thd", pattern, v).to(q.dtype)
+        visible = (back >= 0) if window is None else (back >= 0) & (back < window)
+        pattern = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
+        y[tokens] = torch.einsum("thk,khd->thd", pattern, v).to(q.dtype)
     return y
 
 
@@ -145,19 +145,21 @@ def _compiled(
     softcap: float,
     bias: Tensor | None,
 ) -> Tensor:
-    asked = q.detach().to(pages.keys.dtype).contiguous()
+    queries = q.detach().to(pages.keys.dtype).contiguous()
     (tokens, heads, dim), (kv_heads, wide) = q.shape, pages.values.shape[1:4:2]
     if dim != pages.head_dim or heads % kv_heads:
         raise ValueError(
             f"{heads} heads of {dim} for pages of {kv_heads} heads of {pages.head_dim}"
         )
-    y = torch.empty_like(asked)
-    tables, rows, lengths = (one.to(torch.int32).contiguous() for one in (tables, rows, lengths))
+    y = torch.empty_like(queries)
+    tables, rows, lengths = (
+        tensor.to(torch.int32).contiguous() for tensor in (tables, rows, lengths)
+    )
     bias = None if bias is None else bias.detach().float().contiguous()
     chunks = -(-int(lengths.max()) // CHUNK) if tokens else 0
-    parts = torch.empty(tokens * heads * chunks * (2 + wide) if chunks > 1 else 0)
+    partials = torch.empty(tokens * heads * chunks * (2 + wide) if chunks > 1 else 0)
     runs = torch.empty(3 * (tokens + 1), dtype=torch.int32)
-    given = (asked, pages.keys, pages.values, tables, rows, lengths, bias, y, parts, runs)
+    tensors = (queries, pages.keys, pages.values, tables, rows, lengths, bias, y, partials, runs)
     sizes = (
         tokens,
         heads,
@@ -169,8 +171,8 @@ def _compiled(
         0 if bias is None else bias.shape[1],
         chunks,
     )
-    bf16 = asked.dtype == torch.bfloat16
-    addresses = [None if one is None else one.data_ptr() for one in given]
+    bf16 = queries.dtype == torch.bfloat16
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     function("paged_attention", path())(
         *addresses, *sizes, scale, softcap, bf16, torch.get_num_threads()
     )

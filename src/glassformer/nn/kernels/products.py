@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from . import reference
 from .weights import GROUP, STEP, Packed
 
-MOST = 512  # rows of a call
+MAX_ROWS = 512  # rows of a call
 AT_ONCE = 1 << 22  # results of whole numbers that torch's path holds at a time
 
 
@@ -50,32 +50,38 @@ def _compiled_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tens
         else [packed.data.data_ptr(), packed.scales.data_ptr()]
     )
     matrix.append(0 if added is None else added.data_ptr())
-    how = [] if packed.scales is None else [rows.dtype == torch.bfloat16]
+    flags = [] if packed.scales is None else [rows.dtype == torch.bfloat16]
     threads = torch.get_num_threads()
-    for some, part in zip(torch.split(rows, MOST), torch.split(y, MOST), strict=True):
-        size = some.nbytes if packed.scales is None else len(some) * packed.groups * (GROUP + 8)
-        sizes = (len(some), rows.shape[1], packed.outputs)
+    for row_chunk, y_chunk in zip(
+        torch.split(rows, MAX_ROWS), torch.split(y, MAX_ROWS), strict=True
+    ):
+        size = (
+            row_chunk.nbytes
+            if packed.scales is None
+            else len(row_chunk) * packed.groups * (GROUP + 8)
+        )
+        sizes = (len(row_chunk), rows.shape[1], packed.outputs)
         packed.multiply(
-            some.data_ptr(),
+            row_chunk.data_ptr(),
             *matrix,
-            part.data_ptr(),
+            y_chunk.data_ptr(),
             scratch(size).data_ptr(),
             *sizes,
-            *how,
+            *flags,
             threads,
         )
     return y
 
 
-_kept = threading.local()
+_scratch = threading.local()
 
 
 def scratch(size: int) -> Tensor:
     """Memory that a call may write to, kept for the thread's next: fresh memory costs more than the
     copy into it."""
-    if size > getattr(_kept, "size", -1):
-        _kept.memory, _kept.size = torch.empty(size, dtype=torch.uint8), size
-    return _kept.memory  # type: ignore[no-any-return]
+    if size > getattr(_scratch, "size", -1):
+        _scratch.memory, _scratch.size = torch.empty(size, dtype=torch.uint8), size
+    return _scratch.memory  # type: ignore[no-any-return]
 
 
 def _torch_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
@@ -90,5 +96,5 @@ def _torch_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
         [None] * -(-len(weight) // step) if bias is None else torch.split(bias, step)
     )
     cut = zip(torch.split(weight, step), torch.split(scales, step), biases, strict=True)
-    parts = [reference.integer_product(rows, w, s, b) for w, s, b in cut]
-    return torch.cat(parts, 1) if parts else rows.new_zeros(len(rows), 0, dtype=torch.float32)
+    blocks = [reference.integer_product(rows, w, s, b) for w, s, b in cut]
+    return torch.cat(blocks, 1) if blocks else rows.new_zeros(len(rows), 0, dtype=torch.float32)

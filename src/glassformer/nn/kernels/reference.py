@@ -22,8 +22,10 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """
     product, c = a.double() * b.double(), c.double()
     total = product + c
-    part = total - product
-    error = (product - (total - part)) + (c - part)  # what the sum in fp64 lost (Knuth's two-sum)
+    addend = total - product
+    error = (product - (total - addend)) + (
+        c - addend
+    )  # what the sum in fp64 lost (Knuth's two-sum)
     bits = total.view(torch.int64)
     nudge = torch.where((error > 0) == (total > 0), 1, -1)
     odd = torch.where((error != 0) & error.isfinite() & (bits % 2 == 0), bits + nudge, bits)
@@ -43,8 +45,8 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     # truly divided
     inverse = torch.where(sound & (largest > 1e-30), torch.full_like(largest, 127) / largest, 0.0)
     scale = torch.where(largest > 1e-30, largest / 127, 0.0)
-    whole = (groups * inverse[..., None]).nan_to_num(0.0).round()
-    return whole, torch.where(sound, scale, torch.nan)
+    integers = (groups * inverse[..., None]).nan_to_num(0.0).round()
+    return integers, torch.where(sound, scale, torch.nan)
 
 
 def integer_product(
@@ -55,11 +57,11 @@ def integer_product(
     The sum over a group is a whole number below 2^24, exact in fp32 in any order. Groups are added
     from the first to the last, each product and each sum rounded.
     """
-    whole, row_scale = quantize_rows(x)
+    integers, row_scale = quantize_rows(x)
     wide = F.pad(weight, (0, -weight.shape[1] % GROUP)).view(len(weight), -1, GROUP).float()
-    y = whole.new_zeros(len(x), len(weight))
+    y = integers.new_zeros(len(x), len(weight))
     for group in range(wide.shape[1]):
-        sums = whole[:, group] @ wide[:, group].T
+        sums = integers[:, group] @ wide[:, group].T
         y = y + sums * (row_scale[:, group, None] * scales[:, group].float())
     return y if bias is None else y + bias.float()
 
@@ -80,10 +82,10 @@ def exponential(x: Tensor) -> Tensor:
     """exp(x) in fp32 for x <= 0: 2^n times a polynomial of degree 7 in the rest; 0 below -88."""
     x = x.clamp_min(-88.0)
     n = (x * 1.44269504).round()
-    rest = fma(n, torch.tensor(-1.42860677e-6), fma(n, torch.tensor(-0.693145752), x))
+    remainder = fma(n, torch.tensor(-1.42860677e-6), fma(n, torch.tensor(-0.693145752), x))
     y = torch.tensor(1 / 5040)
     for term in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1, 1):
-        y = fma(y, rest, torch.tensor(float(term)))
+        y = fma(y, remainder, torch.tensor(float(term)))
     return y * ((n.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
@@ -149,7 +151,7 @@ def attention_row(
     """
     heads, dim, length = *q.shape, len(k)
     start = 0 if window is None else max(0, length - window)
-    parts = []
+    partials = []
     for chunk in range(start // 512, -(-length // 512)):
         most, sums, o = (
             torch.full((heads,), -torch.inf),
@@ -158,7 +160,7 @@ def attention_row(
         )
         for page in range(max(chunk * 512, start // 32 * 32), min(chunk * 512 + 512, length), 32):
             places = torch.arange(page, page + 32)
-            seen = (places >= start) & (places < length)
+            visible = (places >= start) & (places < length)
             at = places.clamp(max=length - 1)
             scores = float_products(q, k[at].transpose(0, 1)) * scale
             if softcap is not None:
@@ -166,23 +168,25 @@ def attention_row(
                 scores = torch.copysign((1 - e) / (1 + e) * softcap, scores)
             if bias is not None:
                 scores = scores + bias[:, (length - 1 - at).clamp(max=bias.shape[1] - 1)]
-            scores = scores.masked_fill(~seen, -torch.inf)
+            scores = scores.masked_fill(~visible, -torch.inf)
             greatest = torch.maximum(most, scores.amax(-1))
             pattern, shrink = exponential(scores - greatest[:, None]), exponential(most - greatest)
             most, sums, o = greatest, sums * shrink + total(pattern), o * shrink[:, None]
-            for j in seen.nonzero().flatten().tolist():
+            for j in visible.nonzero().flatten().tolist():
                 o = fma(pattern[:, j, None], v[page + j].float(), o)
-        parts.append((most, sums, o))
-    if len(parts) == 1:
+        partials.append((most, sums, o))
+    if len(partials) == 1:
         return o / sums[:, None]
-    greatest = torch.stack([most for most, _, _ in parts]).amax(0)
-    whole, y = torch.zeros(heads), torch.zeros(heads, dim)
-    for most, sums, o in parts:
+    greatest = torch.stack([most for most, _, _ in partials]).amax(0)
+    denominator, y = torch.zeros(heads), torch.zeros(heads, dim)
+    for most, sums, o in partials:
         weight = exponential(most - greatest)
-        whole, y = whole + sums * weight, fma(o, weight[:, None], y)
-    return y / whole[:, None]
+        denominator, y = denominator + sums * weight, fma(o, weight[:, None], y)
+    return y / denominator[:, None]
 
 
 def float_products(q: Tensor, k: Tensor) -> Tensor:
     """q (H, D) with k (H, n, D) -> (H, n): ``float_product`` for each head."""
-    return torch.stack([float_product(one[None], keys)[0] for one, keys in zip(q, k, strict=True)])
+    return torch.stack(
+        [float_product(query[None], keys)[0] for query, keys in zip(q, k, strict=True)]
+    )

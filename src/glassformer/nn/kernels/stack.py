@@ -56,8 +56,8 @@ class Matrix(ctypes.Structure):
     @staticmethod
     def of(packed: Packed, bias: Tensor | None) -> Matrix:
         """``bias`` (N,) in fp32."""
-        where = packed.data.data_ptr(), _pointer(packed.scales), _pointer(bias)
-        return Matrix(*where, packed.outputs, KINDS.index(packed.kind))
+        pointers = packed.data.data_ptr(), _pointer(packed.scales), _pointer(bias)
+        return Matrix(*pointers, packed.outputs, KINDS.index(packed.kind))
 
 
 class Heads(ctypes.Structure):
@@ -86,8 +86,8 @@ class Block(ctypes.Structure):
     ]
 
 
-class Where(ctypes.Structure):
-    """Where tokens' keys lie."""
+class KeyLocation(ctypes.Structure):
+    """Page tables and lengths that locate each token's keys."""
 
     _fields_ = [
         *((name, _address) for name in ("tables", "sequence", "lengths")),
@@ -101,95 +101,104 @@ class _Pass(ctypes.Structure):
         *(("x", _address), ("rows", _long), ("width", _long)),
         *(("cos", _address), ("sin", _address), ("turned", _long), ("neighbours", _long)),
         *(
-            ("own", Where),
-            ("source", Where),
+            ("self_keys", KeyLocation),
+            ("source", KeyLocation),
             ("slots", _address),
             ("distance_bias", _address),
             ("biases", _long),
         ),
         *(("room", _address), ("bf16", _long), ("threads", _long)),
-        *(("windows", Where), ("window_slots", _address)),
+        *(("windows", KeyLocation), ("window_slots", _address)),
     ]
 
 
 @dataclass
-class Seen:
-    """What T tokens see: ``tables``, ``rows`` and ``lengths`` as attention over pages takes them,
-    ``longest`` of these lengths."""
+class VisibleKeys:
+    """Keys that T tokens attend to: ``tables``, ``rows`` and ``lengths`` as in paged attention,
+    ``longest`` the greatest of these lengths."""
 
     tables: Tensor
     rows: Tensor
     lengths: Tensor
     longest: int
 
-    def where(self) -> Where:
-        """As stack.c takes it; all three are contiguous int32."""
+    def location(self) -> KeyLocation:
+        """The structure for stack.c; all three tensors are contiguous int32."""
         numbers = self.tables.shape[1], -(-self.longest // CHUNK)
-        return Where(*(one.data_ptr() for one in (self.tables, self.rows, self.lengths)), *numbers)
+        return KeyLocation(
+            *(tensor.data_ptr() for tensor in (self.tables, self.rows, self.lengths)), *numbers
+        )
 
 
 @dataclass
-class Rows:
-    """What a pass is told of its T tokens.
+class StackInputs:
+    """Inputs of one pass over T tokens, beside their vectors.
 
-    They see the keys of their ``own`` text and, in blocks that look there, of their ``source``.
-    ``slots`` (T,) int64 say where each token's keys and values are put; ``bias`` is as attention
-    over pages takes it. ``cos`` and ``sin`` (T, turned) turn queries and keys, pairs being
-    ``neighbours`` or halves; None: nothing is turned. ``windows`` and ``window_slots`` are the same
-    as ``own`` and ``slots`` for layers with windows, where these have other pages.
+    The tokens attend to ``self_keys``, those of their own text, and in cross-attention to those of
+    their ``source``. ``slots`` (T,) int64 say where each token's keys and values are put; ``bias``
+    is as in paged attention. ``cos`` and ``sin`` (T, turned) turn queries and keys, pairs being
+    ``neighbours`` or halves; None: nothing is turned. ``windows`` and ``window_slots`` are
+    ``self_keys`` and ``slots`` for layers with windows, where these have other pages.
     """
 
-    own: Seen
+    self_keys: VisibleKeys
     slots: Tensor
-    source: Seen | None = None
+    source: VisibleKeys | None = None
     bias: Tensor | None = None
     cos: Tensor | None = None
     sin: Tensor | None = None
     neighbours: bool = False
-    windows: Seen | None = None
+    windows: VisibleKeys | None = None
     window_slots: Tensor | None = None
 
 
 def addresses(pages: Sequence[tuple[Pages, Pages | None]]) -> Any:
-    """Where each block's pages lie, its own and those of its source, as ``run_stack`` takes
+    """Addresses of each block's pages, its own and those of its source, as ``run_stack`` takes
     them."""
-    both = [one for pair in pages for one in pair]
-    parts = [x for one in both for x in ((None, None) if one is None else (one.keys, one.values))]
-    return (_address * len(parts))(*map(_pointer, parts))
+    flat_pages = [layer_pages for pair in pages for layer_pages in pair]
+    tensors = [
+        x
+        for layer_pages in flat_pages
+        for x in ((None, None) if layer_pages is None else (layer_pages.keys, layer_pages.values))
+    ]
+    return (_address * len(tensors))(*map(_pointer, tensors))
 
 
-def run_stack(blocks: Any, pages: Any, x: Tensor, told: Rows) -> None:
+def run_stack(blocks: Any, pages: Any, x: Tensor, inputs: StackInputs) -> None:
     """x (T, C) fp32 or bf16, changed in place by ``blocks`` (an array of Block), whose keys are
     kept in ``pages``.
 
     At most 512 tokens at once; those of a text in their order.
     """
-    turned = 0 if told.cos is None else told.cos.shape[-1]
-    biases = 0 if told.bias is None else told.bias.shape[1]
-    given = _Pass(
+    turned = 0 if inputs.cos is None else inputs.cos.shape[-1]
+    biases = 0 if inputs.bias is None else inputs.bias.shape[1]
+    arguments = _Pass(
         *(ctypes.addressof(blocks), ctypes.addressof(pages), len(blocks), x.data_ptr(), *x.shape),
-        *(_pointer(told.cos), _pointer(told.sin), turned, told.neighbours),
-        *(told.own.where(), Where() if told.source is None else told.source.where()),
-        *(told.slots.data_ptr(), _pointer(told.bias), biases),
+        *(_pointer(inputs.cos), _pointer(inputs.sin), turned, inputs.neighbours),
+        *(
+            inputs.self_keys.location(),
+            KeyLocation() if inputs.source is None else inputs.source.location(),
+        ),
+        *(inputs.slots.data_ptr(), _pointer(inputs.bias), biases),
         *(None, x.dtype == torch.bfloat16, torch.get_num_threads()),
         *(
-            (told.windows or told.own).where(),
-            _pointer(told.slots if told.window_slots is None else told.window_slots),
+            (inputs.windows or inputs.self_keys).location(),
+            _pointer(inputs.slots if inputs.window_slots is None else inputs.window_slots),
         ),
     )
     size, build = ctypes.c_long(), path()
-    function("stack_room", build)(ctypes.addressof(given), ctypes.addressof(size))
-    given.room = scratch(size.value).data_ptr()
-    function("stack", build)(ctypes.addressof(given))
+    function("stack_room", build)(ctypes.addressof(arguments), ctypes.addressof(size))
+    arguments.room = scratch(size.value).data_ptr()
+    function("stack", build)(ctypes.addressof(arguments))
 
 
-def norm(x: Tensor, how: Norm, held: Sequence[Tensor] = ()) -> Tensor:
+def norm(x: Tensor, params: Norm, tensors: Sequence[Tensor] = ()) -> Tensor:
     """Each row of x (.., C) normed, by the gain and shift that are ``held``; no gradients."""
     x = x.detach().contiguous()
     y, width = torch.empty_like(x), x.shape[-1]
     rows = x.numel() // max(width, 1)
     function("norm", path())(
-        x.data_ptr(), y.data_ptr(), ctypes.addressof(how), rows, width, x.dtype == torch.bfloat16
+        x.data_ptr(), y.data_ptr(), ctypes.addressof(params), rows, width, x.dtype == torch.bfloat16
     )
     return y
 

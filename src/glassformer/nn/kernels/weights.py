@@ -46,12 +46,12 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """What is read for one row, in bytes."""
+        """Bytes read for one row."""
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     @property
     def groups(self) -> int:
-        """How many scales an output has."""
+        """Number of scales an output has."""
         return -(-self.inputs // GROUP)
 
     def integers(self) -> tuple[Tensor, Tensor]:

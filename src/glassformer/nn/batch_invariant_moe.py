@@ -27,7 +27,7 @@ TABLES = ("gate", "up", "down")
 VECTORS = 32  # numbers in the two vectors that torch's loops take at a time, at most
 
 
-class ExactMoE(MoE):
+class BatchInvariantMoE(MoE):
     """A mixture around the parameters of another; quantised tables are exact as they are."""
 
     def __init__(self, layer: MoE) -> None:
@@ -39,28 +39,32 @@ class ExactMoE(MoE):
     def route(self, x: Tensor) -> Tensor:
         return kernels.matmul(x.float(), self.packed_router)
 
-    def think(self, rows: Tensor, counts: Tensor, look: Look) -> Tensor:
+    def expert_forward(self, rows: Tensor, expert_counts: Tensor, look: Look) -> Tensor:
         if not self.packed["up"] or not len(rows):
-            return super().think(rows, counts, look)
-        gate = self.times(rows, "gate", counts) if self.packed["gate"] else None
-        return self.times(
-            self.activation(self.times(rows, "up", counts), gate, look), "down", counts
+            return super().expert_forward(rows, expert_counts, look)
+        gate = self.grouped_product(rows, "gate", expert_counts) if self.packed["gate"] else None
+        return self.grouped_product(
+            self.activation(self.grouped_product(rows, "up", expert_counts), gate, look),
+            "down",
+            expert_counts,
         )
 
-    def times(self, rows: Tensor, name: str, counts: Tensor) -> Tensor:
+    def grouped_product(self, rows: Tensor, name: str, expert_counts: Tensor) -> Tensor:
         """Rows (P, ..), the first counts[0] of expert 0, the next of expert 1, .., each times its
         own table."""
         bias: Any = getattr(self, f"{name}_bias")
-        own = [None] * len(counts) if bias is None else bias.detach().unbind()
-        parts = zip(torch.split(rows, counts.tolist()), self.packed[name], own, strict=True)
-        return torch.cat([kernels.matmul(*part) for part in parts if len(part[0])])
+        biases = [None] * len(expert_counts) if bias is None else bias.detach().unbind()
+        groups = zip(
+            torch.split(rows, expert_counts.tolist()), self.packed[name], biases, strict=True
+        )
+        return torch.cat([kernels.matmul(*group) for group in groups if len(group[0])])
 
 
 def _even(act: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """``act`` of x (P, H) in whole vectors: torch's scalar loop, which takes the rest, rounds
     otherwise."""
-    rest = -x.shape[-1] % VECTORS
-    return act(F.pad(x, (0, rest)))[..., : x.shape[-1]] if rest else act(x)
+    padding = -x.shape[-1] % VECTORS
+    return act(F.pad(x, (0, padding)))[..., : x.shape[-1]] if padding else act(x)
 
 
 def _packed(table: Tensor | None) -> list[kernels.Packed]:
@@ -68,22 +72,24 @@ def _packed(table: Tensor | None) -> list[kernels.Packed]:
     if table is None or isinstance(table, QuantizedWeight):
         return []
     pack = kernels.pack_bf16 if table.dtype == torch.bfloat16 else kernels.pack_fp32
-    return [pack(own.contiguous()) for own in table.detach()]
+    return [pack(matrix.contiguous()) for matrix in table.detach()]
 
 
-def exact_experts(model: M, room: int | None = None) -> tuple[M, int]:
+def batch_invariant_moe(model: M, room: int | None = None) -> tuple[M, int]:
     """A view of ``model`` whose mixtures are exact, and the bytes of their copies; as it is where
     ``room`` is less."""
     mixtures = [module for module in model.modules() if type(module) is MoE]
-    tables = [getattr(one, name) for one in mixtures for name in TABLES]
+    tables = [getattr(mixture, name) for mixture in mixtures for name in TABLES]
     nbytes = sum(
-        one.nbytes for one in tables if one is not None and not isinstance(one, QuantizedWeight)
+        table.nbytes
+        for table in tables
+        if table is not None and not isinstance(table, QuantizedWeight)
     )
-    kinds = {one.router.weight.dtype for one in mixtures}
+    kinds = {mixture.router.weight.dtype for mixture in mixtures}
     if (
         not mixtures
         or not kinds <= {torch.float32, torch.bfloat16}
         or (room is not None and nbytes > room)
     ):
         return model, 0
-    return replaced(model, {one: ExactMoE(one) for one in mixtures}), nbytes
+    return replaced(model, {mixture: BatchInvariantMoE(mixture) for mixture in mixtures}), nbytes

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.nn import kernels
-from glassformer.nn.exact_experts import ExactMoE, exact_experts
+from glassformer.nn.batch_invariant_moe import BatchInvariantMoE, batch_invariant_moe
 from glassformer.nn.experts import MoE
 from glassformer.nn.flow import Flow
 
@@ -26,7 +26,7 @@ def test_a_token_is_answered_alike_whoever_is_beside_it(name: str, dtype: torch.
     plain = MoE(CASES[name], 48).eval()
     for weight in plain.parameters():
         torch.nn.init.normal_(weight, std=0.2)
-    exact = ExactMoE(plain.to(dtype))
+    exact = BatchInvariantMoE(plain.to(dtype))
     exact.shared = None  # dense, and of prepacked.py
     x = torch.randn(1, 37, 48, dtype=dtype)
 
@@ -51,6 +51,6 @@ def test_copies_are_made_where_there_is_room() -> None:
         for name, weight in model[0].named_parameters()
         if name in ("gate", "up", "down")
     )
-    view, taken = exact_experts(model, size)
-    assert taken == size and isinstance(view[0], ExactMoE) and type(model[0]) is MoE
-    assert exact_experts(model, size - 1) == (model, 0)
+    view, taken = batch_invariant_moe(model, size)
+    assert taken == size and isinstance(view[0], BatchInvariantMoE) and type(model[0]) is MoE
+    assert batch_invariant_moe(model, size - 1) == (model, 0)

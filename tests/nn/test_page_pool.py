@@ -10,7 +10,7 @@ import torch
 
 import tiny
 from glassformer.generation import beam
-from glassformer.nn import kept_pages
+from glassformer.nn import page_pool
 from glassformer.nn.kernels import Pages
 from glassformer.nn.kernels.library import has
 
@@ -50,11 +50,11 @@ def test_the_next_search_fills_the_same_memory_and_says_the_same(
     alone = beam(model, None, SOURCES[:1], **HOW)
     first = beam(model, None, SOURCES, **HOW)
     assert made
-    spoil(kept_pages._idle[model])
+    spoil(page_pool._idle[model])
     made.clear()
     assert beam(model, None, SOURCES, **HOW) == first
     assert beam(model, None, SOURCES[:1], **HOW) == alone
-    assert not made and len(kept_pages._idle[model]) == 2 * model.config.decoder.depth
+    assert not made and len(page_pool._idle[model]) == 2 * model.config.decoder.depth
 
 
 def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(
@@ -74,8 +74,8 @@ def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(
 
 def test_two_searches_at_once_share_nothing(model: Any) -> None:
     beam(model, None, SOURCES, **HOW)
-    kept = kept_pages._idle[model][0]
-    one, other = kept_pages.KeptPages(model), kept_pages.KeptPages(model)
+    kept = page_pool._idle[model][0]
+    one, other = page_pool.PagePool(model), page_pool.PagePool(model)
     like = kept.keys.shape[1], kept.head_dim, torch.float32
     held = [search.take(1, *like) for search in (one, one, other)]
     assert len({pages.keys.data_ptr() for pages in held}) == 3
@@ -88,4 +88,4 @@ def test_two_searches_at_once_share_nothing(model: Any) -> None:
 def test_a_training_lets_them_go(model: Any) -> None:
     beam(model, None, SOURCES, **HOW)
     model.train()
-    assert model not in kept_pages._idle
+    assert model not in page_pool._idle

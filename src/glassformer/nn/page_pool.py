@@ -17,7 +17,7 @@ from .kernels import Pages
 _idle: WeakKeyDictionary[nn.Module, list[Pages]] = WeakKeyDictionary()
 
 
-class KeptPages:
+class PagePool:
     """Pages for one search with ``model``, which end up as those of the next."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -26,14 +26,14 @@ class KeptPages:
 
     def take(self, count: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Pages:
         """``count`` pages or more for a layer; what stands in them may be anything."""
-        like = kv_heads, head_dim, dtype
+        shape = kv_heads, head_dim, dtype
         for number, pages in enumerate(self.idle):
-            own = pages.keys.shape[1], pages.head_dim, pages.keys.dtype
-            if own == like and len(pages.keys) >= count:
+            page_shape = pages.keys.shape[1], pages.head_dim, pages.keys.dtype
+            if page_shape == shape and len(pages.keys) >= count:
                 del self.idle[number]
                 break
         else:
-            pages = Pages.empty(count, *like)
+            pages = Pages.empty(count, *shape)
         self.taken.append(pages)
         return pages
 
@@ -42,6 +42,6 @@ class KeptPages:
         _idle[self.model] = self.taken or self.idle
 
 
-def forget(model: nn.Module) -> None:
+def release(model: nn.Module) -> None:
     """Let go of what is kept for ``model``; a search under way goes on with its own."""
     _idle.pop(model, None)

@@ -51,13 +51,15 @@ def test_a_product_is_the_kernels_own(bits: int, group: int) -> None:
     """Bit for bit the readable reference on codes and scales, before and after the kernels have
     taken the codes."""
     _, weight = weight_of(bits, group=group)
-    codes, scales = weight.held.unpacked(), weight.held.scales
+    codes, scales = weight.quantized_data.unpacked(), weight.quantized_data.scales
     x, bias = torch.randn(7, 100), torch.randn(40)
     fine = scales.repeat_interleave(group // 32, 1)[:, :4]
     expected = reference.integer_product(x, codes, fine, bias)
     for _ in range(2):
         assert torch.equal(F.linear(x, weight, bias), expected)
-    assert torch.equal(weight.held.unpacked(), codes) and torch.equal(weight.held.scales, scales)
+    assert torch.equal(weight.quantized_data.unpacked(), codes) and torch.equal(
+        weight.quantized_data.scales, scales
+    )
     exact = F.linear(x, weight.decoded(), bias)
     assert float((expected - exact).norm() / exact.norm()) < 0.01
 

@@ -50,12 +50,8 @@ class Block(TracedModule):
         """The residual stream x (B, T, C) -> the same with what the sublayers add to it."""
         kv, cross_kv = layer_cache or (None, None)
         if self.place == "parallel":
-            normed = self.attn_norm(x)
-            x = (
-                x
-                + self.drop(self.attn(normed, flow, position, kv))
-                + self.drop(self.ffn(normed, flow))
-            )
+            h = self.attn_norm(x)
+            x = x + self.drop(self.attn(h, flow, position, kv)) + self.drop(self.ffn(h, flow))
         else:
             x = self.residual(x, "attn", flow, position, kv)
             if self.cross is not None:
@@ -67,7 +63,7 @@ class Block(TracedModule):
         return flow.look(self, "resid", x)
 
     def residual(self, x: Tensor, name: str, *args: object) -> Tensor:
-        """x (B, T, C) plus the output of the sublayer ``name``; ``place`` says what is normed."""
+        """x (B, T, C) plus the output of the sublayer ``name``; ``place`` says what is h."""
         sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
         if self.place == "post":
             return norm(x + self.drop(sublayer(x, *args)))  # type: ignore[no-any-return]

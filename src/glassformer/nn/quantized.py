@@ -159,7 +159,8 @@ class QuantizedWeight(Tensor):
         self.quantized_data = quantized_data
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"QuantizedWeight({tuple(self.shape)}, bits={self.quantized_data.bits}, group={self.quantized_data.group})"
+        data = self.quantized_data
+        return f"QuantizedWeight({tuple(self.shape)}, bits={data.bits}, group={data.group})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedWeight:
         copied: QuantizedWeight = parameter(self.quantized_data.clone(), self.dtype)

@@ -23,9 +23,9 @@ from typing import Any
 from glassformer.engine import Handle, Request
 from glassformer.generation.sample import Sampling
 from glassformer.page.models import shipped
-from glassformer.serve.inspecting import Inspector, watched
+from glassformer.serve.inspecting import Inspector, with_inspection
 from glassformer.serve.logprobs import as_json
-from glassformer.serve.registry import Bounds, ServedModel, open_models
+from glassformer.serve.registry import EngineLimits, ServedModel, open_models
 from glassformer.serve.schemas import CompletionRequest
 
 
@@ -39,7 +39,7 @@ def tell(served: ServedModel, asked: CompletionRequest, handle: Handle, sent: li
     """Every part of what is seen, as a stream sends it."""
     inspector = Inspector(served, asked, handle, 0)
     for event in handle:
-        sent.append(len(as_json(inspector.push([event]).part())) if asked.inspect else 0)
+        sent.append(len(as_json(inspector.push([event]).drain())) if asked.inspect else 0)
 
 
 def turn(
@@ -55,7 +55,7 @@ def turn(
     thread, sent = engine._thread.native_id or 0, list[int]()
     begun, used = time.perf_counter(), processor(thread)
     one = engine.submit(
-        watched(
+        with_inspection(
             served, asked, Request(encode("A look inside: there was a king and a queen"), **how)
         )
     )
@@ -79,7 +79,7 @@ def main() -> None:
     given.add_argument("--repeats", type=int, default=15)
     given.add_argument("--wish", nargs="+", default=["*.2.attn.pattern", "*.2.resid", "top_tokens"])
     args = given.parse_args()
-    (served,) = open_models([args.model], Bounds()).models.values()
+    (served,) = open_models([args.model], EngineLimits()).models.values()
     served.engine.lookup = False  # guesses that turn out right would count as speed
     for side in (None, args.wish):
         turn(served, args.crowd, 8, side)

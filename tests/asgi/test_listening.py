@@ -15,7 +15,7 @@ def test_a_connection_sends_small_pieces_at_once(host: str) -> None:
     """Nagle's algorithm and delayed acknowledgements together hold each small answer back by some
     40 ms."""
     try:
-        bound = listening.bound(host, 0, 8000)
+        bound = listening.listening_socket(host, 0, 8000)
     except ValueError:
         pytest.skip(f"{host} is no address here")
 

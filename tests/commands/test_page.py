@@ -82,7 +82,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"glassformer: Port {port} is in use; port ") and said.count("\n") == 0
     free = int(said.rsplit(" ", 1)[1].rstrip("."))
-    listening.bound("127.0.0.1", free, page.PORT).close()
+    listening.listening_socket("127.0.0.1", free, page.PORT).close()
 
 
 def test_mistakes_of_the_command_are_sentences(

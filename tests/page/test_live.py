@@ -18,8 +18,8 @@ from glassformer.errors import UserError
 from glassformer.inspection.edits import head_off
 from glassformer.inspection.tracing import Trace
 from glassformer.nn import build_model
-from glassformer.page.app import routed
-from glassformer.page.live import Answering
+from glassformer.page.app import starlette_app
+from glassformer.page.live import WidgetBridge
 
 Ask = Callable[..., tuple[int, bytes]]
 
@@ -35,13 +35,13 @@ def ask(tmp_path: Any) -> Ask:
     """ask(method, path, body) -> status and bytes of the whole answer."""
     heard: queue.Queue[Any] = queue.Queue()
     ids = itertools.count(1)
-    answering = Answering(
-        routed(served.page(served.saved("llama", tmp_path))), lambda *told: heard.put(told)
+    answering = WidgetBridge(
+        starlette_app(served.page(served.saved("llama", tmp_path))), lambda *told: heard.put(told)
     )
 
     def asked(method: str, path: str, body: Any = None, cancel_after: int = 0) -> tuple[int, bytes]:
         id = next(ids)
-        answering.hear(
+        answering.receive(
             {
                 "to": "a",
                 "id": id,
@@ -56,8 +56,8 @@ def ask(tmp_path: Any) -> Ask:
             assert (told["to"], told["id"]) == ("a", id)
             status, held, count = told.get("status", status), held + b"".join(data), count + 1
             if count == cancel_after:
-                answering.hear({"to": "a", "id": id, "cancel": True})
-                while answering.left:
+                answering.receive({"to": "a", "id": id, "cancel": True})
+                while answering.disconnects:
                     pass
                 return status, held
             if not told["more"]:

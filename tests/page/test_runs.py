@@ -13,8 +13,8 @@ pytest.importorskip("starlette", reason="the page needs its extra: pip install -
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
-from glassformer.page.models import Missing, Models
-from glassformer.page.replies import Gone
+from glassformer.page.models import Models, NotFound
+from glassformer.page.replies import ClientDisconnected
 from glassformer.page.runs import Runs
 from glassformer.page.wire import thumbnails, values
 
@@ -56,12 +56,12 @@ def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
 
 
 def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
-    runs = Runs(models, kept=1)
+    runs = Runs(models, max_bytes=1)
     first = runs.make({"model": "llama", "text": "the cat"})["run"]
     assert runs[first].bytes > 1, "one stays, however large"
     second = runs.make({"model": "llama", "text": "the dog"})["run"]
     assert len(runs) == 1 and runs[second].id == second
-    with pytest.raises(Missing, match="no run"):
+    with pytest.raises(NotFound, match="no run"):
         runs[first]
     again = runs.make({"model": "llama", "text": "the cat"})
     assert again["run"] == first and "found" not in again
@@ -86,7 +86,7 @@ def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
         == recorded + sum(value.nbytes for value in trace._made.values())
         > sizes[0]
     )
-    bounded = Runs(models, kept=sum(sizes[1:]))
+    bounded = Runs(models, max_bytes=sum(sizes[1:]))
     for word in ("cat", "dog", "mat", "log"):
         bounded.make({"model": "llama", "text": f"the {word}"})
     assert len(bounded) == 3 and [bounded[run].id for run in made[1:]] == made[1:]
@@ -98,9 +98,9 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
     def check() -> None:
         seen.append(1)
         if len(seen) > 6:
-            raise Gone
+            raise ClientDisconnected
 
-    with pytest.raises(Gone):
+    with pytest.raises(ClientDisconnected):
         runs.make({"model": "llama", "text": "the cat sat"}, check)
     assert not len(runs) and len(seen) == 7
     made = runs.make({"model": "llama", "text": "the cat sat"})
@@ -110,12 +110,12 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
 
     def waiting() -> None:
         if gone.is_set():
-            raise Gone
+            raise ClientDisconnected
 
     with ThreadPoolExecutor(1) as one:
         waits = one.submit(thumbnails, runs[made["run"]], {"px": "8"}, waiting)
         gone.set()
-        with pytest.raises(Gone):
+        with pytest.raises(ClientDisconnected):
             waits.result(5)
     loaded.lock.release()
 

@@ -214,7 +214,7 @@ def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(
     from glassformer.tokenizer import open as open_tokenizer
 
     tokenizer = open_tokenizer(shared_data / "stories260K")
-    make = grammars.guide(tokenizer, tokenizer.size, "json", schema)
+    make = grammars.guide_factory(tokenizer, tokenizer.size, "json", schema)
     for seed in range(10):
         luck, guide, tokens = random.Random(seed), make(), list[int]()
         while len(tokens) < 200 and (not tokens or tokens[-1] != tokenizer.eos):

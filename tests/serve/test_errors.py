@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from glassformer.serve import app, generating, registry
-from glassformer.serve.following import Followers
+from glassformer.serve.following import RequestTracker
 from glassformer.serve.metrics import Metrics
 
 ERRORS = [
@@ -41,7 +41,7 @@ COMPUTED: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def client(chat_model: Path, others: dict[str, Path]) -> Iterator[TestClient]:
     models = registry.open_models(
-        [str(chat_model), *map(str, others.values())], registry.Bounds(), dtype="float32"
+        [str(chat_model), *map(str, others.values())], registry.EngineLimits(), dtype="float32"
     )
     outer, _ = app.application(models, "0", hosts=None)
     with TestClient(outer, raise_server_exceptions=True) as one:
@@ -83,7 +83,7 @@ def check(answer: Any, error: Exception, log: str) -> None:
 def test_what_computes(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any, path: str, error: Exception
 ) -> None:
-    monkeypatch.setattr(Followers, "submit", failing(error))
+    monkeypatch.setattr(RequestTracker, "submit", failing(error))
     check(client.post(path, json=COMPUTED[path]), error, capsys.readouterr().err)
 
 
@@ -91,8 +91,8 @@ def test_what_computes(
 @pytest.mark.parametrize(
     ("path", "home", "name"),
     [
-        ("/v1/models", app, "card"),
-        ("/v1/models/tiny", app, "card"),
+        ("/v1/models", app, "model_card"),
+        ("/v1/models/tiny", app, "model_card"),
         ("/metrics", Metrics, "text"),
         ("/tokenize", app, "check_lengths"),
     ],
@@ -152,7 +152,7 @@ def test_a_body_cannot_forge_a_line(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     error = RuntimeError('no\n{"status": 200, "forged": true}\x1b[31m')
-    monkeypatch.setattr(Followers, "submit", failing(error))
+    monkeypatch.setattr(RequestTracker, "submit", failing(error))
     client.post("/v1/completions", json=COMPUTED["/v1/completions"])
     text = capsys.readouterr().err
     assert "\x1b" not in text and not any(
@@ -165,14 +165,14 @@ def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
 ) -> None:
     """Two clients behind one address have a share each, one with two addresses has one; no key is
     passed on."""
-    clients, submit = list[str](), Followers.submit
+    clients, submit = list[str](), RequestTracker.submit
 
-    def submitted(self: Followers, served: Any, requests: Any) -> Any:
+    def submitted(self: RequestTracker, served: Any, requests: Any) -> Any:
         clients.extend(one.client for one in requests)
         return submit(self, served, requests)
 
-    monkeypatch.setattr(Followers, "submit", submitted)
-    models = registry.open_models([str(chat_model)], registry.Bounds(), dtype="float32")
+    monkeypatch.setattr(RequestTracker, "submit", submitted)
+    models = registry.open_models([str(chat_model)], registry.EngineLimits(), dtype="float32")
     outer, _ = app.application(models, "0", hosts=None, keys=["secret-1", "secret-2"])
     try:
         for address, key in (("1.1.1.1", 1), ("2.2.2.2", 1), ("1.1.1.1", 2)):

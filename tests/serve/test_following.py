@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 from glassformer.engine import Engine, QueueFull, Request
-from glassformer.serve.following import Followers, Tally
+from glassformer.serve.following import RequestStats, RequestTracker
 from glassformer.serve.metrics import Metrics
 from glassformer.serve.registry import Registry
 
@@ -20,10 +20,10 @@ class Served:
         self.id, self.engine = "tiny", engine
 
 
-def followers(engine: Engine) -> tuple[Followers, Served]:
+def followers(engine: Engine) -> tuple[RequestTracker, Served]:
     registry, served = Registry([]), Served(engine)
     registry.models["tiny"] = served  # type: ignore[assignment]
-    return Followers(registry, Metrics(registry)), served
+    return RequestTracker(registry, Metrics(registry)), served
 
 
 LONG = Request([1, 2], max_new=60, stop_tokens=())
@@ -54,7 +54,7 @@ def test_all_are_submitted_or_none() -> None:
 def test_a_reader_that_stops_early_cancels() -> None:
     async def some() -> None:
         (handle,) = ours.submit(served, [LONG])  # type: ignore[arg-type]
-        events = ours.events(handle, Tally())
+        events = ours.events(handle, RequestStats())
         await anext(events)
         await events.aclose()
         assert not ours.open
@@ -67,7 +67,7 @@ def test_a_reader_that_stops_early_cancels() -> None:
 
 def test_a_reader_of_several_that_stops_early_ends_quietly() -> None:
     async def some() -> None:
-        events = ours.merged(ours.submit(served, [LONG] * 3), Tally())  # type: ignore[arg-type]
+        events = ours.merge_events(ours.submit(served, [LONG] * 3), RequestStats())  # type: ignore[arg-type]
         await anext(events)
         await events.aclose()
         assert not ours.open

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from glassformer.engine import Event
-from glassformer.serve.logprobs import Shown
+from glassformer.serve.logprobs import TokenBuffer
 from glassformer.tokenizer import train
 
 
 def told(*events: Event) -> list[list[int]]:
     """The tokens that come with each event."""
-    shown = Shown(train("byte", []), True)
+    shown = TokenBuffer(train("byte", []), True)
     return [[one.token for one in shown.push(event)] for event in events]
 
 

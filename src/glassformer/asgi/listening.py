@@ -1,4 +1,4 @@
-"""A socket on a host and a port, or a sentence that says what is wrong with them."""
+"""Listening sockets, with readable errors for host and port."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import socket
 from ..errors import UserError
 
 
-def bound(host: str, port: int, usual: int) -> socket.socket:
-    """A socket that listens; UserError for a port that another program has, with the next that is
-    free."""
+def listening_socket(host: str, port: int, default_port: int) -> socket.socket:
+    """Opens a listening socket. Raises UserError for a port in use, with the next free port."""
     try:
         return _listen(host, port)
     except PermissionError:
         raise UserError(
-            f"Port {port} is for the system's own; take one above 1023, such as --port {usual}."
+            f"Port {port} is for the system's own; take one above 1023, such as --port {default_port}."
         ) from None
     except OSError as error:
         if isinstance(error, socket.gaierror) or not _in_use(error):
             raise UserError(
                 f"--host {host} is no address of this machine ({error.strerror}); leave it out."
             ) from None
-    for other in range(port + 1, min(port + 200, 65_536)):
+    for free_port in range(port + 1, min(port + 200, 65_536)):
         try:
-            _listen(host, other).close()
+            _listen(host, free_port).close()
         except OSError:
             continue
-        raise UserError(f"Port {port} is in use; port {other} is free: --port {other}.")
+        raise UserError(f"Port {port} is in use; port {free_port} is free: --port {free_port}.")
     raise UserError(
         f"Port {port} is in use, and so are those after it; --port 0 takes any free one."
     )
@@ -44,12 +43,12 @@ def _listen(host: str, port: int) -> socket.socket:
         host, port, type=socket.SOCK_STREAM, flags=flags
     )[0]
     # asyncio sets TCP_NODELAY only where the protocol is named
-    made = socket.socket(family, kind, protocol)
+    listener = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(128)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
     except OSError:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener

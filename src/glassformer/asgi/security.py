@@ -1,9 +1,8 @@
-"""Who may ask a server on this machine, and what its page may load.
+"""Access control of local servers, and the security headers of their responses.
 
-Any page that a browser has open can send requests to 127.0.0.1. So the Host must be one of ours (a
-foreign name that was pointed at this machine is refused), a browser must say that a request comes
-from our own page, and what changes or computes something is JSON by POST, which no form of another
-site can send.
+Any page that a browser has open can send requests to 127.0.0.1. So the Host must be an allowed name
+(DNS rebinding is refused), the browser must report the same origin, and state changes and
+computations are JSON by POST, which no HTML form can send.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CSP = (
     "form-action 'none'; "
     "frame-ancestors 'self'"
 )
-SENT = {
+SECURITY_HEADERS = {
     "content-security-policy": CSP,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -39,12 +38,12 @@ SENT = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address."""
+    """True for an address that only this machine reaches."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def is_address(host: str) -> bool:
-    """Whether a Host without its port is an IP address, an IPv6 one in brackets."""
+    """True if a Host without port is an IP address (IPv6 in brackets)."""
     try:
         return bool(
             ipaddress.ip_address(
@@ -56,22 +55,20 @@ def is_address(host: str) -> bool:
 
 
 def new_token() -> str:
-    """What the link holds where others can reach the server."""
+    """Random access token for the page's link."""
     return secrets.token_urlsafe(18)
 
 
 def host_name(host: str) -> str:
-    """A Host header without its port."""
     name, colon, port = host.strip().lower().rpartition(":")
     return name if colon and port.isdigit() else host.strip().lower()
 
 
 class Guard:
-    """Lets a request through to ``app``, or answers 403 with a sentence; adds SENT to what is
-    answered.
+    """Passes requests to ``app`` or answers 403; adds SECURITY_HEADERS to responses.
 
-    ``hosts`` are the names by which the server may be called, None any (then there is a ``token``,
-    in the link and afterwards in a cookie).
+    ``hosts`` are the allowed Host names, None any (then a ``token`` is required, from the link and
+    later from a cookie).
     """
 
     hint = "; open the link that `glassformer page` printed"  # what to do about a refusal
@@ -89,52 +86,51 @@ class Guard:
             for name, value in scope["headers"]
         }
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-        known = self.token is None or self._knows(headers, query)
-        status, refusal = self._refusal(scope["method"], headers, known)
-        cookie = known and self.token is not None and "token" in query
+        authorized = self.token is None or self._is_authorized(headers, query)
+        status, refusal = self._refusal(scope["method"], headers, authorized)
+        cookie = authorized and self.token is not None and "token" in query
 
         async def sending(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                own = [
+                present = {name.lower() for name, _ in message["headers"]}
+                added = [
                     (name.encode(), value.encode())
-                    for name, value in SENT.items()
-                    if name.encode() not in given
+                    for name, value in SECURITY_HEADERS.items()
+                    if name.encode() not in present
                 ]
                 if cookie:
-                    told = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
-                    own.append((b"set-cookie", told.encode()))
-                message["headers"] = [*message["headers"], *own]
+                    cookie_header = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+                    added.append((b"set-cookie", cookie_header.encode()))
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         if refusal is None:
             await self.app(scope, receive, sending)
             return
-        await self.refused(status, refusal)(scope, receive, sending)
+        await self.refusal_app(status, refusal)(scope, receive, sending)
 
-    def refused(self, status: int, sentence: str) -> App:
-        """The answer to a request that is not let through."""
+    def refusal_app(self, status: int, sentence: str) -> App:
+        """Application that answers a rejected request."""
         from starlette.responses import JSONResponse
 
         return JSONResponse({"error": sentence}, status)
 
-    def is_ours(self, name: str) -> bool:
-        """Whether the server may be called so."""
+    def is_allowed_host(self, name: str) -> bool:
         return self.hosts is None or name in self.hosts
 
-    def _knows(self, headers: Headers, query: dict[str, list[str]]) -> bool:
+    def _is_authorized(self, headers: Headers, query: dict[str, list[str]]) -> bool:
         assert self.token is not None
-        told = [*query.get("token", ())]
-        for part in headers.get("cookie", "").split(";"):
-            name, _, value = part.strip().partition("=")
-            told += [value] if name == COOKIE else []
-        return any(secrets.compare_digest(one.encode(), self.token.encode()) for one in told)
+        tokens = [*query.get("token", ())]
+        for item in headers.get("cookie", "").split(";"):
+            name, _, value = item.strip().partition("=")
+            tokens += [value] if name == COOKIE else []
+        return any(secrets.compare_digest(token.encode(), self.token.encode()) for token in tokens)
 
-    def _refusal(self, method: str, headers: Headers, known: bool) -> tuple[int, str | None]:
+    def _refusal(self, method: str, headers: Headers, authorized: bool) -> tuple[int, str | None]:
         host = headers.get("host", "")
-        if not self.is_ours(host_name(host)):
+        if not self.is_allowed_host(host_name(host)):
             return 403, f'This server is not called "{host[:80]}"{self.hint}.'
-        if not known:
+        if not authorized:
             return 403, (
                 "The link's token is missing; open the whole link that `glassformer page` printed."
             )
@@ -156,32 +152,31 @@ class Guard:
 
 
 class PasswordGuard:
-    """Lets a request through to ``app`` with one of ``keys`` as password, which a browser asks its
-    user for."""
+    """Requires one of ``keys`` as HTTP Basic password; the browser asks its user for it."""
 
     def __init__(self, app: App, keys: Sequence[str]) -> None:
         self.app, self.keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._knows(
+        if scope["type"] != "http" or self._is_authorized(
             dict(scope["headers"]).get(b"authorization", b"")
         ):
             await self.app(scope, receive, send)
             return
         from starlette.responses import PlainTextResponse
 
-        asking = {
+        headers = {
             "www-authenticate": 'Basic realm="API key as password, any user name", charset="UTF-8"',
-            **SENT,
+            **SECURITY_HEADERS,
         }
-        said = "This server needs an API key; give it as the password, with any user name."
-        await PlainTextResponse(said, 401, asking)(scope, receive, send)
+        message = "This server needs an API key; give it as the password, with any user name."
+        await PlainTextResponse(message, 401, headers)(scope, receive, send)
 
-    def _knows(self, header: bytes) -> bool:
+    def _is_authorized(self, header: bytes) -> bool:
         kind, _, coded = header.partition(b" ")
         try:
             password = base64.b64decode(coded.strip(), validate=True).partition(b":")[2]
         except ValueError:
             return False
-        right = [secrets.compare_digest(password, key.encode()) for key in self.keys]
-        return kind.lower() == b"basic" and any(right)
+        matches = [secrets.compare_digest(password, key.encode()) for key in self.keys]
+        return kind.lower() == b"basic" and any(matches)

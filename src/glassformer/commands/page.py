@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
     models = Models(args.models, args.dtype, args.device)
     page = Page(models, Trainings(args.watched, models))
-    bound = listening.bound(args.host, args.port, PORT)
+    bound = listening.listening_socket(args.host, args.port, PORT)
     port = bound.getsockname()[1]
     token = None if security.is_loopback(args.host) else security.new_token()
     names = (
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     note("The page is at this link; Ctrl-C ends it.")
     if token is not None:
         note("Whoever has the link can use the models here; what is sent is not encrypted.")
-    threading.Thread(target=_preload_model, args=(models, page.shown), daemon=True).start()
+    threading.Thread(target=_preload_model, args=(models, page.example_loaded), daemon=True).start()
     options: dict[str, Any] = {
         "log_level": "warning",
         "access_log": False,

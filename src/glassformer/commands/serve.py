@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> None:
             f"--proxy {address} is no IP address; give one, such as 127.0.0.1.",
         )
     # before torch and the models, which take seconds
-    bound = listening.bound(args.host, args.port, PORT)
+    bound = listening.listening_socket(args.host, args.port, PORT)
     template = args.chat_template
     need(
         template is None or template.is_file(),
@@ -153,11 +153,11 @@ def run(args: argparse.Namespace) -> None:
     )
     device = engine_device(args)
     from ..serve import server
-    from ..serve.registry import Bounds, open_models
+    from ..serve.registry import EngineLimits, open_models
 
     keys = None if args.api_key_file is None else server.keys_of(args.api_key_file)
     memory = None if args.memory is None else int(args.memory * (1 << 30))
-    bounds = Bounds(args.max_context, args.max_sequences, args.max_queue, memory)
+    bounds = EngineLimits(args.max_context, args.max_sequences, args.max_queue, memory)
     models = open_models(
         args.models,
         bounds,
@@ -187,16 +187,16 @@ def _page_url(models: Registry, keys: Sequence[str] | None) -> str:
     from ..asgi import listening, security
     from ..page.app import Page, application
     from ..page.events import Trainings
-    from ..page.models import HeldEntry, Models
+    from ..page.models import InMemoryEntry, Models
 
     served = models.models.items()
     served_models = Models.of(
         [
-            HeldEntry(id.replace("/", "-"), model.checkpoint, model.model, model.tokenizer)
+            InMemoryEntry(id.replace("/", "-"), model.checkpoint, model.model, model.tokenizer)
             for id, model in served
         ]
     )
-    bound = listening.bound(security.LOOPBACK[0], 0, PORT)
+    bound = listening.listening_socket(security.LOOPBACK[0], 0, PORT)
     app: Any = application(
         Page(served_models, Trainings(None, served_models)), frozenset(security.LOOPBACK)
     )

@@ -23,106 +23,105 @@ if TYPE_CHECKING:
 VIEWS = ("playground", "inside", "attention", "lens", "tokens", "experts", "compare")
 MISSING = f"A live page needs anywidget, Starlette and uvicorn: {install_extra('live')}"
 Message = dict[str, Any]
-Tell = Callable[[Message, list[bytes]], None]
+SendMessage = Callable[[Message, list[bytes]], None]
 
 
 def live(trace: Trace, view: str = "playground", height: int = 640) -> Any:
-    """The widget that a notebook shows: the page on this trace's text and model, ``height`` in
-    pixels.
+    """Notebook widget with the page on this trace's text and model, ``height`` pixels tall.
 
-    Raises UserError without the extra ``live``, for an unknown view, and for a trace whose values
-    were edited.
+    Raises UserError without the extra ``live``, for an unknown view, and for an edited trace.
     """
     need(view in VIEWS, f'There is no screen "{view}"; there are: {", ".join(VIEWS)}.')
     need(100 <= height <= 4000, f"{height} pixels are no height of a page; give 100 to 4,000.")
-    said = (
+    hint = (
         "the live page reads its text without them; trace it without edits and make them on "
         "the page"
     )
-    need(not trace.edits, f"This trace's values were edited, and {said}.")
+    need(not trace.edits, f"This trace's values were edited, and {hint}.")
     try:
         import anywidget
         import traitlets
 
-        from .app import Page, routed
+        from .app import Page, starlette_app
     except ImportError:
         raise UserError(MISSING) from None
     from ..checkpoints.checkpoint import Checkpoint
     from ..inspection import export
-    from .models import HeldEntry, Models
+    from .models import InMemoryEntry, Models
 
-    parts = {
+    traits = {
         "_esm": export.built("widget.js"),
         "page": traitlets.Unicode().tag(sync=True),
         "height": traitlets.Int().tag(sync=True),
     }
-    config, ids, reads = trace.model.config, trace.tokens[0].tolist(), trace.tokenizer
+    config, ids, tokenizer = trace.model.config, trace.tokens[0].tolist(), trace.tokenizer
     name = type(config).__name__
-    entry = HeldEntry(name, Checkpoint(name, None, config), trace.model, reads)
-    text = "" if reads is None else reads.decode(ids)
+    entry = InMemoryEntry(name, Checkpoint(name, None, config), trace.model, tokenizer)
+    text = "" if tokenizer is None else tokenizer.decode(ids)
     source = (
         None
-        if reads is None or trace.source is None
-        else reads.for_source.decode(trace.source[0].tolist())
+        if tokenizer is None or trace.source is None
+        else tokenizer.for_source.decode(trace.source[0].tolist())
     )
     page = Page(Models.of([entry]))
-    page.runs.keep(entry, trace, text, source)
-    start = {"model": name, "text": text, "source": source or "", "ids": ids, "view": view}
-    widget = type("LivePage", (anywidget.AnyWidget,), parts)(page=export.live(start), height=height)
-    answering = Answering(routed(page), lambda told, data: widget.send(told, data))
-    widget.on_msg(lambda _, message, __: answering.hear(message))
+    page.runs.add_trace(entry, trace, text, source)
+    initial_state = {"model": name, "text": text, "source": source or "", "ids": ids, "view": view}
+    widget = type("LivePage", (anywidget.AnyWidget,), traits)(
+        page=export.live(initial_state), height=height
+    )
+    bridge = WidgetBridge(starlette_app(page), lambda message, data: widget.send(message, data))
+    widget.on_msg(lambda _, message, __: bridge.receive(message))
     return widget
 
 
-class Answering:
-    """Requests as messages {to, id, method, path, body} or {to, id, cancel}; answers {to, id,
-    status?, more}, bytes.
+class WidgetBridge:
+    """Bridges widget messages to an ASGI application.
 
-    ``app`` is an ASGI application; it runs in a thread with an event loop of its own, as long as
-    the process lives.
+    Requests are {to, id, method, path, body} or {to, id, cancel}; responses {to, id, status?, more}
+    with bytes. The application runs on an event loop of its own, in a daemon thread.
     """
 
-    def __init__(self, app: Any, tell: Tell) -> None:
-        self.app, self.tell = app, tell
+    def __init__(self, app: Any, send_message: SendMessage) -> None:
+        self.app, self.send_message = app, send_message
         self.loop = asyncio.new_event_loop()
         # of what is being answered: set when nobody waits
-        self.left: dict[tuple[str, int], asyncio.Event] = {}
-        self.doing: set[asyncio.Task[None]] = set()  # or they could be collected
+        self.disconnects: dict[tuple[str, int], asyncio.Event] = {}
+        self.tasks: set[asyncio.Task[None]] = set()  # or they could be collected
         threading.Thread(target=self.loop.run_forever, daemon=True, name="glassformer live").start()
 
-    def hear(self, message: Message) -> None:
-        """Begin to answer, or cease to."""
-        self.loop.call_soon_threadsafe(self._hear, message)
+    def receive(self, message: Message) -> None:
+        """Handles or cancels a request."""
+        self.loop.call_soon_threadsafe(self._receive, message)
 
-    def _hear(self, message: Message) -> None:
-        whose = str(message.get("to")), int(message.get("id", 0))
+    def _receive(self, message: Message) -> None:
+        key = str(message.get("to")), int(message.get("id", 0))
         if message.get("cancel"):
-            if whose in self.left:
-                self.left[whose].set()
+            if key in self.disconnects:
+                self.disconnects[key].set()
             return
-        self.left[whose] = asyncio.Event()
-        task = self.loop.create_task(self._answer(whose, message))
-        self.doing.add(task)
-        task.add_done_callback(self.doing.discard)
+        self.disconnects[key] = asyncio.Event()
+        task = self.loop.create_task(self._answer(key, message))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
-    async def _answer(self, whose: tuple[str, int], message: Message) -> None:
-        left, body = self.left[whose], [str(message.get("body", "")).encode()]
+    async def _answer(self, key: tuple[str, int], message: Message) -> None:
+        disconnect, body = self.disconnects[key], [str(message.get("body", "")).encode()]
 
         async def receive() -> Message:
             if body:
                 return {"type": "http.request", "body": body.pop(), "more_body": False}
-            await left.wait()
+            await disconnect.wait()
             return {"type": "http.disconnect"}
 
-        async def send(told: MutableMapping[str, Any]) -> None:
-            if left.is_set():
+        async def send(event: MutableMapping[str, Any]) -> None:
+            if disconnect.is_set():
                 return
-            back: Message = {"to": whose[0], "id": whose[1], "more": True}
-            if told["type"] == "http.response.start":
-                self.tell({**back, "status": told["status"]}, [])
+            reply: Message = {"to": key[0], "id": key[1], "more": True}
+            if event["type"] == "http.response.start":
+                self.send_message({**reply, "status": event["status"]}, [])
             else:
-                self.tell(
-                    {**back, "more": bool(told.get("more_body"))}, [bytes(told.get("body", b""))]
+                self.send_message(
+                    {**reply, "more": bool(event.get("more_body"))}, [bytes(event.get("body", b""))]
                 )
 
         try:
@@ -132,11 +131,11 @@ class Answering:
                 send,
             )
         finally:
-            del self.left[whose]
+            del self.disconnects[key]
 
 
 def _scope(method: str, path: str) -> dict[str, Any]:
-    """A request as ASGI says it, of a path such as ``api/models`` relative to the page."""
+    """ASGI scope of a request to a path relative to the page, such as ``api/models``."""
     place, _, query = path.lstrip("/").partition("?")
     return {
         "type": "http",

@@ -1,5 +1,4 @@
-"""The models that the page offers: a card of each without loading it; the model itself when it is
-first asked for."""
+"""Models of the page: a card without loading, the model loaded at first use."""
 
 from __future__ import annotations
 
@@ -17,22 +16,22 @@ from ..checkpoints.resolve import is_recipe
 from ..errors import UserError
 from ..inspection.answers import card
 
-Check = Callable[[], None]
+CancelCheck = Callable[[], None]
 """Raises where nobody waits for the answer any more."""
 SHIPPED = "tiny-page"
 
 
-class Missing(UserError):
-    """What was asked for is not here (any more)."""
+class NotFound(UserError):
+    """A model, run, training or file that does not exist (HTTP 404)."""
 
 
 def shipped() -> Path:
-    """The folder of the small model that comes with the package."""
+    """Folder of the small model that the package contains."""
     return Path(str(resources.files(__package__))) / "model"
 
 
 class Loaded:
-    """A model in memory with its tokenizer; ``lock`` is held by whoever runs it."""
+    """Model in memory with its tokenizer; ``lock`` serializes its forward passes."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -44,7 +43,7 @@ class Loaded:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, dtype: str | None, device: str | None) -> Loaded:
-        """Read from a checkpoint."""
+        """Loads a model from a checkpoint."""
         from ..nn import device as devices
 
         place = devices.find(device)
@@ -55,8 +54,8 @@ class Loaded:
         return cls(model, checkpoint.tokenizer())
 
     @contextmanager
-    def held(self, check: Check) -> Iterator[None]:
-        """The model for oneself; ``check`` is asked while one waits."""
+    def acquire(self, check: CancelCheck) -> Iterator[None]:
+        """Exclusive access to the model; ``check`` is called while waiting."""
         while not self.lock.acquire(timeout=0.05):
             check()
         try:
@@ -67,24 +66,26 @@ class Loaded:
 
 
 def digest(model: Any, tokenizer: Any) -> str:
-    """The SHA-256 of the config, every weight and the tokenizers."""
+    """SHA-256 of config, weights and tokenizers."""
     import torch
 
     from ..config import serial
 
-    whole = hashlib.sha256(serial.dumps(model.config).encode())
+    hasher = hashlib.sha256(serial.dumps(model.config).encode())
     for name, weight in model.state_dict().items():
-        whole.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        whole.update(
+        hasher.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        hasher.update(
             memoryview(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         )
-    for one in [] if tokenizer is None else dict.fromkeys((tokenizer, tokenizer.for_source)):
-        whole.update(one.fingerprint.encode())
-    return f"sha256:{whole.hexdigest()}"
+    for tokenizer_part in (
+        [] if tokenizer is None else dict.fromkeys((tokenizer, tokenizer.for_source))
+    ):
+        hasher.update(tokenizer_part.fingerprint.encode())
+    return f"sha256:{hasher.hexdigest()}"
 
 
 class Entry:
-    """One offered model: ``id`` is what a browser calls it, ``title`` what the user called it."""
+    """Model of the page: ``id`` in the API, ``title`` as the user named it."""
 
     def __init__(
         self,
@@ -97,37 +98,36 @@ class Entry:
     ) -> None:
         self.id, self.name, self.title, self.dtype, self.device = id, name, title, dtype, device
         self.checkpoint = checkpoint or Checkpoint.open(name)
-        self.stamp = stamp(self.checkpoint)
+        self.stamp = file_stamp(self.checkpoint)
         self.loaded: Loaded | None = None
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self._vocabulary: int | None = None
 
-    def open(self, check: Check = lambda: None) -> Loaded:
-        """The model, loaded, or loaded anew where its files have changed. Raises UserError as
-        loading does."""
-        while not self.turn.acquire(timeout=0.05):
+    def open(self, check: CancelCheck = lambda: None) -> Loaded:
+        """Returns the model, loaded at first use and again when its files change. Raises UserError
+        as loading does."""
+        while not self.lock.acquire(timeout=0.05):
             check()
         try:
             checkpoint = Checkpoint.open(self.name)
-            now = stamp(checkpoint)
-            if self.loaded is None or now != self.stamp:
+            new_stamp = file_stamp(checkpoint)
+            if self.loaded is None or new_stamp != self.stamp:
                 self.checkpoint, self.loaded = checkpoint, None
                 self.loaded = Loaded.of(checkpoint, self.dtype, self.device)
-                self.stamp = now
+                self.stamp = new_stamp
             return self.loaded
         finally:
-            self.turn.release()
+            self.lock.release()
 
     def has_tokenizer(self) -> bool:
-        """Whether one lies beside the model."""
         return self.checkpoint.folder is not None and has_tokenizer(self.checkpoint.folder)
 
     def tokenizer(self) -> Any:
-        """Its tokenizer, without its weights; None where it has none."""
+        """Tokenizer, without loading the weights; None if there is none."""
         return self.checkpoint.tokenizer()
 
     def card(self) -> dict[str, Any]:
-        """What the page shows of it before it is loaded."""
+        """Description of the model from its config, without loading it."""
         return {
             "name": self.id,
             "title": self.title,
@@ -138,58 +138,57 @@ class Entry:
         }
 
 
-class HeldEntry(Entry):
-    """A model that somebody else holds in memory, whatever becomes of its files, if it has any."""
+class InMemoryEntry(Entry):
+    """Model that a caller holds in memory; its files, if any, are ignored."""
 
     def __init__(self, id: str, checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
         super().__init__(id, checkpoint.name, id, None, None, checkpoint)
-        self.held = model, tokenizer
+        self.loaded_pair = model, tokenizer
 
     def has_tokenizer(self) -> bool:
-        return self.held[1] is not None
+        return self.loaded_pair[1] is not None
 
     def tokenizer(self) -> Any:
-        return self.held[1]
+        return self.loaded_pair[1]
 
-    def open(self, check: Check = lambda: None) -> Loaded:
-        with self.turn:
-            self.loaded = self.loaded or Loaded(*self.held)
+    def open(self, check: CancelCheck = lambda: None) -> Loaded:
+        with self.lock:
+            self.loaded = self.loaded or Loaded(*self.loaded_pair)
         return self.loaded
 
 
-def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    """What changes when a model's files are replaced."""
+def file_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
+    """Fingerprint of the model's files (names, times, sizes, inodes)."""
     if checkpoint.folder is None:
         return ()
-    found = []
+    stamps = []
     for path in sorted(checkpoint.folder.iterdir()):
         with suppress(OSError):
             if path.suffix in (".json", ".safetensors", ".model", ".txt", ".tiktoken"):
-                told = path.stat()
-                found.append((path.name, told.st_mtime_ns, told.st_size, told.st_ino))
-    return (str(checkpoint.folder.resolve()), *found)
+                stat = path.stat()
+                stamps.append((path.name, stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return (str(checkpoint.folder.resolve()), *stamps)
 
 
-class Finder(Protocol):
-    """Who knows of more models."""
+class ModelSource(Protocol):
+    """Source of additional models, such as training checkpoints."""
 
     def find(self, id: str) -> Entry | None:
-        """The model of that id, None where there is none."""
+        """Returns the model of an id, or None."""
 
-    def found(self) -> list[Entry]:
-        """Those to be listed."""
+    def entries(self) -> list[Entry]:
+        """Models to list."""
 
 
 class Models:
-    """Every offered model by its id, in the order given; checkpoints of runs come as
-    ``RUN@STEP``."""
+    """Models by id, in the order of the command line; training checkpoints are ``RUN@STEP``."""
 
     def __init__(
         self, names: Sequence[str | Path], dtype: str | None = None, device: str | None = None
     ) -> None:
         self.dtype, self.device = dtype, device
         self.entries: dict[str, Entry] = {}
-        self.finders: list[Finder] = []
+        self.sources: list[ModelSource] = []
         for name in names:
             self.add(name)
         if not names:
@@ -197,44 +196,45 @@ class Models:
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Models:
-        """Those and no others."""
-        made = cls.__new__(cls)
-        made.dtype, made.device, made.finders = None, None, []
-        made.entries = {one.id: one for one in entries}
-        return made
+        """Builds the collection from entries."""
+        models = cls.__new__(cls)
+        models.dtype, models.device, models.sources = None, None, []
+        models.entries = {entry.id: entry for entry in entries}
+        return models
 
     def add(self, name: str | Path, title: str | None = None) -> Entry:
-        """Offer one more. Raises UserError where no model is described there."""
+        """Adds a model. Raises UserError where no model is found."""
         plain = Path(name).name if not is_recipe(str(name)) else str(name)
         base = re.sub(r"[^A-Za-z0-9._-]+", "-", title or plain).strip("-.") or "model"
         id = next(
-            one
-            for one in (base, *(f"{base}-{n}" for n in range(2, 10_000)))
-            if one not in self.entries
+            candidate
+            for candidate in (base, *(f"{base}-{n}" for n in range(2, 10_000)))
+            if candidate not in self.entries
         )
         entry = self.entries[id] = Entry(id, name, title or str(name), self.dtype, self.device)
         return entry
 
     def __getitem__(self, id: str) -> Entry:
         if id not in self.entries:
-            found = next(
-                (entry for one in self.finders if (entry := one.find(id)) is not None), None
+            match = next(
+                (entry for source in self.sources if (entry := source.find(id)) is not None), None
             )
-            if found is not None:
-                return found
-            raise Missing(
+            if match is not None:
+                return match
+            raise NotFound(
                 f'There is no model "{id[:80]}" here; there are: {", ".join(self.entries)}.'
             )
         return self.entries[id]
 
     def cards(self) -> list[dict[str, Any]]:
-        """A card of each; those that others know of (trainings) at the end, without what was given
-        by name too."""
-        given = {
+        """Cards of all models; trainings last, without duplicates of named folders."""
+        folders = {
             folder.resolve()
             for entry in self.entries.values()
             if (folder := Path(entry.name)).is_dir()
         }
-        found = [entry for one in self.finders for entry in one.found()]
-        others = [entry for entry in found if Path(entry.name).resolve() not in given]
-        return [entry.card() for entry in (*self.entries.values(), *others)]
+        found_entries = [entry for source in self.sources for entry in source.entries()]
+        extra_entries = [
+            entry for entry in found_entries if Path(entry.name).resolve() not in folders
+        ]
+        return [entry.card() for entry in (*self.entries.values(), *extra_entries)]

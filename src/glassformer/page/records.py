@@ -1,5 +1,4 @@
-"""What a training writes beside its log: what the model wrote on its way, and which tokens went to
-which expert."""
+"""Records that a training writes beside its log: samples and expert routing."""
 
 from __future__ import annotations
 
@@ -10,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 SAMPLES, ROUTING = "samples.jsonl", "routing.jsonl"
-MOST = 4 << 20  # bytes that are read from the end of a file
-KEPT = 200  # samples, or validations of a mixture, that are told
+MAX_BYTES = 4 << 20  # bytes that are read from the end of a file
+MAX_RECORDS = 200  # samples, or validations of a mixture, that are told
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of JSON at the end of a file; none where it is not there."""
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the complete JSON lines at the end of a file; nothing if it is missing."""
     with contextlib.suppress(OSError), path.open("rb") as opened:
-        opened.seek(max(0, path.stat().st_size - MOST))
+        opened.seek(max(0, path.stat().st_size - MAX_BYTES))
         for line in opened.read().split(b"\n"):
             with contextlib.suppress(ValueError):
-                found = json.loads(line)
-                if isinstance(found, dict) and isinstance(found.get("step"), int):
-                    yield found
+                record = json.loads(line)
+                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                    yield record
 
 
 def size(path: Path) -> int:
-    """The bytes of a file, 0 where it is not there: it grows when there is something new."""
+    """Size of a file in bytes, 0 if it is missing."""
     try:
         return path.stat().st_size
     except OSError:
@@ -34,13 +33,13 @@ def size(path: Path) -> int:
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
-    """What the model wrote on its way: {step, text}, the last ones."""
-    told = [
-        {"step": one["step"], "text": one["text"][:4000]}
-        for one in lines(folder / SAMPLES)
-        if isinstance(one.get("text"), str)
+    """Latest samples of the training: {step, text}."""
+    records = [
+        {"step": record["step"], "text": record["text"][:4000]}
+        for record in json_lines(folder / SAMPLES)
+        if isinstance(record.get("text"), str)
     ]
-    return told[-KEPT:]
+    return records[-MAX_RECORDS:]
 
 
 def routing(folder: Path) -> list[dict[str, Any]]:
@@ -50,16 +49,18 @@ def routing(folder: Path) -> list[dict[str, Any]]:
     A share is of all choices, so that the shares of a step sum to 1; a token comes with how often
     it chose the expert and in which share of its places that is.
     """
-    told: dict[str, dict[str, Any]] = {}
-    for one in lines(folder / ROUTING):
+    mixtures: dict[str, dict[str, Any]] = {}
+    for record in json_lines(folder / ROUTING):
         with contextlib.suppress(LookupError, TypeError):
-            shares = [expert["share"] for expert in one["experts"]]
-            tokens = [expert["tokens"] for expert in one["experts"]]
-            path = str(one["mixture"])
-            mine = told.setdefault(path, {"address": path, "steps": [], "share": [], "tokens": []})
-            mine["steps"], mine["share"] = (
-                [*mine["steps"], one["step"]][-KEPT:],
-                [*mine["share"], shares][-KEPT:],
+            shares = [expert["share"] for expert in record["experts"]]
+            tokens = [expert["tokens"] for expert in record["experts"]]
+            path = str(record["mixture"])
+            mixture = mixtures.setdefault(
+                path, {"address": path, "steps": [], "share": [], "tokens": []}
             )
-            mine["tokens"] = tokens
-    return list(told.values())
+            mixture["steps"], mixture["share"] = (
+                [*mixture["steps"], record["step"]][-MAX_RECORDS:],
+                [*mixture["share"], shares][-MAX_RECORDS:],
+            )
+            mixture["tokens"] = tokens
+    return list(mixtures.values())

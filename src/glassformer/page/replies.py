@@ -1,5 +1,5 @@
-"""Requests and answers: work in threads that ends when nobody waits, JSON, events, mistakes as
-sentences."""
+"""Request and response helpers: cancellable work in threads, JSON, server-sent events, error
+responses."""
 
 from __future__ import annotations
 
@@ -19,155 +19,156 @@ from starlette.responses import Response, StreamingResponse
 from .. import files
 from ..errors import UserError, note
 from . import wire
-from .models import Check, Missing
+from .models import CancelCheck, NotFound
 
 T = TypeVar("T")
-MOST_BODY = 8 << 20
+MAX_BODY = 8 << 20
 
 
-class Gone(Exception):
-    """Nobody waits for the answer any more."""
+class ClientDisconnected(Exception):
+    """Raised when the browser has disconnected."""
 
 
-def check_that(gone: threading.Event) -> None:
-    """Raise Gone where that is set."""
+def check_connected(gone: threading.Event) -> None:
     if gone.is_set():
-        raise Gone
+        raise ClientDisconnected
 
 
-async def work(request: Request, task: Callable[[Check], T]) -> T:
-    """``task(check)`` in a thread; where the browser goes away, its ``check`` raises Gone at the
-    next chance."""
+async def run_in_thread(request: Request, task: Callable[[CancelCheck], T]) -> T:
+    """Runs ``task(check)`` in a thread; ``check`` raises ClientDisconnected when the browser
+    disconnects."""
     gone = threading.Event()
-    doing = asyncio.ensure_future(to_thread.run_sync(task, partial(check_that, gone)))
+    future = asyncio.ensure_future(to_thread.run_sync(task, partial(check_connected, gone)))
     try:
-        while not (await asyncio.wait({doing}, timeout=0.1))[0]:
+        while not (await asyncio.wait({future}, timeout=0.1))[0]:
             if await request.is_disconnected():
                 gone.set()
-        return doing.result()
+        return future.result()
     finally:
         gone.set()
 
 
-async def streamed(first: Any, steps: Iterator[Any], gone: threading.Event) -> AsyncIterator[bytes]:
-    """Server-sent events of what a generator gives; it ends at its next token when the reader is
-    gone."""
+async def stream_events(
+    first: Any, steps: Iterator[Any], gone: threading.Event
+) -> AsyncIterator[bytes]:
+    """Server-sent events of a generator's items; ends at the next item when the reader
+    disconnects."""
     try:
-        yield event(*first)
-        while (made := await to_thread.run_sync(next, steps, None)) is not None:
-            yield event(*made)
+        yield format_event(*first)
+        while (step := await to_thread.run_sync(next, steps, None)) is not None:
+            yield format_event(*step)
     except UserError as error:
-        yield event("error", {"error": str(error)})
-    except Gone:
+        yield format_event("error", {"error": str(error)})
+    except ClientDisconnected:
         pass
     except Exception as error:
-        yield event("error", {"error": _sentence(error)})
+        yield format_event("error", {"error": _error_message(error)})
     finally:
         gone.set()
 
 
-def event(name: str, data: Any, id: str | None = None) -> bytes:
-    """One server-sent event; one called ``token`` or ``message`` has no name."""
-    named = "" if name in ("token", "message") else f"event: {name}\n"
-    number = "" if id is None else f"id: {id}\n"
-    return f"{number}{named}data: {dumped(data)}\n\n".encode()
+def format_event(name: str, data: Any, id: str | None = None) -> bytes:
+    """Formats one server-sent event; ``token`` and ``message`` get no event name."""
+    name_line = "" if name in ("token", "message") else f"event: {name}\n"
+    id_line = "" if id is None else f"id: {id}\n"
+    return f"{id_line}{name_line}data: {to_json(data)}\n\n".encode()
 
 
-def events(stream: AsyncIterator[bytes]) -> Response:
-    """A stream of events."""
-    sent = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(stream, 200, sent, "text/event-stream")
+def event_response(stream: AsyncIterator[bytes]) -> Response:
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(stream, 200, headers, "text/event-stream")
 
 
-async def body(request: Request) -> dict[str, Any]:
-    """What was posted, a JSON object within a bound."""
-    held = bytearray()
+async def read_body(request: Request) -> dict[str, Any]:
+    """Reads the body as a JSON object, up to MAX_BODY bytes."""
+    data = bytearray()
     async for piece in request.stream():
-        held += piece
-        if len(held) > MOST_BODY:
-            raise wire.TooMuch(
-                f"A request has {MOST_BODY >> 20} MiB at most, and this is more; shorten the text.",
+        data += piece
+        if len(data) > MAX_BODY:
+            raise wire.ResponseTooLarge(
+                f"A request has {MAX_BODY >> 20} MiB at most, and this is more; shorten the text.",
                 "",
             )
-    return files.json_object(held.decode("utf-8", "replace"), "The request", "send an object")
+    return files.json_object(data.decode("utf-8", "replace"), "The request", "send an object")
 
 
-def answer(value: Any, status: int = 200) -> Response:
-    """A JSON answer that nobody keeps."""
-    return Response(dumped(value), status, {"cache-control": "no-store"}, "application/json")
+def json_response(value: Any, status: int = 200) -> Response:
+    """JSON response that is never cached."""
+    return Response(to_json(value), status, {"cache-control": "no-store"}, "application/json")
 
 
-def dumped(value: Any) -> str:
-    """As JSON; what is not finite by its name."""
+def to_json(value: Any) -> str:
+    """Encodes JSON; numbers that are not finite become strings."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return json.dumps(
+            _finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
 
 
-def _plain(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_finite(item) for item in value]
     return files.json_number(value) if isinstance(value, float) else value
 
 
-def tagged(request: Request, data: bytes, kind: str, keep: str) -> Response:
-    """Bytes with the tag of their content; nothing where the browser has them."""
+def etag_response(request: Request, data: bytes, kind: str, keep: str) -> Response:
+    """Response with the ETag of its content; 304 if the browser has it."""
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
-    sent = {"etag": tag, "cache-control": keep}
+    headers = {"etag": tag, "cache-control": keep}
     if request.headers.get("if-none-match") == tag:
-        return Response(None, 304, sent)
-    return Response(data, 200, sent | {"content-type": kind})
+        return Response(None, 304, headers)
+    return Response(data, 200, headers | {"content-type": kind})
 
 
-def whole(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of the query. Raises UserError for another one."""
-    return wire.number(request.query_params.get(name, str(default)), name, low, high)
+def query_int(request: Request, name: str, default: int, low: int, high: int) -> int:
+    """Integer of the query string. Raises UserError if invalid."""
+    return wire.parse_int(request.query_params.get(name, str(default)), name, low, high)
 
 
-def token_of(said: str | None) -> int | str | None:
-    """A token by its id, or by its text."""
-    if said is None or said == "":
+def parse_token(text: str | None) -> int | str | None:
+    """Parses a token id, or returns the token's text."""
+    if text is None or text == "":
         return None
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else said
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
 # ---------------------------------------------------------------------------------------- mistakes
 
 
-async def mistake(request: Request, error: Exception) -> Response:
-    """A user's mistake: its sentence."""
-    if isinstance(error, wire.TooMuch):
-        return answer(
+async def user_error_response(request: Request, error: Exception) -> Response:
+    """Error response to a UserError: 400, 404 or 413."""
+    if isinstance(error, wire.ResponseTooLarge):
+        return json_response(
             {"error": str(error)} | ({"pooled": error.pooled} if error.pooled else {}), 413
         )
-    return answer({"error": str(error)}, 404 if isinstance(error, Missing) else 400)
+    return json_response({"error": str(error)}, 404 if isinstance(error, NotFound) else 400)
 
 
-async def left(request: Request, error: Exception) -> Response:
-    """Nobody reads this."""
+async def disconnect_response(request: Request, error: Exception) -> Response:
     return Response(None, 499)
 
 
-async def unknown(request: Request, error: Exception) -> Response:
-    """No such route."""
+async def unknown_route_response(request: Request, error: Exception) -> Response:
+    """Error response to an unknown path or method."""
     status = getattr(error, "status_code", 404)
-    said = (
+    message = (
         "There is nothing at this address."
         if status == 404
         else "This address does not take that method."
     )
-    return answer({"error": said}, status)
+    return json_response({"error": message}, status)
 
 
-async def broken(request: Request, error: Exception) -> Response:
-    """A mistake of ours, or no memory."""
-    return answer({"error": _sentence(error)}, 500)
+async def server_error_response(request: Request, error: Exception) -> Response:
+    """Error response to an internal error or lack of memory."""
+    return json_response({"error": _error_message(error)}, 500)
 
 
-def _sentence(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     if isinstance(error, MemoryError) or "memory" in str(error):
         return "There is not enough memory for this; take a shorter text or a smaller model."
     note("".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""Traces that are kept: the latest, within a bound of bytes; the same request has the same id."""
+"""LRU cache of traces, bounded in bytes; equal requests have equal ids."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
-from .models import Check, Entry, Loaded, Missing, Models
+from .models import CancelCheck, Entry, Loaded, Models, NotFound
 
 if TYPE_CHECKING:
     from ..inspection.tracing import Trace
 
-KEPT = 1 << 30  # bytes of all traces
+MAX_BYTES = 1 << 30  # bytes of all traces
 # of answers: another number makes other ids, so that no browser takes what it kept for the new
 FORMAT = 1
-MOST_TEXT = 1 << 20  # characters of a text
+MAX_TEXT = 1 << 20  # characters of a text
 
 
 class Run:
-    """One trace: its id, the model that it is of, and what was answered when it was made.
+    """Cached trace with its id, model and response.
 
-    ``asked`` is what others of the library need to read the same again: the text and source as ids,
-    and the edits.
+    ``read_args`` are the arguments with which the library reads the same input again: source ids
+    and edits.
     """
 
     def __init__(
@@ -33,45 +33,47 @@ class Run:
         trace: Trace,
         answer: dict[str, Any],
         text: Any,
-        asked: dict[str, Any],
+        read_args: dict[str, Any],
     ) -> None:
-        self.id, self.loaded, self.trace, self.answer, self.text, self.asked = (
+        self.id, self.loaded, self.trace, self.answer, self.text, self.read_args = (
             id,
             loaded,
             trace,
             answer,
             text,
-            asked,
+            read_args,
         )
 
-    def checked(self, check: Check) -> dict[str, Any]:
-        """How far the recorded pass is from one that nobody watches; computed when first asked
-        for."""
-        with self.loaded.held(check):
-            told: dict[str, Any] = self.answer["check"]
-            if told["captured_vs_fast_max_abs"] is None:
-                told["captured_vs_fast_max_abs"] = self.trace.check()
-            return told
+    def measure_error(self, check: CancelCheck) -> dict[str, Any]:
+        """Largest difference between the traced and the plain forward pass, computed at first
+        use."""
+        with self.loaded.acquire(check):
+            errors: dict[str, Any] = self.answer["check"]
+            if errors["captured_vs_fast_max_abs"] is None:
+                errors["captured_vs_fast_max_abs"] = self.trace.check()
+            return errors
 
     @property
     def bytes(self) -> int:
-        """What it holds: recorded values and computed ones."""
-        made = sum(one.numel() * one.element_size() for one in list(self.trace._made.values()))
-        return self.trace.kept_bytes + made
+        """Size of recorded and computed values."""
+        computed = sum(
+            value.numel() * value.element_size() for value in list(self.trace._made.values())
+        )
+        return self.trace.kept_bytes + computed
 
 
 class Runs:
-    """Runs by id, the one used last at the end."""
+    """Runs by id, the most recently used last."""
 
-    def __init__(self, models: Models, kept: int = KEPT) -> None:
-        self.models, self.kept = models, kept
+    def __init__(self, models: Models, max_bytes: int = MAX_BYTES) -> None:
+        self.models, self.max_bytes = models, max_bytes
         self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def __getitem__(self, id: str) -> Run:
-        with self._turn:
+        with self._lock:
             if id not in self._runs:
-                raise Missing(
+                raise NotFound(
                     f'There is no run "{id[:40]}" any more; ask for it again by its text.'
                 )
             self._runs.move_to_end(id)
@@ -81,51 +83,57 @@ class Runs:
         return len(self._runs)
 
     def add(self, run: Run) -> None:
-        """Keep it; the oldest go where there is too much."""
-        with self._turn:
+        """Adds a run and evicts the oldest beyond the byte limit."""
+        with self._lock:
             self._runs[run.id] = run
             self._runs.move_to_end(run.id)
-            held = sum(one.bytes for one in self._runs.values())
-            while held > self.kept and len(self._runs) > 1:
-                _, old = self._runs.popitem(last=False)
-                held -= old.bytes
+            total_bytes = sum(run.bytes for run in self._runs.values())
+            while total_bytes > self.max_bytes and len(self._runs) > 1:
+                _, oldest = self._runs.popitem(last=False)
+                total_bytes -= oldest.bytes
 
-    def make(self, asked: dict[str, Any], check: Check = lambda: None) -> dict[str, Any]:
-        """The run of {model, text or ids, source?, edits?, cut?}, made or found.
+    def make(self, payload: dict[str, Any], check: CancelCheck = lambda: None) -> dict[str, Any]:
+        """Returns the run of {model, text or ids, source?, edits?, cut?}, cached or new.
 
-        Raises UserError for what cannot be read.
+        Raises UserError for invalid input.
         """
-        entry = self.models[one_text(asked, "model", 200) or ""]
+        entry = self.models[text_field(payload, "model", 200) or ""]
         loaded = entry.open(check)
         from ..inspection import answers
         from ..nn.editing import apply
 
-        edits = [one_edit(line) for line in edit_lines(asked)]
-        text, source = one_text(asked, "text"), one_text(asked, "source")
-        cut = bool(asked.get("cut"))
-        tokens, left = read(loaded, asked.get("ids", text), False, cut)
-        given, source_left = (None, 0) if source is None else read(loaded, source, True, cut)
-        id = _id(loaded, edits, tokens, given)
-        with self._turn:
-            known = self._runs.get(id)
+        edits = [parse_edit(line) for line in edit_lines(payload)]
+        text, source = text_field(payload, "text"), text_field(payload, "source")
+        cut = bool(payload.get("cut"))
+        tokens, text_truncated = encode_input(loaded, payload.get("ids", text), False, cut)
+        source_ids, source_truncated = (
+            (None, 0) if source is None else encode_input(loaded, source, True, cut)
+        )
+        id = _id(loaded, edits, tokens, source_ids)
+        with self._lock:
+            cached = self._runs.get(id)
         # the same run may be of a longer text
-        over = beyond(("text", tokens, left), ("source", given, source_left))
-        if known is not None:
-            return {**self[id].answer, **over, "model": entry.id, "found": True}
+        truncation = truncation_report(
+            ("text", tokens, text_truncated), ("source", source_ids, source_truncated)
+        )
+        if cached is not None:
+            return {**self[id].answer, **truncation, "model": entry.id, "found": True}
         pair = entry.card()["abilities"]["source"]
-        if pair != (given is not None):
+        if pair != (source_ids is not None):
             raise UserError(
                 "An encoder-decoder reads two texts; give the encoder's as source."
                 if pair
                 else "Only an encoder-decoder has a source; leave it out."
             )
-        with loaded.held(check):
+        with loaded.acquire(check):
             hooks: Any = {}
             ids = tokens
-            how = {"source": given, "edits": edits}
+            read_args = {"source": source_ids, "edits": edits}
             if edits:
-                ids, given, hooks = apply(edits, loaded.model, tokens, given, loaded.tokenizer)
-            trace = traced(loaded, ids, given, hooks, check)
+                ids, source_ids, hooks = apply(
+                    edits, loaded.model, tokens, source_ids, loaded.tokenizer
+                )
+            trace = trace_run(loaded, ids, source_ids, hooks, check)
         check()
         spans = answers.spans(loaded.tokenizer, tokens[0].tolist(), text)
         answer: dict[str, Any] = {"model": entry.id, "digest": loaded.digest}
@@ -135,13 +143,12 @@ class Runs:
             "edits": list(map(repr, edits)),
             "check": {"captured_vs_fast_max_abs": None},
         }
-        answer |= over
-        self.add(Run(id, loaded, trace, answer, tokens, how))
+        answer |= truncation
+        self.add(Run(id, loaded, trace, answer, tokens, read_args))
         return answer
 
-    def keep(self, entry: Entry, trace: Trace, text: str | None, source: str | None) -> None:
-        """A trace without edits that was made elsewhere: whoever asks for its ids is answered from
-        it."""
+    def add_trace(self, entry: Entry, trace: Trace, text: str | None, source: str | None) -> None:
+        """Adds a trace without edits that was made elsewhere."""
         from ..inspection import answers
 
         loaded, ids = entry.open(), trace.tokens
@@ -153,43 +160,50 @@ class Runs:
 
 
 def _id(loaded: Loaded, edits: list[Any], tokens: Any, source: Any) -> str:
-    """The same model, edits and ids have the same run."""
-    named = [list(map(repr, edits)), tokens.tolist(), None if source is None else source.tolist()]
-    return f"r_{hashlib.sha256(repr([FORMAT, loaded.digest, *named]).encode()).hexdigest()[:16]}"
-
-
-def beyond(*parts: tuple[str, Any, int]) -> dict[str, Any]:
-    """What of (name, ids, tokens left out) was not read, in words and in numbers."""
-    said = [
-        f"Of the {what} the first {ids.shape[1]:,} of {ids.shape[1] + more:,} tokens are read."
-        for what, ids, more in parts
-        if more
+    """Run id: a hash of model digest, edits and token ids."""
+    identity = [
+        list(map(repr, edits)),
+        tokens.tolist(),
+        None if source is None else source.tolist(),
     ]
-    left = {"tokens" if what == "text" else "source_tokens": more for what, _, more in parts}
-    return {"cut": " ".join(said) or None, "left_out": left}
+    return f"r_{hashlib.sha256(repr([FORMAT, loaded.digest, *identity]).encode()).hexdigest()[:16]}"
 
 
-def traced(loaded: Loaded, tokens: Any, source: Any, hooks: Any, check: Check) -> Trace:
-    """The trace of a pass that ends where ``check`` raises, at the next value that it records."""
+def truncation_report(*inputs: tuple[str, Any, int]) -> dict[str, Any]:
+    """Reports truncated inputs (name, ids, number of tokens left out), in words and numbers."""
+    messages = [
+        f"Of the {name} the first {ids.shape[1]:,} of {ids.shape[1] + truncated:,} tokens are read."
+        for name, ids, truncated in inputs
+        if truncated
+    ]
+    left_out = {
+        "tokens" if name == "text" else "source_tokens": truncated for name, _, truncated in inputs
+    }
+    return {"cut": " ".join(messages) or None, "left_out": left_out}
+
+
+def trace_run(loaded: Loaded, tokens: Any, source: Any, hooks: Any, check: CancelCheck) -> Trace:
+    """Traces a forward pass; ``check`` is called at each recorded value and may raise."""
     from ..inspection.tracing import Trace
 
-    asks = [check]
+    checks = [check]
 
-    class Watched(Trace):
-        def _run(self, wanted: Any, records: Any, model: Any = None) -> None:
-            def asked(path: str) -> bool:
-                asks[0]()
-                return bool(wanted(path))
+    class CancellableTrace(Trace):
+        def _run(self, is_recorded: Any, records: Any, model: Any = None) -> None:
+            def is_recorded_now(path: str) -> bool:
+                checks[0]()
+                return bool(is_recorded(path))
 
-            super()._run(asked, records, model)
+            super()._run(is_recorded_now, records, model)
 
-    made = Watched(loaded.model, loaded.tokenizer, tokens, source, hooks)
-    asks[0] = lambda: None  # who looks at it later has not gone
-    return made
+    trace = CancellableTrace(loaded.model, loaded.tokenizer, tokens, source, hooks)
+    checks[0] = lambda: None  # who looks at it later has not gone
+    return trace
 
 
-def read(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
-    """The ids (1, T) of a text, or of ids, and how many tokens were left out beyond the context."""
+def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
+    """Token ids (1, T) of a text or of ids, and the number of tokens truncated to fit the
+    context."""
     import torch
 
     from .. import config
@@ -198,60 +212,65 @@ def read(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
 
     model = loaded.model
     tokenizer = loaded.tokenizer
-    second = isinstance(model.config, config.EncoderDecoder) and not source
+    is_target = isinstance(model.config, config.EncoderDecoder) and not source
     if isinstance(text, list):
-        whole = len(text) <= MOST_TEXT and all(type(id) is int and abs(id) < 1 << 63 for id in text)
-        need(whole, "ids are whole numbers of a vocabulary; give a list of them.")
+        valid = len(text) <= MAX_TEXT and all(type(id) is int and abs(id) < 1 << 63 for id in text)
+        need(valid, "ids are whole numbers of a vocabulary; give a list of them.")
         ids, context = torch.tensor([text], dtype=torch.long), model.config.context
-        left = max(0, ids.shape[1] - context) if cut else 0
-        return token_ids(model, tokenizer, ids[:, :context] if cut else ids, second=second), left
+        truncated = max(0, ids.shape[1] - context) if cut else 0
+        return token_ids(
+            model, tokenizer, ids[:, :context] if cut else ids, second=is_target
+        ), truncated
     if not isinstance(text, str):
         raise UserError('There is no text; give "text", or "ids".')
     if tokenizer is None:
         raise UserError(
             "This model has no tokenizer, so text cannot be read; give ids, or a model with one."
         )
-    shown = text
+    masked_text = text
     if isinstance(model.config, config.Encoder) and tokenizer.mask is not None:
-        shown = text.replace(streams.BLANK, tokenizer.token(tokenizer.mask))
+        masked_text = text.replace(streams.BLANK, tokenizer.token(tokenizer.mask))
     try:
         if isinstance(model.config, config.Encoder):
-            return streams.read_pair(model, tokenizer, shown)[0], 0
-        return token_ids(model, tokenizer, text, second=second), 0
+            return streams.read_pair(model, tokenizer, masked_text)[0], 0
+        return token_ids(model, tokenizer, text, second=is_target), 0
     except UserError:
         if not cut:
             raise
-    reads = tokenizer.for_source if source else tokenizer
-    every, context = _all_ids(loaded, shown, reads, second), model.config.context
-    return read(loaded, every[:context], source, False)[0], max(0, len(every) - context)
+    text_tokenizer = tokenizer.for_source if source else tokenizer
+    all_ids, context = (
+        _all_ids(loaded, masked_text, text_tokenizer, is_target),
+        model.config.context,
+    )
+    return encode_input(loaded, all_ids[:context], source, False)[0], max(0, len(all_ids) - context)
 
 
-def _all_ids(loaded: Loaded, text: str, tokenizer: Any, second: bool) -> list[int]:
-    """A text's ids with what opens it, however long it is."""
+def _all_ids(loaded: Loaded, text: str, tokenizer: Any, is_target: bool) -> list[int]:
+    """Token ids of a text with its start token, without truncation."""
     from .. import config
     from ..tokenizer.framing import document_start, target_start
 
     cfg = loaded.model.config
-    opening = None
-    if isinstance(cfg, config.Decoder) or second:
-        opening = target_start(tokenizer) if second else document_start(tokenizer)
+    bos = None
+    if isinstance(cfg, config.Decoder) or is_target:
+        bos = target_start(tokenizer) if is_target else document_start(tokenizer)
     elif isinstance(cfg, config.Encoder):
-        opening = tokenizer.bos
-    return ([] if opening is None else [opening]) + list(
+        bos = tokenizer.bos
+    return ([] if bos is None else [bos]) + list(
         tokenizer.encode(text, special=isinstance(cfg, config.Encoder))
     )
 
 
-def one_text(asked: dict[str, Any], key: str, most: int = MOST_TEXT) -> str | None:
-    """A text of a request; None where it is not given. Raises UserError for what is none, or too
-    long."""
-    value = asked.get(key)
+def text_field(payload: dict[str, Any], key: str, max_characters: int = MAX_TEXT) -> str | None:
+    """Text field of a request, None if absent. Raises UserError for other types and texts that are
+    too long."""
+    value = payload.get(key)
     if value is None:
         return None
     need(isinstance(value, str), f'"{key}" is a text; give one.')
     need(
-        len(value) <= most,
-        f'"{key}" has {len(value):,} characters and {most:,} are read; shorten it.',
+        len(value) <= max_characters,
+        f'"{key}" has {len(value):,} characters and {max_characters:,} are read; shorten it.',
     )
     try:
         value.encode()
@@ -262,9 +281,9 @@ def one_text(asked: dict[str, Any], key: str, most: int = MOST_TEXT) -> str | No
     return str(value)
 
 
-def edit_lines(asked: dict[str, Any]) -> list[str]:
-    """The edits of a request, as lines."""
-    lines = asked.get("edits") or []
+def edit_lines(payload: dict[str, Any]) -> list[str]:
+    """Edit lines of a request, validated."""
+    lines = payload.get("edits") or []
     need(isinstance(lines, list) and len(lines) <= 100, "edits are a list of texts, 100 at most.")
     for line in lines:
         need(
@@ -274,8 +293,7 @@ def edit_lines(asked: dict[str, Any]) -> list[str]:
     return lines
 
 
-def one_edit(line: str) -> Any:
-    """The edit that a line says."""
+def parse_edit(line: str) -> Any:
     from ..inspection.edits import parse
 
     return parse(line)

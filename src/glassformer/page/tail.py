@@ -1,5 +1,4 @@
-"""A log of JSON lines that grows, as columns of numbers: each line is read once, and few points
-tell of many."""
+"""Incremental reader of a JSON-lines log as numeric columns, downsampled in buckets."""
 
 from __future__ import annotations
 
@@ -13,49 +12,50 @@ from typing import Any
 
 
 class Tail:
-    """A log of JSON lines as columns of numbers; ``rows`` were read so far, ``turn`` counts how
-    often it began anew."""
+    """Columns of numbers of a JSON-lines log; ``rows`` counts the lines read, ``resets`` the times
+    the file was replaced."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock = threading.Lock()
-        self.turn = 0
-        self._begin()
+        self.resets = 0
+        self._reset()
 
-    def _begin(self) -> None:
-        self.offset, self.inode, self.rest = 0, 0, b""
+    def _reset(self) -> None:
+        self.offset, self.inode, self.partial_line = 0, 0, b""
         self.columns: dict[str, array[float]] = {}
         self.rows = 0
 
-    def read(self) -> None:
-        """Take what was appended; from the start where the file is another one or has become
-        shorter."""
+    def update(self) -> None:
+        """Reads the appended lines; starts over where the file was replaced or truncated."""
         try:
-            told = self.path.stat()
+            stat = self.path.stat()
         except OSError:
             return
-        if self.inode and (told.st_ino != self.inode or told.st_size < self.offset):
-            self._begin()
-            self.turn += 1
-        self.inode = told.st_ino
-        if told.st_size == self.offset:
+        if self.inode and (stat.st_ino != self.inode or stat.st_size < self.offset):
+            self._reset()
+            self.resets += 1
+        self.inode = stat.st_ino
+        if stat.st_size == self.offset:
             return
-        with contextlib.suppress(OSError), self.path.open("rb") as opened:
-            opened.seek(self.offset)
-            data = opened.read()
+        with contextlib.suppress(OSError), self.path.open("rb") as log:
+            log.seek(self.offset)
+            data = log.read()
             self.offset += len(data)
-            *lines, self.rest = (self.rest + data).split(b"\n")  # the last line may be half written
+            *lines, self.partial_line = (self.partial_line + data).split(
+                b"\n"
+            )  # the last line may be half written
             for line in lines:
                 self._add(line)
 
     def _add(self, line: bytes) -> None:
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             return
-        if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             return
-        for name, value in found.items():
+        for name, value in record.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 if name not in self.columns:
                     if len(self.columns) >= 100:
@@ -67,7 +67,7 @@ class Tail:
             if len(column) < self.rows:
                 column.append(math.nan)
 
-    def series(self, since: int, most: int) -> dict[str, Any]:
+    def series(self, since: int, max_rows: int) -> dict[str, Any]:
         """The rows from ``since`` on, in buckets of a power of two of them where they are more than
         ``most``.
 
@@ -76,11 +76,11 @@ class Tail:
         never vanishes.
         """
         with self.lock:
-            self.read()
+            self.update()
             reset = since > self.rows
             since = 0 if reset else since
             size = 1
-            while (self.rows - since) / size > most:
+            while (self.rows - since) / size > max_rows:
                 size *= 2
             edges = sorted(
                 {since, *range(since // size * size, self.rows, size)} - set(range(since))
@@ -89,30 +89,30 @@ class Tail:
                 list(zip(edges, [*edges[1:], self.rows], strict=True)) if self.rows > since else []
             )
             steps = self.columns.get("step", array("d"))
-            told: dict[str, Any] = {}
+            buckets: dict[str, Any] = {}
             for name, column in self.columns.items():
                 if name != "step":
-                    told[name] = [_bucket(column[low:high]) for low, high in spans]
+                    buckets[name] = [_bucket(column[low:high]) for low, high in spans]
             return {
                 "cursor": self.rows,
                 "since": since,
                 "reset": reset,
-                "turn": self.turn,
+                "turn": self.resets,
                 "bucket": size,
                 "first": [int(steps[low]) for low, _ in spans],
                 "last": [int(steps[high - 1]) for _, high in spans],
                 "columns": {
                     name: {
-                        key: [one[at] for one in rows]
-                        for at, key in enumerate(("min", "max", "mean"))
+                        key: [bucket[position] for bucket in rows]
+                        for position, key in enumerate(("min", "max", "mean"))
                     }
-                    for name, rows in told.items()
+                    for name, rows in buckets.items()
                 },
             }
 
 
 def _bucket(column: array[float]) -> tuple[float | None, float | None, float | None]:
-    some = [value for value in column if math.isfinite(value)]
-    if not some:
+    finite = [value for value in column if math.isfinite(value)]
+    if not finite:
         return None, None, None
-    return min(some), max(some), math.fsum(some) / len(some)
+    return min(finite), max(finite), math.fsum(finite) / len(finite)

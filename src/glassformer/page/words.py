@@ -1,5 +1,4 @@
-"""Tokens for the page: generation a token at a time, one text under several tokenizers,
-vocabularies as bytes."""
+"""Generation token by token, tokenizer comparison and vocabularies."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from typing import Any
 from .. import cost
 from ..errors import UserError, need
 from ..tokenizer import labels
-from .models import Check, Loaded, Missing, Models
-from .runs import MOST_TEXT, edit_lines, one_edit, one_text, read
+from .models import CancelCheck, Loaded, Models, NotFound
+from .runs import MAX_TEXT, edit_lines, encode_input, parse_edit, text_field
 
 SETTINGS = {
     "temperature": float,
@@ -27,35 +26,44 @@ MOST_BEAMS = 8
 
 
 def generate(
-    models: Models, asked: dict[str, Any], check: Check
+    models: Models, payload: dict[str, Any], check: CancelCheck
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(event, data) for the page: ``start``, a ``token`` each, ``end``; the model is let go between
+    """Yields (event, data): ``start``, one ``token`` each, ``end``; the model is released between
     tokens."""
     from ..inspection import answers
 
-    reading = Reading.of(models, asked, check, 64)
-    settings = _settings(asked.get("settings") or {})
-    seed = asked.get("seed")
+    reading = GenerationInput.of(models, payload, check, 64)
+    settings = _sampling_settings(payload.get("settings") or {})
+    seed = payload.get("seed")
     need(
         seed is None or (type(seed) is int and 0 <= seed < 2**63),
         "seed is a whole number from 0 on.",
     )
     loaded = reading.loaded
-    from ..generation import generate as begin
+    from ..generation import generate as start_generation
 
-    with loaded.held(check):
+    with loaded.acquire(check):
         ids = reading.ids
-        made = begin(
-            loaded.model, loaded.tokenizer, ids, seed=seed, likely=TOP, **reading.how, **settings
+        generation = start_generation(
+            loaded.model,
+            loaded.tokenizer,
+            ids,
+            seed=seed,
+            likely=TOP,
+            **reading.options,
+            **settings,
         )
-    yield "start", {"ids": ids, "seed": made.seed, "model": reading.name}
-    steps, kept = iter(made), cost.cost(loaded.model.config).cache_per_token("fp32")
-    row = made.rows[0]
+    yield "start", {"ids": ids, "seed": generation.seed, "model": reading.name}
+    steps, bytes_per_token = (
+        iter(generation),
+        cost.cost(loaded.model.config).cache_per_token("fp32"),
+    )
+    row = generation.rows[0]
     while True:
-        with loaded.held(check):
-            begun = time.perf_counter()
+        with loaded.acquire(check):
+            start = time.perf_counter()
             step = next(steps, None)
-            spent = 1000 * (time.perf_counter() - begun)
+            milliseconds = 1000 * (time.perf_counter() - start)
         if step is None:
             break
         (token,) = answers.tokens(loaded.tokenizer, [step.token], {0: (1, 1)})
@@ -68,107 +76,118 @@ def generate(
                 "text": step.text,
                 "logprob": step.logprob,
                 "top": [{"id": id, "logprob": logprob} for id, logprob in step.likely],
-                "ms": spent,
-                "kv_bytes": kept * (len(row.start) + len(row.tokens) - 1),
+                "ms": milliseconds,
+                "kv_bytes": bytes_per_token * (len(row.start) + len(row.tokens) - 1),
             },
         )
     yield "end", {"finish": row.finish, "text": row.text}
 
 
-def beams(models: Models, asked: dict[str, Any], check: Check) -> dict[str, Any]:
-    """{beams, ...as for generate} -> the best continuations that a beam search finds, the best
-    first."""
+def beams(models: Models, payload: dict[str, Any], check: CancelCheck) -> dict[str, Any]:
+    """Beam search: {beams, ...as for generate} -> hypotheses, best first."""
     from ..generation import beam
     from ..inspection import answers
 
-    count = asked.get("beams", 4)
+    count = payload.get("beams", 4)
     need(type(count) is int and 1 <= count <= MOST_BEAMS, f"beams is from 1 to {MOST_BEAMS}.")
-    reading = Reading.of(models, asked, check, 32)
+    reading = GenerationInput.of(models, payload, check, 32)
     loaded = reading.loaded
-    with loaded.held(check):
-        (found,) = beam(
+    with loaded.acquire(check):
+        (hypotheses,) = beam(
             loaded.model,
             loaded.tokenizer,
             [reading.ids],
             beams=count,
             best=count,
             check=check,
-            **reading.how,
+            **reading.options,
         )
-    told = []
-    for one in found:
+    beam_list = []
+    for hypothesis in hypotheses:
         pieces = answers.tokens(
-            loaded.tokenizer, one.tokens, dict.fromkeys(range(len(one.tokens)), (1, 1))
+            loaded.tokenizer,
+            hypothesis.tokens,
+            dict.fromkeys(range(len(hypothesis.tokens)), (1, 1)),
         )
         tokens = [
             {**piece, "logprob": logprob}
-            for piece, logprob in zip(pieces, one.logprobs, strict=True)
+            for piece, logprob in zip(pieces, hypothesis.logprobs, strict=True)
         ]
-        told.append({"tokens": tokens, "score": one.score, "finish": one.finish, "text": one.text})
-    return {"beams": told}
+        beam_list.append(
+            {
+                "tokens": tokens,
+                "score": hypothesis.score,
+                "finish": hypothesis.finish,
+                "text": hypothesis.text,
+            }
+        )
+    return {"beams": beam_list}
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a continuation reads: the model, the ids of its prompt or source, and what else
-    generating is told."""
+class GenerationInput:
+    """Model, prompt or source ids, and options of a generation."""
 
     name: str
     loaded: Loaded
     ids: list[int]
-    how: dict[str, Any]
+    options: dict[str, Any]
 
     @classmethod
-    def of(cls, models: Models, asked: dict[str, Any], check: Check, most: int) -> Reading:
-        """From {model, text or ids, source?, start?, max_new?, edits?}; ``most`` new tokens where
-        that is not said.
+    def of(
+        cls, models: Models, payload: dict[str, Any], check: CancelCheck, default_max_new: int
+    ) -> GenerationInput:
+        """Parses {model, text or ids, source?, start?, max_new?, edits?}.
 
-        ``start`` are the ids that an encoder-decoder's target begins with. Raises UserError for
-        what cannot be read.
+        ``start`` are the first ids of an encoder-decoder's target. Raises UserError for invalid
+        input.
         """
-        entry = models[one_text(asked, "model", 200) or ""]
+        entry = models[text_field(payload, "model", 200) or ""]
         card = entry.card()["abilities"]
-        alone = (
+        message = (
             "This model does not continue a text: an encoder reads all of it at once; mask a "
             "word instead."
         )
-        need(card["generate"], alone)
-        new, start = asked.get("max_new", most), asked.get("start")
-        need(type(new) is int and 1 <= new <= MOST_NEW, f"max_new is from 1 to {MOST_NEW}.")
-        good = (
+        need(card["generate"], message)
+        max_new, start = payload.get("max_new", default_max_new), payload.get("start")
+        need(type(max_new) is int and 1 <= max_new <= MOST_NEW, f"max_new is from 1 to {MOST_NEW}.")
+        valid = (
             isinstance(start, list)
             and 0 < len(start) <= MOST_NEW
-            and all(type(one) is int for one in start)
+            and all(type(id) is int for id in start)
         )
         need(
-            start is None or (good and card["source"]),
+            start is None or (valid and card["source"]),
             "start is a list of ids, for an encoder-decoder.",
         )
         loaded, pair = entry.open(check), card["source"]
-        text = asked.get("ids", one_text(asked, "source" if pair else "text"))
-        with loaded.held(check):
-            ids = read(loaded, text, pair, False)[0][0].tolist()
-            edits = [one_edit(line) for line in edit_lines(asked)]
-        return cls(entry.id, loaded, ids, {"max_new": new, "edits": edits, "start": start})
+        text = payload.get("ids", text_field(payload, "source" if pair else "text"))
+        with loaded.acquire(check):
+            ids = encode_input(loaded, text, pair, False)[0][0].tolist()
+            edits = [parse_edit(line) for line in edit_lines(payload)]
+        return cls(entry.id, loaded, ids, {"max_new": max_new, "edits": edits, "start": start})
 
 
-def _settings(given: Any) -> dict[str, Any]:
-    """The settings of sampling that are known; None leaves one out."""
-    need(isinstance(given, dict), "settings are a table of names and numbers.")
-    odd = next((name for name in given if name not in SETTINGS), None)
-    need(odd is None, f'There is no setting "{str(odd)[:40]}"; there are: {", ".join(SETTINGS)}.')
-    made = {}
-    for name, value in given.items():
+def _sampling_settings(settings: Any) -> dict[str, Any]:
+    """Validated sampling settings; None leaves one out."""
+    need(isinstance(settings, dict), "settings are a table of names and numbers.")
+    unknown = next((name for name in settings if name not in SETTINGS), None)
+    need(
+        unknown is None,
+        f'There is no setting "{str(unknown)[:40]}"; there are: {", ".join(SETTINGS)}.',
+    )
+    parsed = {}
+    for name, value in settings.items():
         if value is None:
             continue
         need(isinstance(value, int | float) and not isinstance(value, bool), f"{name} is a number.")
         need(SETTINGS[name] is float or value == int(value), f"{name} is a whole number.")
-        made[name] = SETTINGS[name](value)
-    return made
+        parsed[name] = SETTINGS[name](value)
+    return parsed
 
 
 class Tokenizers:
-    """Those of the models, and those with a name that lie on this machine."""
+    """Tokenizers of the models, and pretrained ones on this machine."""
 
     def __init__(self, models: Models) -> None:
         self.models = models
@@ -176,48 +195,58 @@ class Tokenizers:
         self._tracers: dict[int, Any] = {}  # by the tokenizer that each follows
 
     def listing(self) -> list[dict[str, Any]]:
-        """What there is, and of what there is not the command that gets it; nothing is opened for
-        that.
+        """Lists tokenizers without opening them; a missing one comes with the command that
+        downloads it.
 
-        "vocab" is None of a model's own until it is opened.
+        "vocab" of a model's tokenizer is None until it is opened.
         """
         from ..tokenizer import pretrained
 
-        told: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for id, entry in self.models.entries.items():
             if entry.has_tokenizer():
-                one = self._open.get(f"{id} {entry.stamp}")
-                told.append(
-                    {"name": id, "title": entry.title, "vocab": one and one.size, "available": True}
+                tokenizer = self._open.get(f"{id} {entry.stamp}")
+                rows.append(
+                    {
+                        "name": id,
+                        "title": entry.title,
+                        "vocab": tokenizer and tokenizer.size,
+                        "available": True,
+                    }
                 )
-        for name, known in pretrained.KNOWN.items():
+        for name, tokenizer_info in pretrained.KNOWN.items():
             if name in self.models.entries:  # a model of that name goes before it
                 continue
-            here = name in self._open or pretrained.place(name) is not None
-            row = {"name": name, "title": known.what, "vocab": known.size, "available": here}
-            told.append(
+            available = name in self._open or pretrained.place(name) is not None
+            row = {
+                "name": name,
+                "title": tokenizer_info.what,
+                "vocab": tokenizer_info.size,
+                "available": available,
+            }
+            rows.append(
                 row
-                if here
+                if available
                 else {**row, "command": f"glassformer tokens --with {name} --text Hello"}
             )
-        return told
+        return rows
 
     def __getitem__(self, name: str) -> Any:
-        found = self._of(name)
-        if found is None:
-            raise Missing(
+        tokenizer = self._load(name)
+        if tokenizer is None:
+            raise NotFound(
                 f'There is no tokenizer "{name[:80]}" here; api/tokenizers lists what there is.'
             )
-        return found
+        return tokenizer
 
-    def _of(self, name: str) -> Any:
+    def _load(self, name: str) -> Any:
         from ..tokenizer import pretrained
 
         # a training's checkpoint is found too
         if name in self.models.entries or name not in pretrained.KNOWN:
             try:
                 entry = self.models[name]
-            except Missing:
+            except NotFound:
                 return None
             key = f"{name} {entry.stamp}"
             if key not in self._open:
@@ -227,87 +256,87 @@ class Tokenizers:
             self._open[name] = pretrained.at_hand(name)
         return self._open[name]
 
-    def compare(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """{text, tokenizers} -> for each what it makes of the text, or why it makes nothing of
-        it."""
-        text = one_text(asked, "text", MOST_TEXT)
+    def compare(self, payload: dict[str, Any]) -> list[dict[str, Any]]:
+        """Compares tokenizers: {text, tokenizers} -> tokens of each, or the error."""
+        text = text_field(payload, "text", MAX_TEXT)
         need(text is not None, "There is no text; give one.")
-        names = asked.get("tokenizers")
-        good = (
+        names = payload.get("tokenizers")
+        valid = (
             isinstance(names, list)
             and 0 < len(names) <= 12
             and all(isinstance(name, str) for name in names)
         )
-        need(good, "tokenizers are a list of names, 12 at most.")
-        return [self._one(name, text or "") for name in names or []]
+        need(valid, "tokenizers are a list of names, 12 at most.")
+        return [self._compare_tokenizer(name, text or "") for name in names or []]
 
-    def _one(self, name: str, text: str) -> dict[str, Any]:
+    def _compare_tokenizer(self, name: str, text: str) -> dict[str, Any]:
         from ..inspection import answers
         from ..inspection.tokens import compare
 
-        one = self[name]
-        told: dict[str, Any] = {
+        tokenizer = self[name]
+        result: dict[str, Any] = {
             "name": name,
-            "vocab": one.size,
-            "algorithm": compare.algorithm(one),
+            "vocab": tokenizer.size,
+            "algorithm": compare.algorithm(tokenizer),
             "tokens": [],
         }
         try:
-            ids = one.encode(text)
-            told["tokens"] = answers.tokens(one, ids, dict(enumerate(one.offsets(text))))
-            told["round_trip"] = one.decode(ids) == text
+            ids = tokenizer.encode(text)
+            result["tokens"] = answers.tokens(
+                tokenizer, ids, dict(enumerate(tokenizer.offsets(text)))
+            )
+            result["round_trip"] = tokenizer.decode(ids) == text
         except UserError as error:
-            told["refused"] = str(error)
-        return told
+            result["refused"] = str(error)
+        return result
 
-    def steps(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """{tokenizer, text, at} -> how the word that token ``at`` stands in came to its pieces,
-        step by step.
+    def steps(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Segmentation steps of the word that contains token ``at``: {tokenizer, text, at} ->
+        steps.
 
-        "first" is the word's first token, "shown" says each piece as text. Raises UserError for an
+        "first" is the word's first token, "shown" the text of each piece. Raises UserError for an
         added token.
         """
         from ..inspection.tokens.segmentation import Tracer
 
-        text, at = one_text(asked, "text", MOST_TEXT) or "", asked.get("at")
-        one = self[one_text(asked, "tokenizer", 200) or ""]
-        ids, seen = one.encode(text), 0
+        text, at = text_field(payload, "text", MAX_TEXT) or "", payload.get("at")
+        tokenizer = self[text_field(payload, "tokenizer", 200) or ""]
+        ids, offset = tokenizer.encode(text), 0
         if type(at) is not int or not 0 <= at < len(ids):
             raise UserError(f"at is the place of a token, from 0 to {len(ids) - 1}.")
-        tracer = self._tracers.setdefault(id(one), Tracer(one, 2))
+        tracer = self._tracers.setdefault(id(tokenizer), Tracer(tokenizer, 2))
         for word in tracer.words(text):
-            made = tracer(word)
-            if list(made.ids) != ids[seen : seen + len(made.ids)]:
+            segmentation = tracer(word)
+            if list(segmentation.ids) != ids[offset : offset + len(segmentation.ids)]:
                 break
-            seen += len(made.ids)
-            if at < seen:
-                told = made.to_dict()
+            offset += len(segmentation.ids)
+            if at < offset:
+                answer = segmentation.to_dict()
                 pieces = {
-                    *made.start,
-                    *made.pieces,
-                    *(piece for step in told["steps"] for piece in _pieces(step)),
+                    *segmentation.start,
+                    *segmentation.pieces,
+                    *(piece for step in answer["steps"] for piece in _pieces(step)),
                 }
-                shown = {piece: _shown(one, piece) for piece in pieces}
-                return {**told, "first": seen - len(made.ids), "shown": shown}
+                labels_by_piece = {piece: _piece_text(tokenizer, piece) for piece in pieces}
+                return {**answer, "first": offset - len(segmentation.ids), "shown": labels_by_piece}
         raise UserError(
             "This token, or one before it, was added to the vocabulary and is found whole: it "
             "has no steps."
         )
 
     def vocabulary(self, name: str) -> bytes:
-        """Every entry of a tokenizer's."""
+        """Vocabulary of a tokenizer, packed."""
         from ..inspection import answers
 
         return answers.vocabulary(self[name])
 
 
 def _pieces(step: dict[str, Any]) -> list[str]:
-    """The pieces that a step names."""
-    some = [*step.get("pieces", ()), step.get("left"), step.get("right"), step.get("piece")]
-    return [piece for piece in some if piece is not None]
+    pieces = [*step.get("pieces", ()), step.get("left"), step.get("right"), step.get("piece")]
+    return [piece for piece in pieces if piece is not None]
 
 
-def _shown(tokenizer: Any, piece: str) -> str:
-    """A piece as text; one that is no entry of the vocabulary as it is written."""
-    found = tokenizer.id(piece)
-    return piece if found is None else labels.text(tokenizer, found)
+def _piece_text(tokenizer: Any, piece: str) -> str:
+    """Text of a vocabulary entry; other pieces unchanged."""
+    id = tokenizer.id(piece)
+    return piece if id is None else labels.text(tokenizer, id)

@@ -1,4 +1,4 @@
-"""The paths of the API, as FastAPI's application; openapi.json describes them."""
+"""The FastAPI application: every route of the OpenAI-compatible API, described by openapi.json."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..errors import UserError
 from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo
-from .bodies import ThreadedRoute, in_json
-from .chat import ChatAnswer, chat, conversation
+from .bodies import ThreadedRoute, json_response
+from .chat import ChatAnswer, chat, encode_messages
 from .completions import CompletionAnswer, complete
 from .encoding import (
     ClassifyAnswer,
@@ -28,10 +28,10 @@ from .encoding import (
     TagAnswer,
 )
 from .errors import ApiError, ErrorAnswer, api_error, refuse, validation_error
-from .following import Followers, Gone, client_of
+from .following import ClientDisconnected, RequestTracker, client_of
 from .inspecting import Inspection, inspect
 from .metrics import Metrics
-from .middleware import Doorkeeper, Outer
+from .middleware import HostCheck, RequestMiddleware
 from .prompts import check_lengths
 from .registry import Registry, ServedModel
 from .schemas import (
@@ -59,100 +59,106 @@ EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required
 
 
 class Api:
-    """What the paths share."""
+    """Endpoints of the server, with the registry, metrics and request tracker that they share."""
 
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry, self.metrics, self.release = registry, Metrics(registry), version
-        self.followers = Followers(registry, self.metrics)
+        self.followers = RequestTracker(registry, self.metrics)
         self.encoding = Encoding(self.followers)
         self.ending = False
 
     def end(self) -> None:
-        """The server ends: what is under way is answered, and health says so."""
+        """Marks the server as shutting down: running requests are answered and health reports
+        503."""
         self.ending = True
 
     # ------------------------------------------------------------------------------ generation
 
-    async def completions(self, http: Request, asked: CompletionRequest) -> Response:
+    async def completions(self, http: Request, body: CompletionRequest) -> Response:
         """Continue one or several texts."""
-        served = self.registry[asked.model]
-        return await in_json(
-            await complete(http, served, asked, self.followers, http.state.tally, client_of(http))
+        served = self.registry[body.model]
+        return await json_response(
+            await complete(http, served, body, self.followers, http.state.tally, client_of(http))
         )
 
-    async def chat(self, http: Request, asked: ChatRequest) -> Response:
+    async def chat(self, http: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        served = self.registry[asked.model]
-        return await in_json(
-            await chat(http, served, asked, self.followers, http.state.tally, client_of(http))
+        served = self.registry[body.model]
+        return await json_response(
+            await chat(http, served, body, self.followers, http.state.tally, client_of(http))
         )
 
     # --------------------------------------------------------------------------------- encoding
 
-    async def embeddings(self, http: Request, asked: EmbeddingRequest) -> Response:
+    async def embeddings(self, http: Request, body: EmbeddingRequest) -> Response:
         """A vector for each text; with ``dimensions`` its first numbers, scaled to length 1."""
-        return await in_json(await self.encoding.embed(http, self.registry[asked.model], asked))
+        return await json_response(await self.encoding.embed(http, self.registry[body.model], body))
 
-    async def score(self, http: Request, asked: ScoreRequest) -> Response:
-        """How alike texts are."""
-        return await in_json(await self.encoding.score(http, self.registry[asked.model], asked))
+    async def score(self, http: Request, body: ScoreRequest) -> Response:
+        """Similarity of pairs of texts."""
+        return await json_response(await self.encoding.score(http, self.registry[body.model], body))
 
-    async def rerank(self, http: Request, asked: RerankRequest) -> Response:
-        """Documents, the one first that fits the query best."""
-        return await in_json(await self.encoding.rerank(http, self.registry[asked.model], asked))
-
-    async def classify(self, http: Request, asked: ClassifyRequest) -> Response:
-        """The label of each text, or pair of texts."""
-        return await in_json(await self.encoding.classify(http, self.registry[asked.model], asked))
-
-    async def tag(self, http: Request, asked: TagRequest) -> Response:
-        """The label of each word of each sentence."""
-        return await in_json(await self.encoding.tag(http, self.registry[asked.model], asked))
-
-    async def fill(self, http: Request, asked: FillRequest) -> Response:
-        """The words for the blanks of a text."""
-        return await in_json(await fill(http, self.registry[asked.model], asked, self.followers))
-
-    async def translate(self, http: Request, asked: TranslateRequest) -> Response:
-        """The best that a beam search finds for each source."""
-        return await in_json(
-            await translate(http, self.registry[asked.model], asked, self.followers)
+    async def rerank(self, http: Request, body: RerankRequest) -> Response:
+        """Documents ranked by relevance to the query, best first."""
+        return await json_response(
+            await self.encoding.rerank(http, self.registry[body.model], body)
         )
 
-    async def inspect(self, http: Request, asked: InspectRequest) -> Response:
-        """What the weights compute for a text: any named value, the logit lens, the likeliest
-        tokens; after edits."""
-        return await in_json(
-            await inspect(http, self.registry[asked.model], asked, self.followers, client_of(http))
+    async def classify(self, http: Request, body: ClassifyRequest) -> Response:
+        """The label of each text, or pair of texts."""
+        return await json_response(
+            await self.encoding.classify(http, self.registry[body.model], body)
+        )
+
+    async def tag(self, http: Request, body: TagRequest) -> Response:
+        """The label of each word of each sentence."""
+        return await json_response(await self.encoding.tag(http, self.registry[body.model], body))
+
+    async def fill(self, http: Request, body: FillRequest) -> Response:
+        """Candidates for the blanks of a text."""
+        return await json_response(
+            await fill(http, self.registry[body.model], body, self.followers)
+        )
+
+    async def translate(self, http: Request, body: TranslateRequest) -> Response:
+        """Beam-search translations of each source."""
+        return await json_response(
+            await translate(http, self.registry[body.model], body, self.followers)
+        )
+
+    async def inspect(self, http: Request, body: InspectRequest) -> Response:
+        """Named values, the logit lens and top tokens of one forward pass, optionally edited."""
+        return await json_response(
+            await inspect(http, self.registry[body.model], body, self.followers, client_of(http))
         )
 
     # ---------------------------------------------------------------------------------- tokens
 
-    async def tokenize(self, asked: TokenizeRequest) -> Response:
-        """The ids of a text, or of a conversation."""
-        served = self.registry[asked.model]
+    async def tokenize(self, body: TokenizeRequest) -> Response:
+        """Token ids of a text, or of a conversation."""
+        served = self.registry[body.model]
         tokenizer = served.tokenizer
-        if asked.messages is not None:
-            ids = await conversation(
-                served, ChatRequest(messages=asked.messages, track=[], edits=[])
+        if body.messages is not None:
+            ids = await encode_messages(
+                served, ChatRequest(messages=body.messages, track=[], edits=[])
             )
         else:
-            text = asked.prompt or ""
+            text = body.prompt or ""
             check_lengths([text], 1 << 30, served.context, "prompt")
-            bos = bool(asked.add_special_tokens) and served.opens
+            bos = bool(body.add_special_tokens) and served.starts_with_bos
             ids = await to_thread.run_sync(partial(tokenizer.encode, text, bos=bos))
-        pieces = [tokenizer.token(id) for id in ids] if asked.return_token_strs else None
-        told: TokenizeAnswer = {
+        pieces = [tokenizer.token(id) for id in ids] if body.return_token_strs else None
+        answer: TokenizeAnswer = {
             "tokens": ids,
             "count": len(ids),
             "max_model_len": served.context,
             "token_strs": pieces,
         }
-        return await in_json(told)
+        return await json_response(answer)
 
-    async def detokenize(self, asked: DetokenizeRequest) -> Response:
-        """The text of ids, special tokens by their names."""
-        tokenizer, ids = self.registry[asked.model].tokenizer, asked.tokens
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
+        """Text of token ids, with special tokens by name."""
+        tokenizer, ids = self.registry[body.model].tokenizer, body.tokens
 
         def decode() -> DetokenizeAnswer:
             refuse(
@@ -162,10 +168,10 @@ class Api:
             )
             return {"prompt": tokenizer.decode(ids, special=True)}
 
-        return await in_json(await to_thread.run_sync(decode))
+        return await json_response(await to_thread.run_sync(decode))
 
     async def tokenizer_info(self, model: str | None = None) -> dict[str, Any]:
-        """Who plays which part in the vocabulary."""
+        """Special tokens, vocabulary size and chat template of a tokenizer."""
         served = self.registry[model]
         roles = {f"{role}_token": name for role, name in served.tokenizer.roles.items()}
         ids = {
@@ -183,18 +189,21 @@ class Api:
     # ---------------------------------------------------------------------------------- models
 
     async def models(self) -> ModelList:
-        """Every model."""
-        return {"object": "list", "data": [card(one) for one in self.registry.models.values()]}
+        """Served models."""
+        return {
+            "object": "list",
+            "data": [model_card(served) for served in self.registry.models.values()],
+        }
 
     async def model(self, name: Annotated[str, Path(max_length=4096)]) -> ModelCard:
-        """One model."""
-        return card(self.registry[name])
+        """Card of one served model."""
+        return model_card(self.registry[name])
 
     # ---------------------------------------------------------------------------------- health
 
     async def health(self) -> Response:
-        """200 while every model answers; 503 when one does not, and when the server ends."""
-        dead = [id for id, one in self.registry.models.items() if not one.engine.alive]
+        """200 while every engine is alive; 503 when one has died or the server is shutting down."""
+        dead = [id for id, served in self.registry.models.items() if not served.engine.alive]
         if dead or self.ending:
             raise ApiError(
                 503, "The server ends." if self.ending else f"The engine of {dead[0]} has ended."
@@ -202,11 +211,11 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def version(self) -> dict[str, str]:
-        """Of glassformer."""
+        """Version of glassformer."""
         return {"version": self.release}
 
     async def load(self) -> dict[str, int]:
-        """Answers under way, this one not counted."""
+        """Number of requests in flight, without this one."""
         return {"server_load": self.metrics.load - 1}
 
     async def prometheus(self) -> Response:
@@ -217,8 +226,8 @@ class Api:
         )
 
 
-def card(served: ServedModel) -> ModelCard:
-    """What is said of a model."""
+def model_card(served: ServedModel) -> ModelCard:
+    """Model card as in OpenAI's /v1/models, with the endpoints that the model supports."""
     return {
         "id": served.id,
         "object": "model",
@@ -231,34 +240,34 @@ def card(served: ServedModel) -> ModelCard:
     }
 
 
-def routes(app: FastAPI, api: Api) -> None:
-    """Every path."""
+def add_routes(app: FastAPI, api: Api) -> None:
+    """Adds every route to the application."""
 
-    def told(model: Any, stream: bool = False) -> dict[int | str, dict[str, Any]]:
+    def responses(model: Any, stream: bool = False) -> dict[int | str, dict[str, Any]]:
         content = {"text/event-stream": {"schema": EVENT}} if stream else {}
         return {200: {"model": model, "content": content}}
 
     add = app.add_api_route
     post: Any = {"methods": ["POST"], "response_model": None}
     get: Any = {"methods": ["GET"], "response_model": None}
-    add("/v1/completions", api.completions, responses=told(CompletionAnswer, True), **post)
-    add("/v1/chat/completions", api.chat, responses=told(ChatAnswer, True), **post)
-    add("/v1/embeddings", api.embeddings, responses=told(EmbeddingAnswer), **post)
+    add("/v1/completions", api.completions, responses=responses(CompletionAnswer, True), **post)
+    add("/v1/chat/completions", api.chat, responses=responses(ChatAnswer, True), **post)
+    add("/v1/embeddings", api.embeddings, responses=responses(EmbeddingAnswer), **post)
     for path in ("/score", "/v1/score"):
-        add(path, api.score, responses=told(ScoreAnswer), **post)
+        add(path, api.score, responses=responses(ScoreAnswer), **post)
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        add(path, api.rerank, responses=told(RerankAnswer), **post)
+        add(path, api.rerank, responses=responses(RerankAnswer), **post)
     for path in ("/classify", "/v1/classify"):
-        add(path, api.classify, responses=told(ClassifyAnswer), **post)
-    add("/v1/inspect", api.inspect, responses=told(Inspection), **post)
-    add("/v1/tag", api.tag, responses=told(TagAnswer), **post)
-    add("/v1/fill", api.fill, responses=told(FillAnswer), **post)
-    add("/v1/translate", api.translate, responses=told(TranslateAnswer), **post)
-    add("/tokenize", api.tokenize, responses=told(TokenizeAnswer), **post)
-    add("/detokenize", api.detokenize, responses=told(DetokenizeAnswer), **post)
-    add("/tokenizer_info", api.tokenizer_info, responses=told(TokenizerInfo), **get)
-    add("/v1/models", api.models, responses=told(ModelList), **get)
-    add("/v1/models/{name:path}", api.model, responses=told(ModelCard), **get)
+        add(path, api.classify, responses=responses(ClassifyAnswer), **post)
+    add("/v1/inspect", api.inspect, responses=responses(Inspection), **post)
+    add("/v1/tag", api.tag, responses=responses(TagAnswer), **post)
+    add("/v1/fill", api.fill, responses=responses(FillAnswer), **post)
+    add("/v1/translate", api.translate, responses=responses(TranslateAnswer), **post)
+    add("/tokenize", api.tokenize, responses=responses(TokenizeAnswer), **post)
+    add("/detokenize", api.detokenize, responses=responses(DetokenizeAnswer), **post)
+    add("/tokenizer_info", api.tokenizer_info, responses=responses(TokenizerInfo), **get)
+    add("/v1/models", api.models, responses=responses(ModelList), **get)
+    add("/v1/models/{name:path}", api.model, responses=responses(ModelCard), **get)
     add("/health", api.health, **get)
     add("/health", api.health, methods=["HEAD"], include_in_schema=False)
     add("/version", api.version, **get)
@@ -267,21 +276,21 @@ def routes(app: FastAPI, api: Api) -> None:
     add("/metrics", api.prometheus, responses={200: plain}, response_class=PlainTextResponse, **get)
 
 
-async def _mistake(http: Request, error: Exception) -> Response:
-    if isinstance(error, Gone):
+async def _error_response(http: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnected):
         return Response(None, 499)
     id = http.state.id
     if isinstance(error, RequestValidationError):
         return validation_error(list(error.errors())).response(id)
     if isinstance(error, HTTPException) and not isinstance(error, ApiError):
-        said = {
+        messages = {
             404: "There is nothing at this address.",
             405: "This address does not take that method.",
         }
-        said[400] = "The body cannot be read as JSON; send an object in UTF-8."
-        return ApiError(error.status_code, said.get(error.status_code, str(error.detail))).response(
-            id
-        )
+        messages[400] = "The body cannot be read as JSON; send an object in UTF-8."
+        return ApiError(
+            error.status_code, messages.get(error.status_code, str(error.detail))
+        ).response(id)
     return api_error(error, id).response(id)
 
 
@@ -293,7 +302,7 @@ def application(
     addresses: bool = False,
     keys: Sequence[str] | None = None,
     log: bool = True,
-) -> tuple[Outer, Api]:
+) -> tuple[RequestMiddleware, Api]:
     """The server: paths behind the guards.
 
     ``hosts`` are the names by which it may be called, None any, beside any IP address with
@@ -302,7 +311,7 @@ def application(
     api = Api(registry, version)
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         watching = asyncio.ensure_future(api.followers.watch())
         yield
         watching.cancel()
@@ -315,12 +324,12 @@ def application(
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
         responses=ERRORS,
-        lifespan=life,
+        lifespan=lifespan,
     )
     for kind in (RequestValidationError, HTTPException, UserError, MemoryError, Exception):
-        app.add_exception_handler(kind, _mistake)
+        app.add_exception_handler(kind, _error_response)
     app.router.route_class = ThreadedRoute
-    routes(app, api)
+    add_routes(app, api)
     app.openapi()  # made now and kept: it takes a second, in which nobody else would be answered
-    guarded = app if hosts is None else Doorkeeper(app, hosts, addresses)
-    return Outer(guarded, keys, api.metrics, log), api
+    guarded = app if hosts is None else HostCheck(app, hosts, addresses)
+    return RequestMiddleware(guarded, keys, api.metrics, log), api

@@ -1,5 +1,5 @@
-"""Bodies read and answers written in threads: one client's megabytes of JSON stop nobody else's
-stream."""
+"""Request bodies parsed and responses encoded in threads: megabytes of JSON of one client never
+block the streams of others."""
 
 from __future__ import annotations
 
@@ -19,73 +19,74 @@ from .streaming import EventStream
 
 
 class ThreadedRequest(Request):
-    """A request whose JSON is parsed and validated in a thread; FastAPI would do both on the event
+    """Request whose JSON is parsed and validated in a thread; FastAPI does both on the event
     loop."""
 
     model: type[BaseModel]
 
     async def json(self) -> Any:
-        """The body as ``model``. Raises ApiError where a field is wrong, ValueError for what is no
-        JSON."""
+        """Parses the body as ``model``. Raises ApiError for an invalid field, ValueError for
+        invalid JSON."""
         body = await self.body()
-        return await to_thread.run_sync(self._parsed, body)
+        return await to_thread.run_sync(self._parse, body)
 
-    def _parsed(self, body: bytes) -> BaseModel:
+    def _parse(self, body: bytes) -> BaseModel:
         try:
             return self.model.model_validate(json.loads(body))
         except ValidationError as error:
             problems = [
-                {**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)
+                {**problem, "loc": ("body", *problem["loc"])}
+                for problem in error.errors(include_url=False)
             ]
             raise validation_error(problems) from None
 
 
 class ThreadedRoute(APIRoute):
-    """A path whose body, the endpoint's parameter ``asked``, is a ThreadedRequest's."""
+    """Route whose request body, the endpoint's parameter ``body``, is parsed by ThreadedRequest."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's own, which finds the body parsed."""
+        """Wraps FastAPI's handler so that it receives the parsed body."""
         handle = super().get_route_handler()
-        model = get_type_hints(self.endpoint).get("asked")
+        model = get_type_hints(self.endpoint).get("body")
         if model is None:
             return handle
 
         async def threaded(request: Request) -> Response:
-            read = ThreadedRequest(request.scope, request.receive)
-            read.model = model
-            return await handle(read)
+            threaded_request = ThreadedRequest(request.scope, request.receive)
+            threaded_request.model = model
+            return await handle(threaded_request)
 
         return threaded
 
 
-async def in_json(answer: Any) -> Response:
-    """A stream as it is; anything else as JSON."""
+async def json_response(answer: Any) -> Response:
+    """Returns a stream unchanged, anything else as a JSON response encoded in a thread."""
     if isinstance(answer, EventStream):
         return answer
-    return Response(await to_thread.run_sync(_encoded, answer), media_type="application/json")
+    return Response(await to_thread.run_sync(_encode, answer), media_type="application/json")
 
 
 # levels that are written piece by piece: the encoder in C keeps the interpreter while it writes one
-DEEP = 5
+MAX_DEPTH = 5
 
 
-def _encoded(answer: Any) -> bytes:
-    return "".join(_pieces(answer, DEEP)).encode()
+def _encode(answer: Any) -> bytes:
+    return "".join(_json_chunks(answer, MAX_DEPTH)).encode()
 
 
-def _pieces(value: Any, depth: int) -> Iterator[str]:
+def _json_chunks(value: Any, depth: int) -> Iterator[str]:
     if depth and isinstance(value, dict):
         opening = "{"
-        for name, one in value.items():
+        for name, item in value.items():
             yield f"{opening}{as_json(name)}:"
-            yield from _pieces(one, depth - 1)
+            yield from _json_chunks(item, depth - 1)
             opening = ","
         yield "}" if value else "{}"
-    elif depth and isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+    elif depth and isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         opening = "["
-        for one in value:
+        for item in value:
             yield opening
-            yield from _pieces(one, depth - 1)
+            yield from _json_chunks(item, depth - 1)
             opening = ","
         yield "]"
     else:

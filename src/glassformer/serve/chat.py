@@ -1,5 +1,5 @@
-"""POST /v1/chat/completions: a conversation as the model's own template writes it, and the answer
-to it."""
+"""POST /v1/chat/completions: a conversation rendered by the model's chat template, and its
+reply."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing_extensions import TypedDict
 
 from ..engine import Event, Handle
 from .errors import refuse
-from .following import Followers, Tally, alone, unless_gone
+from .following import RequestStats, RequestTracker, run_exclusively, until_disconnect
 from .generating import (
     Choices,
     Finish,
-    Head,
+    ResponseHead,
     UsageObject,
-    cannot,
-    gathered,
-    head,
-    request_of,
-    usage_of,
+    collect_choices,
+    engine_request,
+    response_head,
+    total_usage,
+    unsupported_message,
 )
-from .inspecting import Inspection, Inspector, watched
-from .logprobs import ChatLogprobs, Told, chat_logprobs
+from .inspecting import Inspection, Inspector, with_inspection
+from .logprobs import ChatLogprobs, ScoredToken, chat_logprobs
 from .prompts import check_context, check_lengths
 from .registry import ServedModel
 from .schemas import ChatRequest
-from .streaming import EventStream, begun
+from .streaming import EventStream, start_stream
 
 
 class AnsweredMessage(TypedDict):
-    """What the model said."""
+    """Message of the assistant."""
 
     role: Literal["assistant"]
     content: str
@@ -43,7 +43,7 @@ class AnsweredMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """One answer."""
+    """One of the ``n`` replies."""
 
     index: int
     message: AnsweredMessage
@@ -64,14 +64,14 @@ class ChatAnswer(TypedDict):
 
 
 class Delta(TypedDict):
-    """A piece of a message; the first says whose it is."""
+    """Increment of a message; only the first has a role."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
 
 
-class ChatPiece(TypedDict):
-    """A piece of one answer; ``finish_reason`` is null until the last."""
+class ChatChunkChoice(TypedDict):
+    """Increment of one reply; ``finish_reason`` is null until the last."""
 
     index: int
     delta: Delta
@@ -87,126 +87,140 @@ class ChatChunk(TypedDict):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
-    choices: list[ChatPiece]
+    choices: list[ChatChunkChoice]
     usage: NotRequired[UsageObject | None]
 
 
 async def chat(
     http: HttpRequest,
     served: ServedModel,
-    asked: ChatRequest,
-    followers: Followers,
-    tally: Tally,
+    body: ChatRequest,
+    followers: RequestTracker,
+    tally: RequestStats,
     client: str,
 ) -> ChatAnswer | EventStream:
-    """Answer one request."""
-    refuse(not served.continues, cannot(served, "chat"), "model")
-    row = await conversation(served, asked)
-    new = asked.max_completion_tokens or asked.max_tokens
-    check_context(served, row, 1 if new is None else new, "messages")
-    top = asked.top_logprobs or 0
-    request = await request_of(served, asked, row, new, top if asked.logprobs else None, client)
-    handles = await unless_gone(
-        http, followers.submitted(served, [watched(served, asked, request)])
+    """Answers one chat request, streamed or at once."""
+    refuse(not served.continues, unsupported_message(served, "chat"), "model")
+    prompt = await encode_messages(served, body)
+    new = body.max_completion_tokens or body.max_tokens
+    check_context(served, prompt, 1 if new is None else new, "messages")
+    top = body.top_logprobs or 0
+    request = await engine_request(
+        served, body, prompt, new, top if body.logprobs else None, client
     )
-    form = Form(served, asked, head(served, "chatcmpl"), handles[0])
-    if asked.stream:
-        return EventStream(await unless_gone(http, begun(form.stream(followers, tally))))
-    (events,) = await unless_gone(http, followers.results(handles, tally))
-    answer = await to_thread.run_sync(form.answer, events)
-    for choice in answer["choices"] if asked.inspect is not None else ():
-        seen = Inspector(served, asked, handles[0], choice["index"]).push(events)
-        choice["inspect"] = await unless_gone(http, alone(seen.part))
+    handles = await until_disconnect(
+        http, followers.submit_async(served, [with_inspection(served, body, request)])
+    )
+    writer = ChatWriter(served, body, response_head(served, "chatcmpl"), handles[0])
+    if body.stream:
+        return EventStream(
+            await until_disconnect(http, start_stream(writer.stream(followers, tally)))
+        )
+    (events,) = await until_disconnect(http, followers.results(handles, tally))
+    answer = await to_thread.run_sync(writer.answer, events)
+    for choice in answer["choices"] if body.inspect is not None else ():
+        inspector = Inspector(served, body, handles[0], choice["index"]).push(events)
+        choice["inspect"] = await until_disconnect(http, run_exclusively(inspector.drain))
     return answer
 
 
-async def conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
-    """The messages as ids."""
+async def encode_messages(served: ServedModel, body: ChatRequest) -> list[int]:
+    """Renders messages with the chat template and returns their token ids."""
     template = served.template
-    said = (
+    message = (
         f'"{served.id}" has no chat template; start the server with --chat-template FILE, or '
         "use /v1/completions."
     )
-    refuse(template is None, said, "model")
+    refuse(template is None, message, "model")
     assert template is not None
-    messages = [one.to_template() for one in asked.messages]
-    texts = [one["content"] for one in messages]
+    messages = [message.to_template() for message in body.messages]
+    texts = [message["content"] for message in messages]
     check_lengths(texts, served.characters, served.context, "messages")
     return await to_thread.run_sync(partial(template.tokens, messages))
 
 
-class Form:
-    """Makes the answer to one request."""
+class ChatWriter:
+    """Builds the response to one request, streamed or at once."""
 
-    def __init__(self, served: ServedModel, asked: ChatRequest, head: Head, handle: Handle) -> None:
-        self.served, self.asked, self.head, self.handle = served, asked, head, handle
+    def __init__(
+        self, served: ServedModel, body: ChatRequest, head: ResponseHead, handle: Handle
+    ) -> None:
+        self.served, self.body, self.head, self.handle = served, body, head, handle
 
-    def _logprobs(self, told: Sequence[Told]) -> ChatLogprobs | None:
-        if not self.asked.logprobs:
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
+        if not self.body.logprobs:
             return None
-        written = [one for one in told if not one.hidden]  # together they are the text
-        return chat_logprobs(self.served.tokenizer, written, self.asked.top_logprobs or 0)
+        visible = [token for token in tokens if not token.hidden]  # together they are the text
+        return chat_logprobs(self.served.tokenizer, visible, self.body.top_logprobs or 0)
 
     def answer(self, events: Sequence[Event]) -> ChatAnswer:
         """The whole."""
-        one, choices = self.head, list[ChatChoice]()
-        for index, (text, told, finish) in enumerate(gathered(self.served, self.handle, events)):
-            said: AnsweredMessage = {"role": "assistant", "content": text, "refusal": None}
-            logprobs = self._logprobs(told)
+        head, choices = self.head, list[ChatChoice]()
+        for index, (text, tokens, finish) in enumerate(
+            collect_choices(self.served, self.handle, events)
+        ):
+            message: AnsweredMessage = {"role": "assistant", "content": text, "refusal": None}
+            logprobs = self._logprobs(tokens)
             choices.append(
-                {"index": index, "message": said, "logprobs": logprobs, "finish_reason": finish}
+                {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
             )
         return {
-            "id": one.id,
+            "id": head.id,
             "object": "chat.completion",
-            "created": one.created,
-            "model": one.model,
+            "created": head.created,
+            "model": head.model,
             "choices": choices,
-            "usage": usage_of([event.usage for event in events if event.usage is not None]),
+            "usage": total_usage([event.usage for event in events if event.usage is not None]),
         }
 
-    async def stream(self, followers: Followers, tally: Tally) -> AsyncGenerator[ChatChunk]:
-        """In pieces."""
-        options = self.asked.stream_options
+    async def stream(
+        self, followers: RequestTracker, tally: RequestStats
+    ) -> AsyncGenerator[ChatChunk]:
+        """Yields the response as chunks."""
+        options = self.body.stream_options
         with_usage = options is not None and options.include_usage
-        growing, opened, usage = Choices(self.served, self.handle), set[int](), None
-        looks = dict[int, Inspector]()
+        choices, opened, usage = Choices(self.served, self.handle), set[int](), None
+        inspectors = dict[int, Inspector]()
         async with aclosing(followers.events(self.handle, tally)) as events:
             async for event in events:
-                text, told, finish = growing.push(event)
+                text, tokens, finish = choices.push(event)
                 usage = event.usage or usage
                 if event.index not in opened:
                     opened.add(event.index)
                     yield self._chunk(
                         event.index, {"role": "assistant", "content": ""}, None, None, with_usage
                     )
-                if self.asked.inspect is not None:
-                    looks.setdefault(
-                        event.index, Inspector(self.served, self.asked, self.handle, event.index)
+                if self.body.inspect is not None:
+                    inspectors.setdefault(
+                        event.index, Inspector(self.served, self.body, self.handle, event.index)
                     )
-                    looks[event.index].push([event])
-                if text or (self.asked.logprobs and told):
+                    inspectors[event.index].push([event])
+                if text or (self.body.logprobs and tokens):
                     chunk = self._chunk(
-                        event.index, {"content": text}, self._logprobs(told), None, with_usage
+                        event.index, {"content": text}, self._logprobs(tokens), None, with_usage
                     )
-                    if event.index in looks:
-                        chunk["choices"][0]["inspect"] = await alone(looks[event.index].part)
+                    if event.index in inspectors:
+                        chunk["choices"][0]["inspect"] = await run_exclusively(
+                            inspectors[event.index].drain
+                        )
                     yield chunk
                 if finish is not None:
                     chunk = self._chunk(event.index, {}, None, finish, with_usage)
-                    if event.index in looks and not looks[event.index].whole:
-                        chunk["choices"][0]["inspect"] = await alone(looks[event.index].part)
+                    if event.index in inspectors and not inspectors[event.index].is_drained:
+                        chunk["choices"][0]["inspect"] = await run_exclusively(
+                            inspectors[event.index].drain
+                        )
                     yield chunk
         if with_usage and usage is not None:
-            yield {**self._open(), "choices": [], "usage": usage_of([usage])}
+            yield {**self._empty_chunk(), "choices": [], "usage": total_usage([usage])}
 
-    def _open(self) -> ChatChunk:
-        one = self.head
+    def _empty_chunk(self) -> ChatChunk:
+        head = self.head
         return {
-            "id": one.id,
+            "id": head.id,
             "object": "chat.completion.chunk",
-            "created": one.created,
-            "model": one.model,
+            "created": head.created,
+            "model": head.model,
             "choices": [],
         }
 
@@ -218,11 +232,11 @@ class Form:
         finish: Finish | None,
         with_usage: bool,
     ) -> ChatChunk:
-        piece: ChatPiece = {
+        piece: ChatChunkChoice = {
             "index": index,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": finish,
         }
-        chunk: ChatChunk = {**self._open(), "choices": [piece]}
+        chunk: ChatChunk = {**self._empty_chunk(), "choices": [piece]}
         return {**chunk, "usage": None} if with_usage else chunk

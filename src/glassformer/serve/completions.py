@@ -1,5 +1,5 @@
-"""POST /v1/completions: texts continued, whole or as a stream; with echo, the prompt with its own
-log-probabilities."""
+"""POST /v1/completions: continuations of prompts, streamed or at once; ``echo`` adds the prompt
+with its log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing_extensions import TypedDict
 
 from ..engine import Event, Handle, TokenLogprob, Usage
 from .errors import refuse
-from .following import Followers, Tally, alone, unless_gone
+from .following import RequestStats, RequestTracker, run_exclusively, until_disconnect
 from .generating import (
     Choices,
     Finish,
-    Head,
+    ResponseHead,
     UsageObject,
-    cannot,
-    gathered,
-    head,
-    request_of,
-    usage_of,
+    collect_choices,
+    engine_request,
+    response_head,
+    total_usage,
+    unsupported_message,
 )
-from .inspecting import Inspection, Inspector, watched
+from .inspecting import Inspection, Inspector, with_inspection
 from .limits import MOST_CONTINUATIONS
-from .logprobs import CompletionForm, CompletionLogprobs, Pieces, Told
-from .prompts import check_context, listed, prompts
+from .logprobs import CompletionLogprobs, CompletionLogprobsWriter, ScoredToken, TokenDecoder
+from .prompts import as_list, check_context, encode_prompts
 from .registry import ServedModel
 from .schemas import CompletionRequest
-from .streaming import EventStream, begun
+from .streaming import EventStream, start_stream
 
 
 class CompletionChoice(TypedDict):
-    """One continuation, or a piece of it; ``finish_reason`` is null until the last."""
+    """One continuation, or an increment of it; ``finish_reason`` is null until the last."""
 
     index: int
     text: str
@@ -46,7 +46,7 @@ class CompletionChoice(TypedDict):
 
 
 class CompletionAnswer(TypedDict):
-    """An answer, or in a stream a part of it."""
+    """Completion response, or one chunk of a stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -59,144 +59,159 @@ class CompletionAnswer(TypedDict):
 async def complete(
     http: HttpRequest,
     served: ServedModel,
-    asked: CompletionRequest,
-    followers: Followers,
-    tally: Tally,
+    body: CompletionRequest,
+    followers: RequestTracker,
+    tally: RequestStats,
     client: str,
 ) -> CompletionAnswer | EventStream:
-    """Answer one request."""
-    refuse(not served.continues, cannot(served, "continue texts"), "model")
-    given, n = listed(asked.prompt), asked.n or 1
-    said = (
-        f"{len(given)} prompts with n = {n} are {len(given) * n:,} continuations, and a "
+    """Answers one completion request, streamed or at once."""
+    refuse(not served.continues, unsupported_message(served, "continue texts"), "model")
+    texts, n = as_list(body.prompt), body.n or 1
+    message = (
+        f"{len(texts)} prompts with n = {n} are {len(texts) * n:,} continuations, and a "
         "request may ask for "
     )
     refuse(
-        len(given) * n > MOST_CONTINUATIONS,
-        f"{said}{MOST_CONTINUATIONS:,}; send several requests.",
+        len(texts) * n > MOST_CONTINUATIONS,
+        f"{message}{MOST_CONTINUATIONS:,}; send several requests.",
         "n",
     )
-    rows = await prompts(served, given, asked.add_special_tokens is not False)
-    new = 16 if asked.max_tokens is None else asked.max_tokens
-    for row in rows:
-        check_context(served, row, new, "max_tokens")
-    request = await request_of(served, asked, rows[0], new, asked.logprobs, client)
-    scored = (
-        asked.logprobs if asked.echo and asked.logprobs is not None else 0 if new == 0 else None
+    prompt_ids = await encode_prompts(served, texts, body.add_special_tokens is not False)
+    max_new = 16 if body.max_tokens is None else body.max_tokens
+    for row in prompt_ids:
+        check_context(served, row, max_new, "max_tokens")
+    request = await engine_request(served, body, prompt_ids[0], max_new, body.logprobs, client)
+    prompt_logprobs = (
+        body.logprobs if body.echo and body.logprobs is not None else 0 if max_new == 0 else None
     )
-    request = replace(request, prompt_logprobs=scored)
-    made = [watched(served, asked, replace(request, tokens=row)) for row in rows]
-    handles = await unless_gone(http, followers.submitted(served, made))
-    form = Form(served, asked, head(served, "cmpl"))
-    if asked.stream:
-        return EventStream(await unless_gone(http, begun(form.stream(followers, handles, tally))))
-    results = await unless_gone(http, followers.results(handles, tally))
-    answer = await to_thread.run_sync(form.answer, handles, results)
-    if asked.inspect is not None:
+    request = replace(request, prompt_logprobs=prompt_logprobs)
+    requests = [with_inspection(served, body, replace(request, tokens=row)) for row in prompt_ids]
+    handles = await until_disconnect(http, followers.submit_async(served, requests))
+    writer = CompletionWriter(served, body, response_head(served, "cmpl"))
+    if body.stream:
+        return EventStream(
+            await until_disconnect(http, start_stream(writer.stream(followers, handles, tally)))
+        )
+    results = await until_disconnect(http, followers.results(handles, tally))
+    answer = await to_thread.run_sync(writer.answer, handles, results)
+    if body.inspect is not None:
         for choice in answer["choices"]:
-            number, index = divmod(choice["index"], form.n)
-            seen = Inspector(served, asked, handles[number], index).push(results[number])
-            choice["inspect"] = await unless_gone(http, alone(seen.part))
+            number, index = divmod(choice["index"], writer.n)
+            inspector = Inspector(served, body, handles[number], index).push(results[number])
+            choice["inspect"] = await until_disconnect(http, run_exclusively(inspector.drain))
     return answer
 
 
-class Form:
-    """Makes the answer to one request."""
+class CompletionWriter:
+    """Builds the response to one request, streamed or at once."""
 
-    def __init__(self, served: ServedModel, asked: CompletionRequest, head: Head) -> None:
-        self.served, self.asked, self.head = served, asked, head
-        self.n = asked.n or 1
+    def __init__(self, served: ServedModel, body: CompletionRequest, head: ResponseHead) -> None:
+        self.served, self.body, self.head = served, body, head
+        self.n = body.n or 1
 
     def _answer(self, choices: list[CompletionChoice]) -> CompletionAnswer:
-        one = self.head
+        head = self.head
         return {
-            "id": one.id,
+            "id": head.id,
             "object": "text_completion",
-            "created": one.created,
-            "model": one.model,
+            "created": head.created,
+            "model": head.model,
             "choices": choices,
         }
 
     def answer(
         self, handles: Sequence[Handle], results: Sequence[Sequence[Event]]
     ) -> CompletionAnswer:
-        """The whole."""
+        """Builds the complete response."""
         choices, usages = list[CompletionChoice](), list[Usage]()
         for number, (handle, events) in enumerate(zip(handles, results, strict=True)):
-            for index, (text, told, finish) in enumerate(gathered(self.served, handle, events)):
-                writer = Writer(self.served, self.asked, handle)
-                opening = writer.opening() if self.asked.echo else ""
+            for index, (text, tokens, finish) in enumerate(
+                collect_choices(self.served, handle, events)
+            ):
+                writer = ChoiceWriter(self.served, self.body, handle)
+                opening = writer.prompt_text() if self.body.echo else ""
                 choices.append(
-                    _choice(number * self.n + index, opening + text, writer.tokens(told), finish)
+                    _choice(
+                        number * self.n + index, opening + text, writer.logprobs(tokens), finish
+                    )
                 )
             usages += [event.usage for event in events if event.usage is not None]
-        return {**self._answer(choices), "usage": usage_of(usages)}
+        return {**self._answer(choices), "usage": total_usage(usages)}
 
     async def stream(
-        self, followers: Followers, handles: Sequence[Handle], tally: Tally
+        self, followers: RequestTracker, handles: Sequence[Handle], tally: RequestStats
     ) -> AsyncGenerator[CompletionAnswer]:
-        """In parts, a choice each."""
-        options = self.asked.stream_options
-        usages, told_usage = list[Usage](), options is not None and options.include_usage
-        growing = [Choices(self.served, handle) for handle in handles]
-        writers, looks = dict[int, list[Writer]](), dict[int, Inspector]()
-        async with aclosing(followers.merged(handles, tally)) as events:
+        """Yields the response as chunks of one choice each."""
+        options = self.body.stream_options
+        usages, with_usage = list[Usage](), options is not None and options.include_usage
+        assemblers = [Choices(self.served, handle) for handle in handles]
+        writers, inspectors = dict[int, list[ChoiceWriter]](), dict[int, Inspector]()
+        async with aclosing(followers.merge_events(handles, tally)) as events:
             async for number, event in events:
-                place = number * self.n + event.index
+                choice_index = number * self.n + event.index
                 if number not in writers:
                     writers[number] = self._writers(handles[number])
                 writer = writers[number][event.index]
-                if self.asked.inspect is not None:
-                    looks.setdefault(
-                        place, Inspector(self.served, self.asked, handles[number], event.index)
+                if self.body.inspect is not None:
+                    inspectors.setdefault(
+                        choice_index,
+                        Inspector(self.served, self.body, handles[number], event.index),
                     ).push([event])
-                text, told, finish = growing[number].push(event)
+                text, tokens, finish = assemblers[number].push(event)
                 usages += [event.usage] if event.usage is not None else []
-                text = writer.opening() + text if self.asked.echo and not writer.opened else text
-                scored = not writer.listed and self.asked.echo and self.asked.logprobs is not None
+                text = (
+                    writer.prompt_text() + text
+                    if self.body.echo and not writer.prompt_written
+                    else text
+                )
+                scored = (
+                    not writer.prompt_listed and self.body.echo and self.body.logprobs is not None
+                )
                 logprobs = (
-                    await to_thread.run_sync(writer.tokens, told) if scored else writer.tokens(told)
+                    await to_thread.run_sync(writer.logprobs, tokens)
+                    if scored
+                    else writer.logprobs(tokens)
                 )
                 if text or finish is not None or (logprobs is not None and logprobs["tokens"]):
-                    choice = _choice(place, text, logprobs, finish)
-                    if self.asked.inspect is not None:
-                        choice["inspect"] = await alone(looks[place].part)
+                    choice = _choice(choice_index, text, logprobs, finish)
+                    if self.body.inspect is not None:
+                        choice["inspect"] = await run_exclusively(inspectors[choice_index].drain)
                     chunk = self._answer([choice])
-                    yield {**chunk, "usage": None} if told_usage else chunk
-        if told_usage:
-            yield {**self._answer([]), "usage": usage_of(usages)}
+                    yield {**chunk, "usage": None} if with_usage else chunk
+        if with_usage:
+            yield {**self._answer([]), "usage": total_usage(usages)}
 
-    def _writers(self, handle: Handle) -> list[Writer]:
-        return [Writer(self.served, self.asked, handle) for _ in range(self.n)]
+    def _writers(self, handle: Handle) -> list[ChoiceWriter]:
+        return [ChoiceWriter(self.served, self.body, handle) for _ in range(self.n)]
 
 
 def _choice(
-    place: int, text: str, logprobs: CompletionLogprobs | None, finish: Finish | None
+    index: int, text: str, logprobs: CompletionLogprobs | None, finish: Finish | None
 ) -> CompletionChoice:
-    return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": finish}
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
-class Writer:
-    """One choice's text and tokens; with echo the prompt comes first."""
+class ChoiceWriter:
+    """Text and log-probabilities of one choice; with echo the prompt comes first."""
 
-    def __init__(self, served: ServedModel, asked: CompletionRequest, handle: Handle) -> None:
-        self.served, self.asked, self.handle = served, asked, handle
-        self.form = CompletionForm(served.tokenizer, asked.logprobs or 0)
-        self.opened = self.listed = False
+    def __init__(self, served: ServedModel, body: CompletionRequest, handle: Handle) -> None:
+        self.served, self.body, self.handle = served, body, handle
+        self.form = CompletionLogprobsWriter(served.tokenizer, body.logprobs or 0)
+        self.prompt_written = self.prompt_listed = False
 
-    def opening(self) -> str:
-        """The prompt, once."""
-        self.opened = True
+    def prompt_text(self) -> str:
+        """Returns the prompt text and marks it as written."""
+        self.prompt_written = True
         return self.served.tokenizer.decode(self.handle.request.tokens)
 
-    def tokens(self, told: Sequence[Told]) -> CompletionLogprobs | None:
-        """The lists of these tokens, the prompt's before the first."""
-        if self.asked.logprobs is None:
+    def logprobs(self, tokens: Sequence[ScoredToken]) -> CompletionLogprobs | None:
+        """Log-probability lists of ``tokens``, preceded once by the prompt's."""
+        if self.body.logprobs is None:
             return None
         scored: list[TokenLogprob] = []
-        if self.asked.echo and not self.listed:
+        if self.body.echo and not self.prompt_listed:
             scored = self.handle.prompt_logprobs or []
-        self.listed = True
-        pieces = Pieces(self.served.tokenizer, False)
-        prompt = [pieces.push(one.token, one.logprob, one.top) for one in scored]
-        return self.form.part([*prompt, *told])
+        self.prompt_listed = True
+        decoder = TokenDecoder(self.served.tokenizer, False)
+        prompt = [decoder.push(token.token, token.logprob, token.top) for token in scored]
+        return self.form.write([*prompt, *tokens])

@@ -1,4 +1,4 @@
-"""What whole texts give, by the engine: vectors, scores, ranks, labels of texts and of words."""
+"""Encoder endpoints computed by the engine: embeddings, scores, ranks, text and token labels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..engine import Encode
 from ..engine.request import Encoded
 from ..generation.predictions import worded
 from .errors import ApiError, refuse
-from .following import Followers, client_of
-from .generating import cannot
-from .prompts import check_lengths, listed
+from .following import RequestTracker, client_of
+from .generating import unsupported_message
+from .prompts import as_list, check_lengths
 from .registry import ServedModel
 from .schemas import (
     ClassifyRequest,
@@ -34,8 +34,8 @@ Text = str | list[int] | tuple[str, str]
 Rows = list[tuple[list[int], list[int]]]  # ids and segments
 
 
-class Read(TypedDict):
-    """Tokens read."""
+class TokenUsage(TypedDict):
+    """Token counts of an encoder request."""
 
     prompt_tokens: int
     total_tokens: int
@@ -50,16 +50,16 @@ class Embedding(TypedDict):
 
 
 class EmbeddingAnswer(TypedDict):
-    """The vectors in the order of the texts."""
+    """Vectors in the order of the texts."""
 
     object: Literal["list"]
     model: str
     data: list[Embedding]
-    usage: Read
+    usage: TokenUsage
 
 
 class Score(TypedDict):
-    """How alike two texts are: their cosine, or what a model for pairs says."""
+    """Similarity of two texts: cosine of their vectors, or the score of a cross-encoder."""
 
     object: Literal["score"]
     index: int
@@ -72,7 +72,7 @@ class ScoreAnswer(TypedDict):
     object: Literal["list"]
     model: str
     data: list[Score]
-    usage: Read
+    usage: TokenUsage
 
 
 class Class(TypedDict):
@@ -92,7 +92,7 @@ class ClassifyAnswer(TypedDict):
     model: str
     labels: list[str]
     data: list[Class]
-    usage: Read
+    usage: TokenUsage
 
 
 class Tagged(TypedDict):
@@ -112,7 +112,7 @@ class TagAnswer(TypedDict):
     model: str
     labels: list[str]
     data: list[Tagged]
-    usage: Read
+    usage: TokenUsage
 
 
 class RankedText(TypedDict):
@@ -130,7 +130,7 @@ class Ranked(TypedDict):
 
 
 class RerankAnswer(TypedDict):
-    """The best first."""
+    """Documents ranked by relevance, best first."""
 
     id: str
     results: list[Ranked]
@@ -138,84 +138,88 @@ class RerankAnswer(TypedDict):
 
 
 class Encoding:
-    """Reads texts with the models that encode."""
+    """Embedding, scoring and classification endpoints."""
 
-    def __init__(self, followers: Followers) -> None:
+    def __init__(self, followers: RequestTracker) -> None:
         self.followers = followers
 
     async def embed(
-        self, http: HttpRequest, served: ServedModel, asked: EmbeddingRequest
+        self, http: HttpRequest, served: ServedModel, body: EmbeddingRequest
     ) -> EmbeddingAnswer:
         """POST /v1/embeddings"""
-        refuse(not served.embeds, cannot(served, "give vectors"), "model")
+        refuse(not served.embeds, unsupported_message(served, "give vectors"), "model")
         width = served.config.dim
-        size = asked.dimensions or width
+        size = body.dimensions or width
         refuse(
             size > width, f"dimensions is {size}; the model's vectors have {width}.", "dimensions"
         )
-        vectors, read = await self._outputs(http, served, listed(asked.input), "vector")
-        if asked.dimensions is not None:
+        vectors, usage = await self._outputs(http, served, as_list(body.input), "vector")
+        if body.dimensions is not None:
             vectors = torch.nn.functional.normalize(vectors[:, :size], dim=-1)
-        coded = asked.encoding_format == "base64"
+        as_base64 = body.encoding_format == "base64"
         data: list[Embedding] = [
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": _base64(one) if coded else one.tolist(),
+                "embedding": _base64(vector) if as_base64 else vector.tolist(),
             }
-            for index, one in enumerate(vectors)
+            for index, vector in enumerate(vectors)
         ]
-        return {"object": "list", "model": served.id, "data": data, "usage": read}
+        return {"object": "list", "model": served.id, "data": data, "usage": usage}
 
     async def score(
-        self, http: HttpRequest, served: ServedModel, asked: ScoreRequest
+        self, http: HttpRequest, served: ServedModel, body: ScoreRequest
     ) -> ScoreAnswer:
         """POST /score"""
         first, second = (
-            [one] if isinstance(one, str) else one for one in (asked.text_1, asked.text_2)
+            [texts] if isinstance(texts, str) else texts for texts in (body.text_1, body.text_2)
         )
-        unequal = (
+        message = (
             f"text_1 has {len(first)} texts and text_2 {len(second)}; give as many, or one "
             "in text_1."
         )
-        refuse(len(first) not in (1, len(second)), unequal, "text_1")
-        scores, read = await self._scores(
+        refuse(len(first) not in (1, len(second)), message, "text_1")
+        scores, usage = await self._scores(
             http, served, first * len(second) if len(first) == 1 else first, second
         )
         data: list[Score] = [
-            {"object": "score", "index": n, "score": one} for n, one in enumerate(scores)
+            {"object": "score", "index": n, "score": score} for n, score in enumerate(scores)
         ]
-        return {"object": "list", "model": served.id, "data": data, "usage": read}
+        return {"object": "list", "model": served.id, "data": data, "usage": usage}
 
     async def rerank(
-        self, http: HttpRequest, served: ServedModel, asked: RerankRequest
+        self, http: HttpRequest, served: ServedModel, body: RerankRequest
     ) -> RerankAnswer:
         """POST /v1/rerank, /v2/rerank"""
-        texts = [one if isinstance(one, str) else one.text for one in asked.documents]
-        scores, read = await self._scores(http, served, [asked.query] * len(texts), texts)
-        order = sorted(range(len(texts)), key=lambda place: -scores[place])[: asked.top_n]
+        texts = [
+            document if isinstance(document, str) else document.text for document in body.documents
+        ]
+        scores, usage = await self._scores(http, served, [body.query] * len(texts), texts)
+        order = sorted(range(len(texts)), key=lambda place: -scores[place])[: body.top_n]
         results: list[Ranked] = [
             {"index": place, "relevance_score": scores[place]} for place in order
         ]
-        if asked.return_documents:
-            results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
-        meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": read["prompt_tokens"]}}
+        if body.return_documents:
+            results = [
+                {**result, "document": {"text": texts[result["index"]]}} for result in results
+            ]
+        meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": usage["prompt_tokens"]}}
         return {"id": http.state.id, "results": results, "meta": meta}
 
     async def classify(
-        self, http: HttpRequest, served: ServedModel, asked: ClassifyRequest
+        self, http: HttpRequest, served: ServedModel, body: ClassifyRequest
     ) -> ClassifyAnswer:
         """POST /classify"""
-        refuse(not served.labelled, cannot(served, "choose labels"), "model")
-        first = [asked.input] if isinstance(asked.input, str) else asked.input
-        second = [asked.second] if isinstance(asked.second, str) else asked.second
+        refuse(not served.labelled, unsupported_message(served, "choose labels"), "model")
+        first = [body.input] if isinstance(body.input, str) else body.input
+        second = [body.second] if isinstance(body.second, str) else body.second
         refuse(
             second is not None and len(second) != len(first),
             "Give as many texts in second as in input.",
             "second",
         )
         texts: list[Text] = [*first] if second is None else [*zip(first, second, strict=True)]
-        logits, read = await self._outputs(http, served, texts, "labels")
+        logits, usage = await self._outputs(http, served, texts, "labels")
         data = list[Class]()
         for index, row in enumerate(logits if logits.shape[1] == 1 else logits.softmax(-1)):
             best = served.labels[int(row.argmax())]
@@ -227,29 +231,33 @@ class Encoding:
             "model": served.id,
             "labels": served.labels,
             "data": data,
-            "usage": read,
+            "usage": usage,
         }
 
-    async def tag(self, http: HttpRequest, served: ServedModel, asked: TagRequest) -> TagAnswer:
+    async def tag(self, http: HttpRequest, served: ServedModel, body: TagRequest) -> TagAnswer:
         """POST /v1/tag"""
-        refuse(not served.tags, cannot(served, "label words"), "model")
-        given = [asked.input] if isinstance(asked.input, str) else asked.input
-        sentences = [one.split() if isinstance(one, str) else one for one in given]
+        refuse(not served.tags, unsupported_message(served, "label words"), "model")
+        inputs = [body.input] if isinstance(body.input, str) else body.input
+        sentences = [
+            sentence.split() if isinstance(sentence, str) else sentence for sentence in inputs
+        ]
         refuse(
             not all(map(all, sentences)) or not all(sentences),
             "A sentence is empty; give words in each.",
             "input",
         )
         check_lengths(
-            [" ".join(one) for one in sentences], served.characters, served.context, "input"
+            [" ".join(words) for words in sentences], served.characters, served.context, "input"
         )
         rows, firsts = await to_thread.run_sync(
             partial(worded, served.tokenizer, sentences, served.context)
         )
-        logits = await self._read(http, served, rows, "tags")
+        logits = await self._encode(http, served, rows, "tags")
         data = list[Tagged]()
-        for index, (words, own, some) in enumerate(zip(sentences, logits, firsts, strict=True)):
-            probs = own[some].softmax(-1)
+        for index, (words, token_logits, first_tokens) in enumerate(
+            zip(sentences, logits, firsts, strict=True)
+        ):
+            probs = token_logits[first_tokens].softmax(-1)
             labels = [served.labels[best] for best in probs.argmax(-1).tolist()]
             data.append({"index": index, "words": words, "labels": labels, "probs": probs.tolist()})
         return {
@@ -262,8 +270,8 @@ class Encoding:
 
     async def _scores(
         self, http: HttpRequest, served: ServedModel, first: Sequence[str], second: Sequence[str]
-    ) -> tuple[list[float], Read]:
-        """How alike two texts each are."""
+    ) -> tuple[list[float], TokenUsage]:
+        """Similarity score of each pair: cross-encoder probability, or cosine of embeddings."""
         if served.labelled:
             count = len(served.labels)
             refuse(
@@ -272,19 +280,19 @@ class Encoding:
                 "/classify.",
                 "model",
             )
-            logits, read = await self._outputs(
+            logits, usage = await self._outputs(
                 http, served, [*zip(first, second, strict=True)], "labels"
             )
             return [
                 1 / (1 + math.exp(-value)) for value in logits[:, 0].clamp(-60, 60).tolist()
-            ], read
-        refuse(not served.embeds, cannot(served, "score pairs"), "model")
+            ], usage
+        refuse(not served.embeds, unsupported_message(served, "score pairs"), "model")
         texts = [*dict.fromkeys([*first, *second])]  # each is read once
-        vectors, read = await self._outputs(http, served, [*texts], "vector")
-        place = {text: index for index, text in enumerate(texts)}
+        vectors, usage = await self._outputs(http, served, [*texts], "vector")
+        row_of = {text: index for index, text in enumerate(texts)}
         unit = torch.nn.functional.normalize(vectors.double(), dim=-1)
         pairs = zip(first, second, strict=True)
-        return [float(unit[place[one]] @ unit[place[other]]) for one, other in pairs], read
+        return [float(unit[row_of[a]] @ unit[row_of[b]]) for a, b in pairs], usage
 
     async def _outputs(
         self,
@@ -292,48 +300,50 @@ class Encoding:
         served: ServedModel,
         texts: Sequence[Text],
         output: Literal["vector", "labels"],
-    ) -> tuple[Tensor, Read]:
-        """What the engine makes of each text (N, C or L), in fp32."""
-        flat = [part for one in texts for part in (one if isinstance(one, tuple) else (one,))]
+    ) -> tuple[Tensor, TokenUsage]:
+        """Encodes texts and returns vectors (N, C) or label logits (N, L) in fp32."""
+        flat = [piece for text in texts for piece in (text if isinstance(text, tuple) else (text,))]
         check_lengths(flat, served.characters, served.context, "input")
-        refuse(any(not one for one in flat), "A text is empty; give some text.", "input")
-        rows = await to_thread.run_sync(partial(_framed, served, texts))
+        refuse(any(not text for text in flat), "A text is empty; give some text.", "input")
+        rows = await to_thread.run_sync(partial(_encode_texts, served, texts))
         longest = max(len(ids) for ids, _ in rows)
         if longest > served.context:
-            said = f"A text has {longest} tokens and the model reads {served.context}; shorten it."
-            raise ApiError(400, said, "input", "context_length_exceeded")
-        return torch.stack(await self._read(http, served, rows, output)), _usage(rows)
+            message = (
+                f"A text has {longest} tokens and the model reads {served.context}; shorten it."
+            )
+            raise ApiError(400, message, "input", "context_length_exceeded")
+        return torch.stack(await self._encode(http, served, rows, output)), _usage(rows)
 
-    async def _read(
+    async def _encode(
         self, http: HttpRequest, served: ServedModel, rows: Rows, output: Encoded
     ) -> list[Tensor]:
-        """What the engine makes of ids with their segments."""
+        """Submits token ids with segment ids to the engine and returns the outputs."""
         segmented, client = bool(served.config.embed.segments), client_of(http)
-        made = [
+        requests = [
             Encode(ids, kinds if segmented else None, output, client=client) for ids, kinds in rows
         ]
-        return await self.followers.outputs(http, served, made)
+        return await self.followers.outputs(http, served, requests)
 
 
-def _usage(rows: Rows) -> Read:
-    read = sum(len(ids) for ids, _ in rows)
-    return {"prompt_tokens": read, "total_tokens": read}
+def _usage(rows: Rows) -> TokenUsage:
+    tokens = sum(len(ids) for ids, _ in rows)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def _framed(served: ServedModel, texts: Sequence[Text]) -> Rows:
-    """Ids with what stands around a text or a pair, and segments; UserError for ids that the model
-    does not know."""
+def _encode_texts(served: ServedModel, texts: Sequence[Text]) -> Rows:
+    """Token ids and segment ids of texts or pairs, with special tokens. Raises ApiError for ids
+    outside the vocabulary."""
     tokenizer, rows = served.tokenizer, Rows()
-    for one in texts:
-        if isinstance(one, list):
+    for text in texts:
+        if isinstance(text, list):
             refuse(
-                any(not 0 <= id < tokenizer.size for id in one),
+                any(not 0 <= id < tokenizer.size for id in text),
                 f"Tokens are 0 to {tokenizer.size - 1}.",
                 "input",
             )
-            rows.append(tokenizer.framed([one]))
+            rows.append(tokenizer.framed([text]))
         else:
-            rows += tokenizer.encode_pairs([one])
+            rows += tokenizer.encode_pairs([text])
     return rows
 
 

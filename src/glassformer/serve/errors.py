@@ -31,7 +31,7 @@ KINDS = {
 
 
 class ErrorObject(TypedDict):
-    """What is wrong, with which field, in words."""
+    """Error object of OpenAI's API: a message and the request field that caused it."""
 
     message: str
     type: str
@@ -40,14 +40,14 @@ class ErrorObject(TypedDict):
 
 
 class ErrorAnswer(TypedDict):
-    """The body of every answer that is an error; the log has more under ``request_id``."""
+    """Body of every error response; the log has details under ``request_id``."""
 
     error: ErrorObject
     request_id: NotRequired[str]
 
 
 class ApiError(HTTPException):  # FastAPI lets these through where it reads a body
-    """An answer that is an error; ``param`` is the field of the request that is wrong."""
+    """HTTP error response; ``param`` is the invalid field of the request."""
 
     def __init__(
         self,
@@ -61,7 +61,6 @@ class ApiError(HTTPException):  # FastAPI lets these through where it reads a bo
         self.status, self.message, self.param, self.code = status, message, param, code
 
     def body(self, request_id: str) -> ErrorAnswer:
-        """As JSON holds it."""
         kind = KINDS.get(
             self.status, "invalid_request_error" if self.status < 500 else "server_error"
         )
@@ -74,19 +73,20 @@ class ApiError(HTTPException):  # FastAPI lets these through where it reads a bo
         return {"error": error, "request_id": request_id}
 
     def response(self, request_id: str) -> Response:
-        """As it is sent."""
         return JSONResponse(self.body(request_id), self.status, self.headers)
 
 
-def refuse(fact: bool, message: str, param: str | None = None, code: str | None = None) -> None:
-    """Raise a 400 where the fact holds."""
-    if fact:
+def refuse(
+    condition: bool, message: str, param: str | None = None, code: str | None = None
+) -> None:
+    """Raises ApiError 400 if ``condition`` holds."""
+    if condition:
         raise ApiError(400, message, param, code)
 
 
 def api_error(error: BaseException, request_id: str) -> ApiError:
-    """Any error as an answer; a mistake of ours leaves its traceback in the log, and no trace of it
-    outside."""
+    """Converts any exception to an ApiError; internal errors are logged with a traceback that the
+    client does not see."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
@@ -114,14 +114,15 @@ def api_error(error: BaseException, request_id: str) -> ApiError:
 
 
 def log_line(fields: Mapping[str, Any]) -> None:
-    """A line of JSON on standard error, which no text of a client can end or forge."""
+    """Writes one JSON line to standard error; JSON escaping keeps client text from forging
+    lines."""
     note(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}))
 
 
 def validation_error(problems: list[Any]) -> ApiError:
-    """What pydantic found wrong, as a sentence about the first field."""
+    """Turns pydantic's validation errors into one ApiError about the first invalid field."""
     first = problems[0]
-    place = [str(part) for part in first["loc"][1:]]  # the first says where: body, query, path
+    place = [str(key) for key in first["loc"][1:]]  # the first says where: body, query, path
     if first["type"] == "json_invalid":
         return ApiError(400, "The body is not valid JSON; send an object.", code="invalid_json")
     if first["type"] == "wrong" and not place:
@@ -130,35 +131,39 @@ def validation_error(problems: list[Any]) -> ApiError:
         return ApiError(
             400, "The body is not a JSON object; send one as application/json.", code="invalid_json"
         )
-    several = [first]
+    alternatives = [first]
     # one of several forms that a field may have: it is held to its own
-    if _path(place[:-1]) == _path(place):
-        several = [
-            one for one in problems if [*map(str, one["loc"][1:])][: len(place) - 1] == place[:-1]
+    if _field_path(place[:-1]) == _field_path(place):
+        alternatives = [
+            problem
+            for problem in problems
+            if [*map(str, problem["loc"][1:])][: len(place) - 1] == place[:-1]
         ]
-        inner = [one for one in several if not one["type"].endswith("_type")]
-        several = inner[:1] if inner and inner[0]["type"] != "literal_error" else several
-    name = _path([str(part) for part in several[0]["loc"][1:]])
-    return ApiError(400, _said(name, several), param=name)
+        deeper = [problem for problem in alternatives if not problem["type"].endswith("_type")]
+        alternatives = (
+            deeper[:1] if deeper and deeper[0]["type"] != "literal_error" else alternatives
+        )
+    name = _field_path([str(key) for key in alternatives[0]["loc"][1:]])
+    return ApiError(400, _describe(name, alternatives), param=name)
 
 
-def _path(place: list[str]) -> str:
-    """messages.0.content as messages[0].content; a type in a union says nothing to who wrote the
-    JSON."""
-    shown = ""
-    for part in place:
-        if part.isdigit():
-            shown += f"[{part}]"
+def _field_path(keys: list[str]) -> str:
+    """Formats a pydantic location: messages.0.content as messages[0].content, without the names of
+    union members."""
+    path = ""
+    for key in keys:
+        if key.isdigit():
+            path += f"[{key}]"
         elif (
-            part.isidentifier()
-            and not part[0].isupper()
-            and part not in ("str", "int", "list", "dict", "float", "bool")
+            key.isidentifier()
+            and not key[0].isupper()
+            and key not in ("str", "int", "list", "dict", "float", "bool")
         ):
-            shown += f".{part}" if shown else part
-    return shown[:200] or "The body"
+            path += f".{key}" if path else key
+    return path[:200] or "The body"
 
 
-KINDS_OF = {
+TYPE_NAMES = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -168,13 +173,17 @@ KINDS_OF = {
 BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
 
 
-def _said(name: str, several: list[dict[str, Any]]) -> str:
-    """A field, what was wrong with it, and what is allowed; in our words for every kind of error
-    that fields have."""
-    problem = several[0]
-    kind, told = problem["type"], problem.get("ctx", {})
+def _describe(name: str, problems: list[dict[str, Any]]) -> str:
+    """Message for one invalid field: its name, the value sent and the values allowed."""
+    problem = problems[0]
+    kind, context = problem["type"], problem.get("ctx", {})
     bound = next(
-        (one.format(_number(told[word])) for word, one in BOUNDS.items() if word in told), None
+        (
+            template.format(_number(context[word]))
+            for word, template in BOUNDS.items()
+            if word in context
+        ),
+        None,
     )
     entries = "characters" if kind.startswith("string") else "entries"
     if kind == "missing":
@@ -182,34 +191,35 @@ def _said(name: str, several: list[dict[str, Any]]) -> str:
     if kind == "wrong":
         return f"{name}: {problem['msg']}"
     if bound is not None:
-        return f"{name} is {_shown(problem['input'])}; give {bound}."
-    if "max_length" in told:
-        return f"{name} has more than {told['max_length']:,} {entries}; give fewer."
-    if "min_length" in told:
+        return f"{name} is {_preview(problem['input'])}; give {bound}."
+    if "max_length" in context:
+        return f"{name} has more than {context['max_length']:,} {entries}; give fewer."
+    if "min_length" in context:
         return f"{name} is empty; give at least one of its {entries}."
     if kind == "finite_number":
         return f"{name} is not finite; give a number."
     allowed = dict.fromkeys(
-        one.get("ctx", {}).get("expected") or _kind(one["type"]) for one in several
+        alternative.get("ctx", {}).get("expected") or _expected_type(alternative["type"])
+        for alternative in problems
     )
-    return f"{name} is {_shown(problem['input'])}; give {' or '.join(allowed)}."
+    return f"{name} is {_preview(problem['input'])}; give {' or '.join(allowed)}."
 
 
-def _kind(error: str) -> str:
-    return KINDS_OF.get(error.partition("_")[0], "an object")
+def _expected_type(error: str) -> str:
+    return TYPE_NAMES.get(error.partition("_")[0], "an object")
 
 
 def _number(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
-def _shown(value: Any) -> str:
-    """What was sent, in a few characters."""
+def _preview(value: Any) -> str:
+    """Short preview of an invalid value."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
-    said = (
+    text = (
         json.dumps(value)
         if value is None or isinstance(value, str | int | float)
         else type(value).__name__
     )
-    return said if len(said) <= 60 else f"{said[:56]} ..."
+    return text if len(text) <= 60 else f"{text[:56]} ..."

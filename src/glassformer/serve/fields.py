@@ -1,5 +1,5 @@
-"""The types of fields: whole numbers, numbers and texts as JSON has them; true is no number and "1"
-none either."""
+"""Field types of request bodies: strict JSON numbers and strings (true is no number, nor is
+"1")."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pydantic_core import PydanticCustomError
 
 from .limits import LONGEST_NAME, LONGEST_STOP, MOST_STOPS, MOST_TEXTS
 
-NEAR = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
-HARMLESS = {
+TYPO_SIMILARITY = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
+IGNORED_FIELDS = {
     *(
         "user",
         "metadata",
@@ -34,7 +34,7 @@ HARMLESS = {
 }
 """Fields of other servers that change no answer here; they are ignored."""
 
-NEUTRAL: dict[str, Any] = {
+NEUTRAL_VALUES: dict[str, Any] = {
     "add_generation_prompt": True,
     "annotations": [],
     "bad_words": [],
@@ -76,37 +76,40 @@ SYNONYMS = {
 """Other servers' names of what a field here does."""
 
 
-class Asked(BaseModel):
-    """A request's body; a field that is neither here nor harmless is refused, since the answer
-    would be another."""
+class RequestBody(BaseModel):
+    """Base of request bodies; an unknown field that could change the answer is rejected."""
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, value: Any) -> Any:
-        known = {field.alias or name for name, field in cls.model_fields.items()}
+        names = {field.alias or name for name, field in cls.model_fields.items()}
         for name, setting in value.items() if isinstance(value, dict) else ():
-            neutral = setting is None or (name in NEUTRAL and setting == NEUTRAL[name])
-            if not neutral and name not in known and name not in HARMLESS:
-                cls.refuse(name, [*known])
+            neutral = setting is None or (
+                name in NEUTRAL_VALUES and setting == NEUTRAL_VALUES[name]
+            )
+            if not neutral and name not in names and name not in IGNORED_FIELDS:
+                cls.refuse(name, [*names])
         return value
 
     @classmethod
-    def refuse(cls, name: str, known: list[str]) -> None:
-        """Raise for a field that is not here, with the one that was meant where there is one."""
-        near = [SYNONYMS[name]] if SYNONYMS.get(name) in known else []
-        near = near or (get_close_matches(name, known, 1, NEAR) if len(name) <= 64 else [])
+    def refuse(cls, name: str, names: list[str]) -> None:
+        """Raises for an unknown field, with a suggestion for typos and names of other servers."""
+        near = [SYNONYMS[name]] if SYNONYMS.get(name) in names else []
+        near = near or (
+            get_close_matches(name, names, 1, TYPO_SIMILARITY) if len(name) <= 64 else []
+        )
         hint = f'; did you mean "{near[0]}"?' if near else "; leave it out."
-        raise wrong(f"{ascii(name[:80])[1:-1]} is no field here{hint}")
+        raise field_error(f"{ascii(name[:80])[1:-1]} is no field here{hint}")
 
 
-def wrong(sentence: str) -> PydanticCustomError:
-    """What a validator raises."""
+def field_error(sentence: str) -> PydanticCustomError:
+    """Validation error with a message."""
     return PydanticCustomError("wrong", "{sentence}", {"sentence": sentence})
 
 
-def _whole(value: Any) -> Any:
+def _to_int(value: Any) -> Any:
     return (
         int(value)
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53
@@ -114,45 +117,44 @@ def _whole(value: Any) -> Any:
     )
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+JsonInt = Annotated[int, BeforeValidator(_to_int)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
-Ids = list[Whole]
+Ids = list[JsonInt]
 
 
 def is_ids(value: Any) -> bool:
-    """Whether these are token ids."""
     return isinstance(value, list) and all(
-        (isinstance(one, int) and not isinstance(one, bool))
-        or (isinstance(one, float) and one.is_integer())
-        for one in value
+        (isinstance(item, int) and not isinstance(item, bool))
+        or (isinstance(item, float) and item.is_integer())
+        for item in value
     )
 
 
 def _texts(value: Any) -> Any:
-    """A text, ids, or a list of either; its sentence says so where it is none."""
+    """Validates a text, token ids, or a list of either."""
     fits = isinstance(value, str) or (
         isinstance(value, list)
         and (
             is_ids(value)
-            or all(isinstance(one, str) for one in value)
-            or all(is_ids(one) for one in value)
+            or all(isinstance(item, str) for item in value)
+            or all(is_ids(item) for item in value)
         )
     )
     if not fits:
-        raise wrong(
+        raise field_error(
             "This is neither a text nor token ids; give a text, a list of ids, or a list of either."
         )
     if isinstance(value, list) and not value:
-        raise wrong("This is empty; give a text, a list of ids, or a list of either.")
+        raise field_error("This is empty; give a text, a list of ids, or a list of either.")
     if isinstance(value, str) or isinstance(value[0], str):
         several = isinstance(value, list)
     elif several := isinstance(value[0], list):
-        value = [[*map(int, one)] for one in value]
+        value = [[*map(int, ids)] for ids in value]
     else:
         value = [*map(int, value)]
     if several and len(value) > MOST_TEXTS:
-        raise wrong(
+        raise field_error(
             f"These are {len(value)} texts, and a request may hold {MOST_TEXTS}; send "
             "several requests."
         )

@@ -1,5 +1,4 @@
-"""A request as the server follows it through the engine: its events, its figures, and its end when
-nobody waits."""
+"""Requests in flight: their events, metrics, and cancellation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -20,18 +19,18 @@ from .metrics import Metrics
 from .registry import Registry, ServedModel
 
 T = TypeVar("T")
-WATCHED = 0.5  # seconds between looks at the engines
-ATONCE = 32  # texts of one request that are encoded side by side
-TURN = CapacityLimiter(1)
+POLL_SECONDS = 0.5  # seconds between looks at the engines
+BATCH_SIZE = 32  # texts of one request that are encoded side by side
+ONE_THREAD = CapacityLimiter(1)
 
 
-class Gone(Exception):
-    """Nobody waits for the answer any more."""
+class ClientDisconnected(Exception):
+    """Raised when the client has disconnected."""
 
 
 @dataclass
-class Tally:
-    """What one HTTP request took, for its line in the log."""
+class RequestStats:
+    """Token counts and finish reasons of one HTTP request, for its log line."""
 
     model: str | None = None
     prompt: int = 0
@@ -39,63 +38,64 @@ class Tally:
     finish: list[str] = field(default_factory=list)
 
 
-class Followers:
-    """Submits requests and follows them; what is open when an engine dies fails at once."""
+class RequestTracker:
+    """Submits requests to engines and tracks them; requests of an engine that dies fail at once."""
 
     def __init__(self, registry: Registry, metrics: Metrics) -> None:
         self.registry, self.metrics = registry, metrics
         self.open: dict[Handle, ServedModel] = {}
 
     def submit(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[Handle]:
-        """All of them or none. Raises as the engine does, and ApiError for more than can ever
-        wait."""
-        handles, most = list[Handle](), served.engine.max_queue
-        size = sum(getattr(one, "n", 1) for one in requests)
-        said = (
-            f"A request of {size:,} continuations never fits in the queue of {most:,}; send "
+        """Submits all requests or none. Raises as the engine does, and ApiError for more than the
+        queue can hold."""
+        handles, max_queue = list[Handle](), served.engine.max_queue
+        size = sum(getattr(request, "n", 1) for request in requests)
+        message = (
+            f"A request of {size:,} continuations never fits in the queue of {max_queue:,}; send "
             "fewer at a time."
         )
-        refuse(size > most, said, "prompt")
+        refuse(size > max_queue, message, "prompt")
         try:
             if not served.engine.alive:
                 raise EngineClosed("The model's engine has ended; try again later.")
-            for one in requests:
-                handles.append(served.engine.submit(one))
+            for request in requests:
+                handles.append(served.engine.submit(request))
                 self.open[handles[-1]] = served
         except BaseException:
             self.drop(handles)
             raise
         return handles
 
-    async def submitted(
+    async def submit_async(
         self, served: ServedModel, requests: Sequence[Request | Encode]
     ) -> list[Handle]:
-        """``submit``; in a thread where it takes long: many continuations, and edits that read
-        another text first."""
-        several = sum(getattr(one, "n", 1) for one in requests) > ATONCE
-        if not several and not any(getattr(one, "edits", ()) for one in requests):
+        """Runs ``submit``, in a thread where it takes long: many continuations, or edits that need
+        a pass over another text."""
+        is_large = sum(getattr(request, "n", 1) for request in requests) > BATCH_SIZE
+        if not is_large and not any(getattr(request, "edits", ()) for request in requests):
             return self.submit(served, requests)
-        doing = asyncio.ensure_future(to_thread.run_sync(self.submit, served, requests))
+        task = asyncio.ensure_future(to_thread.run_sync(self.submit, served, requests))
         try:
-            return await asyncio.shield(doing)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            doing.add_done_callback(
+            task.add_done_callback(
                 lambda done: self.drop(() if done.exception() else done.result())
             )
             raise
 
     def drop(self, handles: Sequence[Handle]) -> None:
-        """Nobody wants these any more; those that have ended are left alone."""
+        """Cancels the requests that are still open."""
         for handle in handles:
             if self.open.pop(handle, None) is not None:
                 handle.cancel()
 
-    async def events(self, handle: Handle, tally: Tally) -> AsyncGenerator[Event]:
-        """Its events; raises what made it fail. Cancels it where the reader stops early."""
+    async def events(self, handle: Handle, tally: RequestStats) -> AsyncGenerator[Event]:
+        """Yields the events of a request and raises its error. Cancels it if the consumer stops
+        early."""
         served = self.open[handle]
-        begun = time.monotonic()
+        start = time.monotonic()
         last: dict[int, float] = {}
-        waits, metrics = True, self.metrics
+        queued, metrics = True, self.metrics
         tally.model, tally.prompt = served.id, tally.prompt + len(handle.request.tokens)
         try:
             async for event in handle:
@@ -106,10 +106,10 @@ class Followers:
                     raise event.error
                 if event.finish_reason == "cancelled":
                     raise EngineClosed("The server ends; try again later.")
-                if waits:
-                    waits = False
+                if queued:
+                    queued = False
                     metrics.observe(
-                        "request_queue_time_seconds", served.id, (handle.began or now) - begun
+                        "request_queue_time_seconds", served.id, (handle.began or now) - start
                     )
                 if event.token is not None:
                     tally.generated += 1
@@ -119,12 +119,12 @@ class Followers:
                         else "time_to_first_token_seconds"
                     )
                     if event.index in last or not last:
-                        metrics.observe(name, served.id, now - last.get(event.index, begun))
+                        metrics.observe(name, served.id, now - last.get(event.index, start))
                     last[event.index] = now
                 if event.finish_reason is not None:
                     tally.finish.append(event.finish_reason)
                 if event.usage is not None:
-                    metrics.observe("e2e_request_latency_seconds", served.id, now - begun)
+                    metrics.observe("e2e_request_latency_seconds", served.id, now - start)
                     metrics.count("prompt_tokens", served.id, event.usage.prompt)
                     metrics.count("generation_tokens", served.id, event.usage.generated)
                     metrics.count("request_success", served.id, 1, event.finish_reason or "stop")
@@ -134,40 +134,39 @@ class Followers:
                 metrics.count("request_success", served.id, 1, "abort")
                 self.drop([handle])
 
-    async def whole(self, handle: Handle, tally: Tally) -> list[Event]:
-        """All its events."""
+    async def collect(self, handle: Handle, tally: RequestStats) -> list[Event]:
+        """Collects all events of a request."""
         return [event async for event in self.events(handle, tally)]
 
-    async def results(self, handles: Sequence[Handle], tally: Tally) -> list[list[Event]]:
-        """All events of several; where one fails, the others end too."""
+    async def results(self, handles: Sequence[Handle], tally: RequestStats) -> list[list[Event]]:
+        """Collects the events of several requests; if one fails, all are cancelled."""
         try:
-            return await asyncio.gather(*(self.whole(handle, tally) for handle in handles))
+            return await asyncio.gather(*(self.collect(handle, tally) for handle in handles))
         finally:
             self.drop(handles)
 
-    async def answered(
-        self, http: HttpRequest, served: ServedModel, made: Sequence[Request | Encode]
+    async def run_batches(
+        self, http: HttpRequest, served: ServedModel, requests: Sequence[Request | Encode]
     ) -> list[Handle]:
-        """All of these to their ends, a part of the queue at a time; raises Gone where the client
-        leaves."""
-        found, some = list[Handle](), max(1, min(ATONCE, served.engine.max_queue // 2))
-        for begin in range(0, len(made), some):
-            found += (handles := self.submit(served, made[begin : begin + some]))
-            await unless_gone(http, self.results(handles, http.state.tally))
-        return found
+        """Runs requests to completion in batches that fit the queue. Raises ClientDisconnected."""
+        results, batch_size = list[Handle](), max(1, min(BATCH_SIZE, served.engine.max_queue // 2))
+        for offset in range(0, len(requests), batch_size):
+            results += (handles := self.submit(served, requests[offset : offset + batch_size]))
+            await until_disconnect(http, self.results(handles, http.state.tally))
+        return results
 
     async def outputs(
-        self, http: HttpRequest, served: ServedModel, made: Sequence[Encode]
+        self, http: HttpRequest, served: ServedModel, requests: Sequence[Encode]
     ) -> list[Tensor]:
-        """What the engine makes of whole texts, in fp32."""
-        handles = await self.answered(http, served, made)
+        """Outputs of encoder requests, in fp32."""
+        handles = await self.run_batches(http, served, requests)
         return [handle.output.float().cpu() for handle in handles if handle.output is not None]
 
-    async def merged(
-        self, handles: Sequence[Handle], tally: Tally
+    async def merge_events(
+        self, handles: Sequence[Handle], tally: RequestStats
     ) -> AsyncGenerator[tuple[int, Event]]:
-        """The events of several as they come, each with its handle's number; a slow reader holds
-        them back."""
+        """Yields events of several requests in order of arrival, each with the index of its handle;
+        a slow consumer blocks them."""
         if len(handles) == 1:
             # given up at once, not when it is collected
             async with aclosing(self.events(handles[0], tally)) as events:
@@ -184,17 +183,17 @@ class Followers:
             except Exception as error:
                 await queue.put(error)
 
-        tasks = [asyncio.ensure_future(feed(*one)) for one in enumerate(handles)]
+        tasks = [asyncio.ensure_future(feed(*item)) for item in enumerate(handles)]
         try:
-            left = len(tasks)
-            while left:
-                made = await queue.get()
-                if isinstance(made, BaseException):
-                    raise made
-                if made is None:
-                    left -= 1
+            running = len(tasks)
+            while running:
+                item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    running -= 1
                 else:
-                    yield made
+                    yield item
         finally:
             for task in tasks:
                 task.cancel()
@@ -202,10 +201,10 @@ class Followers:
             self.drop(handles)
 
     async def watch(self) -> None:
-        """For as long as the server runs: where an engine's thread has ended, whoever waits for it
-        is told."""
+        """Polls the engines while the server runs and fails the open requests of an engine that has
+        died."""
         while True:
-            await asyncio.sleep(WATCHED)
+            await asyncio.sleep(POLL_SECONDS)
             for handle, served in [*self.open.items()]:
                 if not served.engine.alive:
                     error = EngineClosed("The model's engine has ended; try again later.")
@@ -215,36 +214,36 @@ class Followers:
 
 
 async def disconnected(http: HttpRequest) -> None:
-    """Return when the client has gone; its request was read to the end before."""
+    """Returns when the client disconnects; the body must have been read before."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T:
-    """What ``work`` gives; raises Gone, and ends it, where the client leaves before."""
-    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(http))
+async def until_disconnect(http: HttpRequest, work: Awaitable[T]) -> T:
+    """Awaits ``work``; cancels it and raises ClientDisconnected if the client disconnects."""
+    pending, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(http))
     try:
-        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise Gone
-        return doing.result()
+        await asyncio.wait({pending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not pending.done():
+            raise ClientDisconnected
+        return pending.result()
     finally:
-        for task in (doing, leaving):
-            await ended(task)
+        for task in (pending, disconnect):
+            await cancel_and_wait(task)
 
 
-async def alone(work: Callable[[], T]) -> T:
-    """What ``work`` gives, in a thread, one at a time."""
-    return await to_thread.run_sync(work, limiter=TURN, abandon_on_cancel=True)
+async def run_exclusively(work: Callable[[], T]) -> T:
+    """Runs ``work`` in a thread, one call at a time over the whole server."""
+    return await to_thread.run_sync(work, limiter=ONE_THREAD, abandon_on_cancel=True)
 
 
 def client_of(http: HttpRequest) -> str:
-    """Whom the engine is fair to: a key, and where none is needed an address."""
+    """Client id for fair scheduling: the API key's number, or the IP address."""
     return getattr(http.state, "client", "") or (http.client.host if http.client else "")
 
 
-async def ended(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has cleaned up after itself."""
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancels a task and waits for its cleanup."""
     if not task.done():
         task.cancel()
         with suppress(asyncio.CancelledError, Exception):

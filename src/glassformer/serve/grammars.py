@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # or a small model writes nothing else
 SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
-ENFORCED = """
+SUPPORTED_KEYWORDS = """
 type const enum anyOf allOf $ref $defs definitions properties patternProperties additionalProperties required
 minProperties maxProperties items prefixItems minItems maxItems minLength maxLength pattern format minimum maximum
 exclusiveMinimum exclusiveMaximum multipleOf
@@ -34,13 +34,14 @@ exclusiveMinimum exclusiveMaximum multipleOf
 ANNOTATIONS = """
 $schema $id $comment title description default examples deprecated readOnly writeOnly
 """
-NAMED = ("properties", "patternProperties", "$defs", "definitions")
-LISTED = ("anyOf", "allOf", "prefixItems")
-ONE = ("items", "additionalProperties")
+MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions")
+LIST_KEYWORDS = ("anyOf", "allOf", "prefixItems")
+SCHEMA_KEYWORDS = ("items", "additionalProperties")
 
 
-def guide(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> Callable[[], Guide]:
-    """What makes a Guide for each continuation. Raises ApiError 400 for what cannot be held to."""
+def guide_factory(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> Callable[[], Guide]:
+    """Compiles a grammar to a factory of Guides, one per continuation. Raises ApiError 400 for
+    unsupported grammars."""
     from llguidance import LLMatcher, LLParserLimits
 
     grammar = _grammar(kind, source)
@@ -55,22 +56,22 @@ def guide(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> Callable[
     first = LLMatcher(table, grammar, log_level=0, limits=limits)
     refuse(
         first.is_error(),
-        f"The {_named(kind)} cannot be held to: {_plain(first.get_error())}",
+        f"The {_kind_name(kind)} cannot be held to: {_one_line(first.get_error())}",
         code="bad_grammar",
     )
     refuse(
         bool(first.get_grammar_warnings()),
-        f"The {_named(kind)} cannot be held to: {first.get_grammar_warnings()}",
+        f"The {_kind_name(kind)} cannot be held to: {first.get_grammar_warnings()}",
     )
     return lambda: Constraint(first.deep_copy(), vocab)
 
 
-def _named(kind: str) -> str:
+def _kind_name(kind: str) -> str:
     return {"json": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
 
 
-def _plain(said: str) -> str:
-    return " ".join(said.split())[:300].rstrip(".") + "."
+def _one_line(message: str) -> str:
+    return " ".join(message.split())[:300].rstrip(".") + "."
 
 
 def _grammar(kind: str, source: Any) -> str:
@@ -86,18 +87,18 @@ def _grammar(kind: str, source: Any) -> str:
         f"The JSON schema has {len(text)} characters; {MOST_SCHEMA} are read at most.",
     )
     if isinstance(source, Mapping):
-        _known(source, 0)
+        _check_schema(source, 0)
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=SPACES)
     except ValueError as error:
         raise ApiError(
-            400, f"The JSON schema cannot be held to: {_plain(str(error))}", code="bad_grammar"
+            400, f"The JSON schema cannot be held to: {_one_line(str(error))}", code="bad_grammar"
         ) from None
 
 
-def _known(schema: Any, depth: int) -> None:
-    """Raise for a keyword that would be passed over: a schema is enforced as a whole or not at
-    all."""
+def _check_schema(schema: Any, depth: int) -> None:
+    """Raises ApiError for schema keywords that llguidance would ignore: a schema is enforced in
+    full or rejected."""
     refuse(
         depth > 64,
         "The JSON schema is nested more than 64 deep; write it flatter.",
@@ -105,58 +106,59 @@ def _known(schema: Any, depth: int) -> None:
     )
     if isinstance(schema, bool) or not isinstance(schema, Mapping):
         return
-    odd = next(
+    unsupported = next(
         (
             name
             for name in schema
-            if name not in ENFORCED.split() and name not in ANNOTATIONS.split()
+            if name not in SUPPORTED_KEYWORDS.split() and name not in ANNOTATIONS.split()
         ),
         None,
     )
-    said = (
-        f'The JSON schema says "{str(odd)[:80]}", which is not enforced here; leave it out, '
+    message = (
+        f'The JSON schema says "{str(unsupported)[:80]}", which is not enforced here; leave it out, '
         "or say it otherwise."
     )
-    refuse(odd is not None, said, code="bad_grammar")
-    inside = [*_values(schema, NAMED, dict), *_values(schema, LISTED, list)]
-    inside += [schema[name] for name in ONE if name in schema]
-    for one in inside:
-        _known(one, depth + 1)
+    refuse(unsupported is not None, message, code="bad_grammar")
+    subschemas = [*_values(schema, MAP_KEYWORDS, dict), *_values(schema, LIST_KEYWORDS, list)]
+    subschemas += [schema[name] for name in SCHEMA_KEYWORDS if name in schema]
+    for subschema in subschemas:
+        _check_schema(subschema, depth + 1)
 
 
 def _values(schema: Mapping[str, Any], names: Sequence[str], kind: type) -> list[Any]:
-    found = [schema[name] for name in names if isinstance(schema.get(name), kind)]
+    groups = [schema[name] for name in names if isinstance(schema.get(name), kind)]
     return [
-        value for group in found for value in (group.values() if isinstance(group, dict) else group)
+        value
+        for group in groups
+        for value in (group.values() if isinstance(group, dict) else group)
     ]
 
 
 class Constraint:
-    """One continuation's way through a grammar: asked before each token with all those before
-    it."""
+    """Grammar state of one continuation: maps the tokens so far to a mask of allowed tokens."""
 
     def __init__(self, matcher: Any, vocab: int) -> None:
-        self.matcher, self.vocab, self.read = matcher, vocab, 0
+        self.matcher, self.vocab, self.consumed = matcher, vocab, 0
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Booleans (V,): what may follow."""
-        for token in tokens[self.read :]:
+        """Boolean mask (V,) of the tokens allowed next."""
+        for token in tokens[self.consumed :]:
             need(
                 self.matcher.consume_token(token),
                 f"The grammar does not take token {token}, and let it through.",
             )
-        self.read = len(tokens)
+        self.consumed = len(tokens)
         packed = torch.frombuffer(bytearray(self.matcher.compute_bitmask()), dtype=torch.uint8)
         if self.matcher.is_error():
             raise UserError(
-                f"The grammar became too large on the way: {_plain(self.matcher.get_error())}"
+                f"The grammar became too large on the way: {_one_line(self.matcher.get_error())}"
             )
         bits = (packed[:, None] >> torch.arange(8)) & 1
         return bits.flatten()[: self.vocab].bool()
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance reads it: the bytes of every id."""
+    """Adapter of a tokenizer for llguidance: the bytes of every id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.eos_token_id, self.bos_token_id = tokenizer.eos, tokenizer.bos

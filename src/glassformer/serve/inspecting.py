@@ -31,22 +31,21 @@ from ..engine.request import SQUARE, joined, token_axis
 from ..inspection import edits, lens, looking, streams
 from ..nn.editing import one_token
 from .errors import refuse
-from .following import Followers, alone, unless_gone
-from .prompts import check_context, check_lengths, listed, prompts
+from .following import RequestTracker, run_exclusively, until_disconnect
+from .prompts import as_list, check_context, check_lengths, encode_prompts
 from .registry import ServedModel
-from .schemas import InspectRequest, Looked
+from .schemas import InspectOptions, InspectRequest
 
-MOST_MADE = 1 << 26  # numbers that a pass may keep
-MOST_SENT = 1 << 18  # numbers of an answer
-WORDS = ("lens", "top_tokens")
-LENS = ["decoder.embed", "decoder.blocks.*.resid", "decoder.out"]  # what it is read from
+MAX_COMPUTED = 1 << 26  # numbers that a pass may keep
+MAX_RETURNED = 1 << 18  # numbers of an answer
+SUMMARIES = ("lens", "top_tokens")
+LENS_VALUES = ["decoder.embed", "decoder.blocks.*.resid", "decoder.out"]  # what it is read from
 
 
 class Value(TypedDict):
-    """A named value without its batch, of the tokens at ``positions`` (null: all that were read for
-    this part).
+    """Named value without the batch axis, at ``positions`` (null: every position of this part).
 
-    Null is a number that is not finite, such as a masked score.
+    Null entries of ``values`` are not finite, such as masked scores.
     """
 
     shape: list[int]
@@ -56,11 +55,11 @@ class Value(TypedDict):
 
 
 class Inspection(TypedDict):
-    """What was asked for, beside the tokens that were read, from place ``start`` on; ``by`` says by
-    what.
+    """Requested values and the tokens of the pass from position ``start`` on; ``by`` names the pass
+    that computed them.
 
-    A stream has a part with each of its pieces: first the prompt's tokens, then what was read
-    since.
+    Each chunk of a stream has a part: first the prompt's tokens, then those computed since the
+    last.
     """
 
     object: str
@@ -77,37 +76,45 @@ class Inspection(TypedDict):
 
 
 async def inspect(
-    http: HttpRequest, served: ServedModel, asked: InspectRequest, followers: Followers, client: str
+    http: HttpRequest,
+    served: ServedModel,
+    body: InspectRequest,
+    followers: RequestTracker,
+    client: str,
 ) -> Inspection:
-    """Answer one request."""
-    texts, source = listed(asked.prompt), None
+    """Answers one inspection request."""
+    texts, source = as_list(body.prompt), None
     refuse(len(texts) != 1, "One text is inspected at a time; give one prompt.", "prompt")
     pair = isinstance(served.config, config.EncoderDecoder)
     refuse(
-        not pair and asked.source is not None,
+        not pair and body.source is not None,
         "Only an encoder-decoder has a source; leave it out.",
         "source",
     )
     if pair:
-        said = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
-        refuse(asked.source is None, said, "source")
-        source = await _read_by_pair(served, asked.source, False, "source")
-        ids = await _read_by_pair(served, texts[0], True, "prompt")
+        message = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
+        refuse(body.source is None, message, "source")
+        source = await _encode_pair(served, body.source, False, "source")
+        ids = await _encode_pair(served, texts[0], True, "prompt")
     elif served.continues or isinstance(served.config, config.Decoder):
-        (ids,) = await prompts(served, texts)
+        (ids,) = await encode_prompts(served, texts)
     else:
-        ids = await _read_by_encoder(served, texts[0])
+        ids = await _encode_input(served, texts[0])
     if not paged(served):
         http.state.tally.model, http.state.tally.prompt = served.id, len(ids)
-        return await unless_gone(http, alone(partial(inspected, served, ids, asked, source)))
-    asked = asked.model_copy(update={"positions": _positions(asked.positions, len(ids))})
-    request = watched(served, asked, Request(ids, max_new=0, client=client))
-    handles = await unless_gone(http, followers.submitted(served, [request]))
-    (events,) = await unless_gone(http, followers.results(handles, http.state.tally))
-    return await unless_gone(http, alone(Inspector(served, asked, handles[0], 0).push(events).part))
+        return await until_disconnect(
+            http, run_exclusively(partial(run_inspection, served, ids, body, source))
+        )
+    body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
+    request = with_inspection(served, body, Request(ids, max_new=0, client=client))
+    handles = await until_disconnect(http, followers.submit_async(served, [request]))
+    (events,) = await until_disconnect(http, followers.results(handles, http.state.tally))
+    return await until_disconnect(
+        http, run_exclusively(Inspector(served, body, handles[0], 0).push(events).drain)
+    )
 
 
-async def _read_by_encoder(served: ServedModel, text: str | list[int]) -> list[int]:
+async def _encode_input(served: ServedModel, text: str | list[int]) -> list[int]:
     check_lengths([text], served.characters, served.context, "prompt")
     refuse(not text, "The prompt is empty; give a text, or token ids.", "prompt")
     if isinstance(text, str):
@@ -123,306 +130,343 @@ async def _read_by_encoder(served: ServedModel, text: str | list[int]) -> list[i
     return text
 
 
-async def _read_by_pair(served: ServedModel, text: Any, second: bool, param: str) -> list[int]:
-    """What the encoder of an encoder-decoder reads of a text, or its decoder (``second``), begun as
-    it begins."""
-    texts = listed(text)
+async def _encode_pair(served: ServedModel, text: Any, is_target: bool, param: str) -> list[int]:
+    """Token ids of an encoder-decoder's source, or of its target (``is_target``) with the start
+    token."""
+    texts = as_list(text)
     refuse(len(texts) != 1, "One text is inspected at a time; give one source.", param)
     check_lengths(texts, served.characters, served.context, param)
-    ids: Any = partial(looking.token_ids, served.model, served.tokenizer, texts[0], second)
+    ids: Any = partial(looking.token_ids, served.model, served.tokenizer, texts[0], is_target)
     return (await to_thread.run_sync(ids))[0].tolist()  # type: ignore[no-any-return]
 
 
-def inspected(
-    served: ServedModel, ids: Sequence[int], asked: Looked, source: Sequence[int] | None = None
+def run_inspection(
+    served: ServedModel,
+    ids: Sequence[int],
+    body: InspectOptions,
+    source: Sequence[int] | None = None,
 ) -> Inspection:
-    """One pass over ``ids``, beside a ``source``. Raises UserError and ApiError for what is not
-    there or too much."""
+    """Runs one forward pass over ``ids`` and an optional ``source``. Raises UserError and ApiError
+    for unknown names and for too many values."""
     model, tokenizer = served.model, served.tokenizer
-    changes = [edits.parse(one) for one in asked.edits]
-    wishes, read = asked.inspect or (), None if source is None else list(source)
-    patterns = [one for one in wishes if one not in WORDS]
-    positions = _positions(getattr(asked, "positions", None), len(ids))
-    made: Inspection = {
+    changes = [edits.parse(spec) for spec in body.edits]
+    outputs, source_ids = body.inspect or (), None if source is None else list(source)
+    patterns = [name for name in outputs if name not in SUMMARIES]
+    positions = _positions(getattr(body, "positions", None), len(ids))
+    inspection: Inspection = {
         "object": "inspection",
         "model": served.id,
         "by": "a pass of its own on the same weights",
         "start": 0,
         "tokens": list(ids),
         "pieces": [tokenizer.token(id) for id in ids],
-        "edits": asked.edits,
+        "edits": body.edits,
     }
     if source is not None:
-        own = tokenizer.for_source
-        made["source"] = {"tokens": read, "pieces": [own.token(id) for id in source]}
+        source_tokenizer = tokenizer.for_source
+        inspection["source"] = {
+            "tokens": source_ids,
+            "pieces": [source_tokenizer.token(id) for id in source],
+        }
     if patterns:
         shapes = {path: tuple(value.shape) for path, value in one_token(model).items()}
         longest = max(len(ids), len(source or ()))
         _check_size(_size(shapes, patterns, longest, longest))
-        found = looking.look(model, tokenizer, list(ids), *patterns, source=read, edits=changes)
-        sides = {path: x for path, x in found.items() if source is not None and of_source(path)}
-        made["values"] = _values(
-            {path: x for path, x in found.items() if path not in sides}, positions
+        values = looking.look(
+            model, tokenizer, list(ids), *patterns, source=source_ids, edits=changes
         )
-        made["values"] |= _values(sides, None)
-    if "lens" in wishes:
-        how: dict[str, Any] = {
+        source_values = {
+            path: x for path, x in values.items() if source is not None and is_source_value(path)
+        }
+        inspection["values"] = _values(
+            {path: x for path, x in values.items() if path not in source_values}, positions
+        )
+        inspection["values"] |= _values(source_values, None)
+    if "lens" in outputs:
+        options: dict[str, Any] = {
             "positions": positions,
-            "track": asked.track,
-            "top": asked.top,
+            "track": body.track,
+            "top": body.top,
             "edits": changes,
         }
-        made["lens"] = lens.logit_lens(model, tokenizer, list(ids), source=read, **how).to_dict()
-    if "top_tokens" in wishes:
+        inspection["lens"] = lens.logit_lens(
+            model, tokenizer, list(ids), source=source_ids, **options
+        ).to_dict()
+    if "top_tokens" in outputs:
         rows = looking.predictions(
-            model, tokenizer, list(ids), asked.top, source=read, edits=changes
+            model, tokenizer, list(ids), body.top, source=source_ids, edits=changes
         )
-        made["top_tokens"] = [{"position": n, **rows[n]} for n in (positions or range(len(rows)))]
-    return made
+        inspection["top_tokens"] = [
+            {"position": n, **rows[n]} for n in (positions or range(len(rows)))
+        ]
+    return inspection
 
 
-def of_source(path: str) -> bool:
-    """Whether a value of an encoder-decoder is of its source's tokens, not of those that its
-    decoder reads."""
+def is_source_value(path: str) -> bool:
+    """True for values at source positions of an encoder-decoder (encoder, cross-attention keys and
+    values)."""
     return path.startswith(("encoder.", "source_embed.")) or path.endswith((".cross.k", ".cross.v"))
 
 
-def _positions(asked: Sequence[int] | None, length: int) -> list[int] | None:
-    if asked is None:
+def _positions(positions: Sequence[int] | None, length: int) -> list[int] | None:
+    if positions is None:
         return None
-    wrong = next((one for one in asked if not -length <= one < length), None)
+    missing = next((position for position in positions if not -length <= position < length), None)
     refuse(
-        wrong is not None,
-        f"Position {wrong} is not there; the text has {length} tokens.",
+        missing is not None,
+        f"Position {missing} is not there; the text has {length} tokens.",
         "positions",
     )
-    return [one % length for one in asked]
+    return [position % length for position in positions]
 
 
 def _size(
     paths: Mapping[str, Sequence[int]], patterns: Sequence[str], rows: int, length: int
 ) -> int:
-    """How many numbers so many rows of a text of ``length`` tokens are."""
-    found = [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
-    square = (length if path.rpartition(".")[2] in SQUARE else 1 for path in found)
-    return sum(math.prod(paths[path]) * rows * one for path, one in zip(found, square, strict=True))
+    """Number of elements of the matching values for ``rows`` tokens of a text of ``length``."""
+    matches = [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
+    factors = (length if path.rpartition(".")[2] in SQUARE else 1 for path in matches)
+    return sum(
+        math.prod(paths[path]) * rows * factor
+        for path, factor in zip(matches, factors, strict=True)
+    )
 
 
 def _check_size(total: int) -> None:
-    """Refuse what would not fit, before anything is computed."""
-    said = (
-        f"That is {total:,} numbers, and a pass keeps {MOST_MADE:,} at most; name fewer "
+    """Rejects requests whose values would not fit in memory, before the forward pass."""
+    message = (
+        f"That is {total:,} numbers, and a pass keeps {MAX_COMPUTED:,} at most; name fewer "
         "values, or shorten the text."
     )
-    refuse(total > MOST_MADE, said, "inspect")
+    refuse(total > MAX_COMPUTED, message, "inspect")
 
 
-def _values(found: dict[str, Tensor], positions: list[int] | None) -> dict[str, Value]:
-    """As JSON holds them; only the rows of ``positions`` where they are given."""
-    kept = {}
-    for path, value in found.items():
-        own = value[0]
+def _values(tensors: dict[str, Tensor], positions: list[int] | None) -> dict[str, Value]:
+    """Values as JSON, restricted to ``positions`` if given."""
+    selected = {}
+    for path, value in tensors.items():
+        tensor = value[0]
         # (.., T, last)
-        kept[path] = own if positions is None or own.ndim < 2 else own[..., positions, :]
-    _check_sent(sum(one.numel() for one in kept.values()))
-    told = looking.to_dict(kept)
+        selected[path] = (
+            tensor if positions is None or tensor.ndim < 2 else tensor[..., positions, :]
+        )
+    _check_sent(sum(tensor.numel() for tensor in selected.values()))
+    json_values = looking.to_dict(selected)
     return {
         path: {
-            "shape": one["shape"],
-            "dtype": one["dtype"],
+            "shape": entry["shape"],
+            "dtype": entry["dtype"],
             "positions": positions,
-            "values": one["values"],
+            "values": entry["values"],
         }
-        for path, one in told.items()
+        for path, entry in json_values.items()
     }
 
 
 def _check_sent(total: int) -> None:
-    said = (
-        f"That is {total:,} numbers, and an answer has {MOST_SENT:,} at most; name fewer "
+    message = (
+        f"That is {total:,} numbers, and an answer has {MAX_RETURNED:,} at most; name fewer "
         "values, or give positions."
     )
-    refuse(total > MOST_SENT, said, "inspect")
+    refuse(total > MAX_RETURNED, message, "inspect")
 
 
 # ------------------------------------------------------------------------------------ by the engine
 
 
 def paged(served: ServedModel) -> bool:
-    """Whether the engine looks into this model: a decoder with attention, whose keys lie in
-    pages."""
+    """True if the engine can capture values of this model: a decoder with a paged KV cache."""
     return isinstance(served.config, config.Decoder) and isinstance(
         served.config.decoder, config.Stack
     )
 
 
-def places(asked: Looked, prompt: int) -> tuple[int, list[int] | None]:
-    """The first place to be seen, and which are (None: all from there on)."""
-    wanted = getattr(asked, "positions", None)
-    if wanted is None:
-        only_lens = asked.inspect == ["lens"]
+def inspected_positions(body: InspectOptions, prompt: int) -> tuple[int, list[int] | None]:
+    """First position to inspect, and the list of positions (None: all from there on)."""
+    positions = getattr(body, "positions", None)
+    if positions is None:
+        only_lens = body.inspect == ["lens"]
         return max(0, prompt - lens.MOST) if only_lens else 0, None
-    return (prompt - 1, None) if wanted == "new" else (min(*wanted, prompt - 1), wanted)
+    return (prompt - 1, None) if positions == "new" else (min(*positions, prompt - 1), positions)
 
 
-def watched(served: ServedModel, asked: Looked, request: Request) -> Request:
-    """``request`` with what it is to be asked inside. Raises ApiError for what is not there or too
-    much."""
-    if asked.inspect is None and not asked.edits:
+def with_inspection(served: ServedModel, body: InspectOptions, request: Request) -> Request:
+    """Adds the values to capture and the edits to an engine request. Raises ApiError for unknown
+    names and for too many values."""
+    if body.inspect is None and not body.edits:
         return request
-    said = (
+    message = (
         "Edits of a completion need a decoder with attention; POST /v1/inspect edits what "
         f'"{served.id}" reads.'
     )
-    refuse(bool(asked.edits) and not paged(served), said, "edits")
-    wishes, length = asked.inspect or (), len(request.tokens)
-    since, wanted = places(asked, length)
+    refuse(bool(body.edits) and not paged(served), message, "edits")
+    outputs, length = body.inspect or (), len(request.tokens)
+    since, positions = inspected_positions(body, length)
     end = length + max(
         0, (served.context - length + 1 if request.max_new is None else request.max_new) - 1
     )
-    wrong = next((one for one in wanted or () if not 0 <= one < end), None)
+    missing = next((position for position in positions or () if not 0 <= position < end), None)
     refuse(
-        wrong is not None,
-        f"Position {wrong} is not there; at most {end} tokens are read, 0 to {end - 1}.",
+        missing is not None,
+        f"Position {missing} is not there; at most {end} tokens are read, 0 to {end - 1}.",
         "positions",
     )
-    patterns = [one for one in wishes if one not in WORDS]
+    patterns = [name for name in outputs if name not in SUMMARIES]
     size = partial(_size, served.engine.shapes, patterns)
     _check_size(request.n * size(end - since, end))
-    _check_sent(request.n * size(end - since if wanted is None else len(wanted), end))
+    _check_sent(request.n * size(end - since if positions is None else len(positions), end))
     if not paged(served):
         looking.must_match(patterns, [*served.engine.shapes])
-    if "lens" in wishes:
+    if "lens" in outputs:
         streams.needs_head(served.model, "it has no lens.")
-    if "lens" in wishes and paged(served):
-        patterns += LENS
+    if "lens" in outputs and paged(served):
+        patterns += LENS_VALUES
         depth = served.config.decoder.depth  # type: ignore[union-attr]
         _check_size(request.n * (end - since) * served.config.dim * (depth + 2))
-    for word in asked.track:
+    for word in body.track:
         streams.word_id(served.model, served.tokenizer, word)
     if not paged(served):
         return request  # Inspector makes a pass of its own
-    if "top_tokens" in wishes:
-        told = {"logprobs": max(asked.top, request.logprobs or 0)}
-        told["prompt_logprobs"] = max(asked.top, request.prompt_logprobs or 0)
-        request = replace(request, **told)  # type: ignore[arg-type]
-    scored = request.prompt_logprobs is not None and "top_tokens" not in wishes
-    changes = [edits.parse(one) for one in asked.edits]
+    if "top_tokens" in outputs:
+        logprobs = {"logprobs": max(body.top, request.logprobs or 0)}
+        logprobs["prompt_logprobs"] = max(body.top, request.prompt_logprobs or 0)
+        request = replace(request, **logprobs)  # type: ignore[arg-type]
+    scored = request.prompt_logprobs is not None and "top_tokens" not in outputs
+    changes = [edits.parse(spec) for spec in body.edits]
     return replace(request, want=patterns, since=0 if scored else since, edits=changes)
 
 
 class Inspector:
-    """Makes the parts of one continuation's inspection from the engine's events."""
+    """Builds the inspections of one continuation from the engine's events."""
 
-    def __init__(self, served: ServedModel, asked: Looked, handle: Handle, index: int) -> None:
-        self.served, self.asked, self.handle, self.index = served, asked, handle, index
-        self.tokens, self.told, self.drawn = [*handle.read], 0, list[int]()  # drawn: not read yet
-        self.seen = list[Seen]()
+    def __init__(
+        self, served: ServedModel, body: InspectOptions, handle: Handle, index: int
+    ) -> None:
+        self.served, self.body, self.handle, self.index = served, body, handle, index
+        self.tokens, self.drained, self.pending = (
+            [*handle.read],
+            0,
+            list[int](),
+        )  # drawn: not read yet
+        self.captures = list[Seen]()
         # by place
-        self.own, self.next = dict[int, float | None](), dict[int, Sequence[tuple[int, float]]]()
+        self.logprobs, self.top_logprobs = (
+            dict[int, float | None](),
+            dict[int, Sequence[tuple[int, float]]](),
+        )
 
     def push(self, events: Sequence[Event]) -> Self:
-        """More of its events; those of others are passed over."""
+        """Adds events; those of other continuations are ignored."""
         for event in events:
             if event.index != self.index:
                 continue
-            self.tokens += self.drawn
-            self.next[len(self.tokens) - 1] = event.top
-            self.drawn = [] if event.token is None else [event.token]
-            self.own[len(self.tokens)] = event.logprob
-            self.seen += [] if event.seen is None else [event.seen]
+            self.tokens += self.pending
+            self.top_logprobs[len(self.tokens) - 1] = event.top
+            self.pending = [] if event.token is None else [event.token]
+            self.logprobs[len(self.tokens)] = event.logprob
+            self.captures += [] if event.seen is None else [event.seen]
         return self
 
     @property
-    def whole(self) -> bool:
-        """Whether all that was read is told."""
-        return self.told == len(self.tokens)
+    def is_drained(self) -> bool:
+        """True if every computed token has been reported."""
+        return self.drained == len(self.tokens)
 
-    def part(self) -> Inspection:
-        """What was read since the last part."""
-        begin, end, (since, wanted) = (
-            self.told,
+    def drain(self) -> Inspection:
+        """Inspection of the tokens computed since the last call."""
+        start, end, (since, requested) = (
+            self.drained,
             len(self.tokens),
-            places(self.asked, len(self.handle.read)),
+            inspected_positions(self.body, len(self.handle.read)),
         )
-        asked, wishes, tokenizer = self.asked, self.asked.inspect or (), self.served.tokenizer
-        some = [
-            place for place in range(max(begin, since), end) if wanted is None or place in wanted
+        body, outputs, tokenizer = self.body, self.body.inspect or (), self.served.tokenizer
+        positions = [
+            place
+            for place in range(max(start, since), end)
+            if requested is None or place in requested
         ]
-        read, self.told = self.tokens[begin:], end
+        tokens, self.drained = self.tokens[start:], end
         if not paged(self.served):
-            return self._alone(begin, some)
-        made: Inspection = {
+            return self._separate_pass(start, positions)
+        inspection: Inspection = {
             "object": "inspection",
             "model": self.served.id,
             "by": "the engine's own steps",
-            "start": begin,
-            "tokens": read,
-            "pieces": [tokenizer.token(id) for id in read],
-            "edits": asked.edits,
+            "start": start,
+            "tokens": tokens,
+            "pieces": [tokenizer.token(id) for id in tokens],
+            "edits": body.edits,
         }
-        seen, self.seen = joined(self.seen) if self.seen else Seen(begin, {}), []
-        patterns = [one for one in wishes if one not in WORDS]
+        capture, self.captures = joined(self.captures) if self.captures else Seen(start, {}), []
+        patterns = [name for name in outputs if name not in SUMMARIES]
         if patterns:
-            own = {
+            values = {
                 path: x
-                for path, x in seen.values.items()
-                if any(fnmatchcase(path, one) for one in patterns)
+                for path, x in capture.values.items()
+                if any(fnmatchcase(path, pattern) for pattern in patterns)
             }
-            rows = [place - seen.start for place in some]
-            cut = {
-                path: x if len(some) == x.shape[token_axis(path)] else _rows(path, x, rows)
-                for path, x in own.items()
+            rows = [place - capture.start for place in positions]
+            selected = {
+                path: x if len(positions) == x.shape[token_axis(path)] else _rows(path, x, rows)
+                for path, x in values.items()
             }
-            made["values"] = _values(cut, None)
-            for value in made["values"].values():
-                value["positions"] = None if len(some) == end - begin else some
-        if "lens" in wishes and some:
-            made["lens"] = self._lens(seen, some if wanted is not None else some[-lens.MOST :])
-        if "top_tokens" in wishes:
-            made["top_tokens"] = [self._likely(place) for place in some]
-        return made
+            inspection["values"] = _values(selected, None)
+            for value in inspection["values"].values():
+                value["positions"] = None if len(positions) == end - start else positions
+        if "lens" in outputs and positions:
+            inspection["lens"] = self._lens(
+                capture, positions if requested is not None else positions[-lens.MOST :]
+            )
+        if "top_tokens" in outputs:
+            inspection["top_tokens"] = [self._top_tokens(place) for place in positions]
+        return inspection
 
-    def _alone(self, begin: int, some: list[int]) -> Inspection:
-        """The same of a model that the engine does not look into, by a pass over all that was
-        read."""
-        asked = self.asked.model_copy(update={"positions": some} if some else {"inspect": []})
-        made = inspected(self.served, self.tokens, asked)
-        made["start"], made["tokens"], made["pieces"] = (
-            begin,
-            made["tokens"][begin:],
-            made["pieces"][begin:],
+    def _separate_pass(self, start: int, positions: list[int]) -> Inspection:
+        """Inspection by a separate forward pass over all tokens, for models that the engine cannot
+        capture."""
+        body = self.body.model_copy(
+            update={"positions": positions} if positions else {"inspect": []}
         )
-        return made
+        inspection = run_inspection(self.served, self.tokens, body)
+        inspection["start"], inspection["tokens"], inspection["pieces"] = (
+            start,
+            inspection["tokens"][start:],
+            inspection["pieces"][start:],
+        )
+        return inspection
 
-    def _lens(self, seen: Seen, some: Sequence[int]) -> dict[str, Any]:
-        rows = [place - seen.start for place in some]
+    def _lens(self, capture: Seen, positions: Sequence[int]) -> dict[str, Any]:
+        rows = [place - capture.start for place in positions]
         states = {
             path: x[0, rows]
-            for path, x in seen.values.items()
-            if any(fnmatchcase(path, one) for one in LENS)
+            for path, x in capture.values.items()
+            if any(fnmatchcase(path, pattern) for pattern in LENS_VALUES)
         }
-        out = states.pop(LENS[-1])
+        out = states.pop(LENS_VALUES[-1])
         model, tokenizer = self.served.model, self.served.tokenizer
-        track = [streams.word_id(model, tokenizer, word) for word in self.asked.track]
-        ids, end = [self.tokens[place] for place in some], len(self.tokens)
-        told = (streams.States("decoder", states, out), ids, some, end)
+        track = [streams.word_id(model, tokenizer, word) for word in self.body.track]
+        ids, end = [self.tokens[place] for place in positions], len(self.tokens)
+        states_args = (streams.States("decoder", states, out), ids, positions, end)
         return lens.lens_of_states(
-            model, tokenizer, *told, track=track, top=self.asked.top
+            model, tokenizer, *states_args, track=track, top=self.body.top
         ).to_dict()
 
-    def _likely(self, place: int) -> dict[str, Any]:
-        """A token, how likely it was, and the likeliest after it."""
-        for number, one in enumerate(self.handle.prompt_logprobs or ()):
+    def _top_tokens(self, place: int) -> dict[str, Any]:
+        """Token at a position, its log-probability, and the top tokens after it."""
+        for number, entry in enumerate(self.handle.prompt_logprobs or ()):
             at = self.handle.request.since + number  # type: ignore[union-attr]
-            self.own.setdefault(at, one.logprob)
+            self.logprobs.setdefault(at, entry.logprob)
             if number:
-                self.next.setdefault(at - 1, one.top)
-        named = self._named(self.tokens[place], self.own.get(place))
-        likely = self.next.get(place, ())[: self.asked.top]
-        return {"position": place, **named, "next": [self._named(*one) for one in likely]}
+                self.top_logprobs.setdefault(at - 1, entry.top)
+        named = self._scored_token(self.tokens[place], self.logprobs.get(place))
+        likely = self.top_logprobs.get(place, ())[: self.body.top]
+        return {
+            "position": place,
+            **named,
+            "next": [self._scored_token(*candidate) for candidate in likely],
+        }
 
-    def _named(self, token: int, logprob: float | None) -> dict[str, Any]:
+    def _scored_token(self, token: int, logprob: float | None) -> dict[str, Any]:
         return {"token": token, "piece": self.served.tokenizer.token(token), "logprob": logprob}
 
 

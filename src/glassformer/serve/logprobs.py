@@ -17,11 +17,11 @@ from typing_extensions import TypedDict
 from ..engine import Event
 from ..tokenizer import Tokenizer
 
-Likely = Sequence[tuple[int, float]]
+TopTokens = Sequence[tuple[int, float]]
 
 
 class CompletionLogprobs(TypedDict):
-    """Lists side by side, an entry for each token."""
+    """Parallel lists with one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -30,7 +30,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class TopLogprob(TypedDict):
-    """A token in some place; ``bytes`` are null for a special token, which writes none."""
+    """Candidate token at a position; ``bytes`` are null for a special token."""
 
     token: str
     logprob: float
@@ -38,139 +38,144 @@ class TopLogprob(TypedDict):
 
 
 class TokenLogprob(TopLogprob):
-    """A token that was chosen, and the likeliest in its place."""
+    """Sampled token with the top candidates at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(TypedDict):
-    """Those of one message."""
+    """Log-probabilities of one message."""
 
     content: list[TokenLogprob]
 
 
 @dataclass(frozen=True)
-class Told:
-    """One token with the bytes that it writes (none for a special one)."""
+class ScoredToken:
+    """Token with its log-probability, top candidates and bytes (none for a special token)."""
 
     token: int
     logprob: float | None
-    top: Likely
+    top: TopTokens
     raw: bytes
     hidden: bool
     first: bool  # nothing was written before it
 
 
-def floor(logprob: float | None) -> float | None:
-    """JSON knows no minus infinity; OpenAI writes -9999."""
+def floor_logprob(logprob: float | None) -> float | None:
+    """Clamps minus infinity, which JSON lacks, to -9999 as OpenAI does."""
     return None if logprob is None else max(logprob, -9999.0)
 
 
-class Pieces:
-    """The bytes of one token after another; the first of a text may be written otherwise than in
-    its middle."""
+class TokenDecoder:
+    """Decodes tokens one by one; the first of a text may have other bytes than in the middle
+    (SentencePiece spaces)."""
 
-    def __init__(self, tokenizer: Tokenizer, begun: bool) -> None:
-        self.tokenizer, self.begun = tokenizer, begun
+    def __init__(self, tokenizer: Tokenizer, has_text: bool) -> None:
+        self.tokenizer, self.has_text = tokenizer, has_text
 
-    def push(self, token: int, logprob: float | None, top: Likely) -> Told:
-        """The next token."""
-        hidden, first = self.tokenizer.hides(token), not self.begun
+    def push(self, token: int, logprob: float | None, top: TopTokens) -> ScoredToken:
+        hidden, first = self.tokenizer.hides(token), not self.has_text
         raw = b"" if hidden else self.tokenizer.bytes_of(token, first)
-        self.begun = self.begun or not hidden
-        return Told(token, floor(logprob), top, raw, hidden, first)
+        self.has_text = self.has_text or not hidden
+        return ScoredToken(token, floor_logprob(logprob), top, raw, hidden, first)
 
 
-class Shown:
-    """The tokens of one continuation, held back until their text is shown."""
+class TokenBuffer:
+    """Tokens of one continuation, buffered until their text is emitted."""
 
-    def __init__(self, tokenizer: Tokenizer, begun: bool) -> None:
-        self.pieces = Pieces(tokenizer, begun)
-        self.waiting: deque[tuple[int, int, Told]] = deque()  # where its bytes begin and end
-        self.made = self.shown = 0
+    def __init__(self, tokenizer: Tokenizer, has_text: bool) -> None:
+        self.decoder = TokenDecoder(tokenizer, has_text)
+        self.pending: deque[tuple[int, int, ScoredToken]] = deque()  # where its bytes begin and end
+        self.decoded_bytes = self.shown_bytes = 0
 
-    def push(self, event: Event) -> list[Told]:
-        """The tokens whose text is whole with this event's."""
+    def push(self, event: Event) -> list[ScoredToken]:
+        """Adds an event and returns the tokens whose text is complete with it."""
         if event.token is not None:
-            told = self.pieces.push(event.token, event.logprob, event.top)
-            self.waiting.append((self.made, self.made + len(told.raw), told))
-            self.made += len(told.raw)
-        self.shown += len(event.text.encode("utf-8", "replace"))
-        found = list[Told]()
-        cut = isinstance(event.stopped_by, str)
-        while self.waiting:
-            begin, end, told = self.waiting[0]
-            whole = end <= self.shown and not (cut and begin == end)
-            last = event.finish_reason is not None and (begin < self.shown if cut else True)
-            if not whole and not last:
+            scored = self.decoder.push(event.token, event.logprob, event.top)
+            self.pending.append((self.decoded_bytes, self.decoded_bytes + len(scored.raw), scored))
+            self.decoded_bytes += len(scored.raw)
+        self.shown_bytes += len(event.text.encode("utf-8", "replace"))
+        ready = list[ScoredToken]()
+        is_cut = isinstance(event.stopped_by, str)
+        while self.pending:
+            start, end, scored = self.pending[0]
+            is_shown = end <= self.shown_bytes and not (is_cut and start == end)
+            is_last = event.finish_reason is not None and (
+                start < self.shown_bytes if is_cut else True
+            )
+            if not is_shown and not is_last:
                 break
-            found.append(told)
-            self.waiting.popleft()
-        return found
+            ready.append(scored)
+            self.pending.popleft()
+        return ready
 
 
-def piece(tokenizer: Tokenizer, told: Told) -> str:
-    """A token as text; bytes that are no text by themselves as OpenAI writes them."""
-    if told.hidden:
-        return tokenizer.token(told.token)
+def token_text(tokenizer: Tokenizer, token: ScoredToken) -> str:
+    """Token as text; incomplete UTF-8 as ``bytes:\\x..``, as OpenAI writes it."""
+    if token.hidden:
+        return tokenizer.token(token.token)
     try:
-        return told.raw.decode()
+        return token.raw.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in told.raw)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
 
 
-def _likely(tokenizer: Tokenizer, told: Told) -> Iterable[Told]:
-    """The likeliest in a token's place; the token itself has one number wherever it stands."""
-    for token, logprob in told.top:
-        own = told.logprob if token == told.token else logprob
-        yield Pieces(tokenizer, not told.first).push(token, own, ())
+def _top_tokens(tokenizer: Tokenizer, scored: ScoredToken) -> Iterable[ScoredToken]:
+    """Top candidates at a token's position; the token itself keeps its own log-probability."""
+    for token, logprob in scored.top:
+        own_logprob = scored.logprob if token == scored.token else logprob
+        yield TokenDecoder(tokenizer, not scored.first).push(token, own_logprob, ())
 
 
-class CompletionForm:
-    """Makes the lists of a completion, part by part; ``offset`` counts the characters told so
-    far."""
+class CompletionLogprobsWriter:
+    """Builds the log-probability lists of a completion in increments; ``offset`` is the character
+    position."""
 
     def __init__(self, tokenizer: Tokenizer, top: int) -> None:
         self.tokenizer, self.top, self.offset = tokenizer, top, 0
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def part(self, told: Sequence[Told]) -> CompletionLogprobs:
-        """The lists of some more tokens."""
+    def write(self, tokens: Sequence[ScoredToken]) -> CompletionLogprobs:
+        """Lists of the next tokens."""
         offsets, tops = list[int](), list[dict[str, float] | None]()
-        for one in told:
+        for scored in tokens:
             offsets.append(self.offset)
-            self.offset += len(self.decoder.decode(one.raw))
-            named: dict[str, float] = {}
+            self.offset += len(self.decoder.decode(scored.raw))
+            by_text: dict[str, float] = {}
             # OpenAI names the token itself too
-            for likely in (*[*_likely(self.tokenizer, one)][: self.top], one):
-                named.setdefault(piece(self.tokenizer, likely), likely.logprob or 0.0)
-            tops.append(None if one.logprob is None else named)
+            for likely in (*[*_top_tokens(self.tokenizer, scored)][: self.top], scored):
+                by_text.setdefault(token_text(self.tokenizer, likely), likely.logprob or 0.0)
+            tops.append(None if scored.logprob is None else by_text)
         return {
-            "tokens": [piece(self.tokenizer, one) for one in told],
-            "token_logprobs": [one.logprob for one in told],
+            "tokens": [token_text(self.tokenizer, scored) for scored in tokens],
+            "token_logprobs": [scored.logprob for scored in tokens],
             "top_logprobs": tops if self.top else None,
             "text_offset": offsets,
         }
 
 
-def chat_logprobs(tokenizer: Tokenizer, told: Sequence[Told], top: int) -> ChatLogprobs:
-    """The list of a message's tokens."""
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], top: int) -> ChatLogprobs:
+    """Log-probabilities of a message's tokens."""
 
-    def entry(one: Told) -> TopLogprob:
-        raw = None if one.hidden else list(one.raw)
-        return {"token": piece(tokenizer, one), "logprob": one.logprob or 0.0, "bytes": raw}
+    def entry(scored: ScoredToken) -> TopLogprob:
+        raw = None if scored.hidden else list(scored.raw)
+        return {
+            "token": token_text(tokenizer, scored),
+            "logprob": scored.logprob or 0.0,
+            "bytes": raw,
+        }
 
     content = list[TokenLogprob]()
-    for one in told:
+    for scored in tokens:
         content.append(
             {
-                **entry(one),
-                "top_logprobs": [entry(likely) for likely in _likely(tokenizer, one)][:top],
+                **entry(scored),
+                "top_logprobs": [entry(likely) for likely in _top_tokens(tokenizer, scored)][:top],
             }
         )
     return {"content": content}
 
 
 def as_json(value: object) -> str:
-    """JSON in one line; what is not finite cannot be in it."""
+    """Encodes compact JSON; raises ValueError for NaN and infinity."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus: names and meanings as vLLM's, with our prefix."""
+"""Prometheus metrics, named as vLLM's with the prefix ``glassformer:``."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ HISTOGRAMS = {
 
 
 class Gauges(Collector):
-    """What every engine is doing now, asked when somebody looks."""
+    """Gauges and totals of every engine, read at each scrape."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
 
     def collect(self) -> Iterable[Metric]:
-        """A number for each model."""
+        """Returns one sample per model and metric."""
         families = {
-            name: GaugeMetricFamily(PREFIX + name, said, labels=["model_name"])
-            for name, said in GAUGES.items()
+            name: GaugeMetricFamily(PREFIX + name, help_text, labels=["model_name"])
+            for name, help_text in GAUGES.items()
         }
         totals = {
-            name: CounterMetricFamily(PREFIX + name, said, labels=["model_name"])
-            for name, (_, said) in TOTALS.items()
+            name: CounterMetricFamily(PREFIX + name, help_text, labels=["model_name"])
+            for name, (_, help_text) in TOTALS.items()
         }
         for id, served in self.registry.models.items():
             now = served.engine.stats()
@@ -98,17 +98,19 @@ class Metrics:
 
     def __init__(self, registry: Registry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.home = CollectorRegistry()
-        self.home.register(Gauges(registry))
+        self.collectors = CollectorRegistry()
+        self.collectors.register(Gauges(registry))
         named = {name: ["model_name"] for name in (*COUNTERS, *HISTOGRAMS)}
         named["request_success"] = ["model_name", "finished_reason"]
         self.counters = {
-            name: Counter(PREFIX + name, said, named[name], registry=self.home)
-            for name, said in COUNTERS.items()
+            name: Counter(PREFIX + name, help_text, named[name], registry=self.collectors)
+            for name, help_text in COUNTERS.items()
         }
         self.histograms = {
-            name: Histogram(PREFIX + name, said, named[name], registry=self.home, buckets=SECONDS)
-            for name, said in HISTOGRAMS.items()
+            name: Histogram(
+                PREFIX + name, help_text, named[name], registry=self.collectors, buckets=SECONDS
+            )
+            for name, help_text in HISTOGRAMS.items()
         }
         for id in registry.models:  # a counter that is there from the start shows its first step
             for name in ("prompt_tokens", "generation_tokens"):
@@ -127,4 +129,4 @@ class Metrics:
 
     def text(self) -> bytes:
         """Everything, in Prometheus's text format."""
-        return generate_latest(self.home)
+        return generate_latest(self.collectors)

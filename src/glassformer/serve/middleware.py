@@ -1,5 +1,4 @@
-"""What surrounds every request: an id, the key, the size of the body, a line in the log, errors as
-JSON."""
+"""Middleware around every request: id, API key, body size, log line, errors as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..asgi.security import App, Guard, is_address
 from .errors import ApiError, api_error, log_line
-from .following import Gone, Tally
+from .following import ClientDisconnected, RequestStats
 from .limits import BODY_SECONDS, MOST_BODY, MOST_HEADER_LINES, MOST_HEADERS
 from .metrics import Metrics
 
@@ -22,7 +21,7 @@ ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 OPEN_PATHS = ("/health",)
 
 
-class Doorkeeper(Guard):
+class HostCheck(Guard):
     """Host, Origin and JSON, as the page's; refusals in OpenAI's form.
 
     ``addresses``: any IP address is a name of this server too. A page of another site that points
@@ -35,12 +34,11 @@ class Doorkeeper(Guard):
         super().__init__(app, hosts)
         self.addresses = addresses
 
-    def is_ours(self, name: str) -> bool:
-        """Whether the server may be called so."""
-        return super().is_ours(name) or (self.addresses and is_address(name))
+    def is_allowed_host(self, name: str) -> bool:
+        return super().is_allowed_host(name) or (self.addresses and is_address(name))
 
-    def refused(self, status: int, sentence: str) -> App:
-        """The answer to a request that is not let through."""
+    def refusal_app(self, status: int, sentence: str) -> App:
+        """Application that answers a rejected request."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await ApiError(status, sentence).response(scope["state"]["id"])(scope, receive, send)
@@ -49,13 +47,13 @@ class Doorkeeper(Guard):
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """A request's headers by their names in small letters."""
+    """Headers of a request by lower-case name."""
     return {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
     }
 
 
-class Outer:
+class RequestMiddleware:
     """The first to see a request and the last to see its answer: id, key, bounds, log.
 
     ``keys`` are those that let a client in, None for no need of one. ``ending`` is asked whether
@@ -71,9 +69,9 @@ class Outer:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun, headers, tally = time.monotonic(), headers_of(scope), Tally()
-        given = headers.get("x-request-id", "")
-        id = given if ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        start, headers, tally = time.monotonic(), headers_of(scope), RequestStats()
+        client_id = headers.get("x-request-id", "")
+        id = client_id if ID.fullmatch(client_id) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(tally=tally, id=id)
         status = 499  # until an answer begins: the client left
         started = complete = False
@@ -91,8 +89,8 @@ class Outer:
         self.metrics.load += 1
         try:
             self._check(scope, headers)
-            await self.app(scope, Bounded(headers, receive).receive, sending)
-        except Gone:
+            await self.app(scope, BoundedBody(headers, receive).receive, sending)
+        except ClientDisconnected:
             status = 499
         except asyncio.CancelledError:
             status = 503
@@ -107,67 +105,70 @@ class Outer:
         finally:
             self.metrics.load -= 1
             if self.log:
-                write_line(scope, id, status, time.monotonic() - begun, tally)
+                write_line(scope, id, status, time.monotonic() - start, tally)
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raise ApiError 431 for too many headers, 401 without the key; a key's number is its
-        client's name."""
+        """Raises ApiError 431 for too many headers, 401 without a valid API key; the key's number
+        identifies the client."""
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > MOST_HEADERS or len(scope["headers"]) > MOST_HEADER_LINES:
-            said = (
+            message = (
                 f"A request has {MOST_HEADER_LINES} headers and {MOST_HEADERS >> 10} KiB of "
                 "them at most; send less."
             )
-            raise ApiError(431, said, headers={"connection": "close"})
+            raise ApiError(431, message, headers={"connection": "close"})
         if self.keys is None or scope["path"] in OPEN_PATHS:
             return
         kind, _, key = headers.get("authorization", "").partition(" ")
-        right = [secrets.compare_digest(key.strip().encode(), one.encode()) for one in self.keys]
-        scope["state"]["client"] = f"key {right.index(True)}" if any(right) else ""
-        if kind.lower() != "bearer" or not any(right):
-            said = "The API key is missing or wrong; send it as Authorization: Bearer KEY."
+        matches = [
+            secrets.compare_digest(key.strip().encode(), valid.encode()) for valid in self.keys
+        ]
+        scope["state"]["client"] = f"key {matches.index(True)}" if any(matches) else ""
+        if kind.lower() != "bearer" or not any(matches):
+            message = "The API key is missing or wrong; send it as Authorization: Bearer KEY."
             raise ApiError(
-                401, said, code="invalid_api_key", headers={"www-authenticate": "Bearer"}
+                401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"}
             )
 
 
-class Bounded:
-    """A body within a size, each piece within a time; what is too large is refused before it is
-    read."""
+class BoundedBody:
+    """Receives a body with a size limit and a timeout per message; a content-length above the limit
+    is rejected unread."""
 
     def __init__(self, headers: Mapping[str, str], receive: Receive) -> None:
-        self._receive, self.read, self.whole = receive, 0, False
+        self._receive, self.received, self.complete = receive, 0, False
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MOST_BODY:
             raise _too_large()
 
     async def receive(self) -> Message:
-        """The next piece; afterwards the client's leaving."""
-        if self.whole:
+        """Returns the next message: the body, then the disconnect."""
+        if self.complete:
             return await self._receive()
         try:
             message = await asyncio.wait_for(self._receive(), BODY_SECONDS)
         except TimeoutError:
-            said = (
+            detail = (
                 f"Nothing came for {BODY_SECONDS:g} seconds in the middle of the body; send "
                 "it again."
             )
-            raise ApiError(408, said, headers={"connection": "close"}) from None
+            raise ApiError(408, detail, headers={"connection": "close"}) from None
         if message["type"] == "http.request":
-            self.read += len(message.get("body", b""))
-            self.whole = not message.get("more_body", False)
-            if self.read > MOST_BODY:
+            self.received += len(message.get("body", b""))
+            self.complete = not message.get("more_body", False)
+            if self.received > MOST_BODY:
                 raise _too_large()
         return message
 
 
 def _too_large() -> ApiError:
-    said = f"A request has {MOST_BODY >> 20} MiB at most, and this is more; shorten it."
-    return ApiError(413, said, headers={"connection": "close"})
+    message = f"A request has {MOST_BODY >> 20} MiB at most, and this is more; shorten it."
+    return ApiError(413, message, headers={"connection": "close"})
 
 
-def write_line(scope: Scope, id: str, status: int, seconds: float, tally: Tally) -> None:
-    """One line of the log: who asked for what and what it took, and nothing that was said."""
+def write_line(scope: Scope, id: str, status: int, seconds: float, tally: RequestStats) -> None:
+    """Writes the log line of a request: client, path, status, time and token counts, never its
+    content."""
     line = {
         "id": id,
         "client": (scope.get("client") or ("", 0))[0],

@@ -1,5 +1,4 @@
-"""Connections that end by themselves: headers that do not come, readers that do not read, and a
-server that ends."""
+"""Connections with timeouts for slow headers and slow readers, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -18,20 +17,20 @@ from .limits import HEADERS_SECONDS, LAST_SECONDS, WRITE_SECONDS
 
 
 class TimedProtocol(H11Protocol):
-    """uvicorn's HTTP with two clocks that it lacks."""
+    """uvicorn's HTTP/1.1 protocol with two timeouts that it lacks: headers and writes."""
 
     headers_clock: asyncio.TimerHandle | None = None
     write_clock: asyncio.TimerHandle | None = None
     ending = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection is open; its first request must come soon."""
+        """Starts the headers timeout of a new connection."""
         super().connection_made(transport)
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes came: the whole headers stop the clock, the first bytes of the next request
-        start it."""
+        """Stops the timeout when the headers are complete, restarts it at the next request's first
+        bytes."""
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before:
@@ -41,19 +40,19 @@ class TimedProtocol(H11Protocol):
             self._await_headers()
 
     def pause_writing(self) -> None:
-        """The reader has no room."""
+        """Starts the write timeout while the client does not read."""
         super().pause_writing()
         self.write_clock = self.write_clock or self.loop.call_later(
             WRITE_SECONDS, self.transport.abort
         )
 
     def resume_writing(self) -> None:
-        """It has again."""
+        """Stops the write timeout."""
         super().resume_writing()
         self._stop("write_clock")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is closed."""
+        """Stops both timeouts."""
         self._stop("headers_clock")
         self._stop("write_clock")
         super().connection_lost(exc)
@@ -108,13 +107,14 @@ class Server(uvicorn.Server):
             yield
             return
         before = {
-            one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)
+            signum: signal.signal(signum, self.handle_exit)
+            for signum in (signal.SIGINT, signal.SIGTERM)
         }
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """One signal: drain; two: end."""

@@ -1,5 +1,4 @@
-"""The models that are served: each with its tokenizer, engine and chat template, by the name that
-clients call it."""
+"""Registry of served models: each with its tokenizer, engine and chat template."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ from .limits import LONGEST_NAME
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What the operator sets for every model; None is the engine's own choice."""
+class EngineLimits:
+    """Engine limits set by the operator for every model; None is the engine's default."""
 
     max_context: int | None = None
     max_sequences: int = 32
@@ -34,11 +33,15 @@ class Bounds:
 
 
 class ServedModel:
-    """A model that answers: ``engine`` runs it, ``tokenizer`` reads and writes for it, ``template``
-    makes its chats."""
+    """Served model with its engine, tokenizer and chat template."""
 
     def __init__(
-        self, id: str, checkpoint: Checkpoint, model: Any, bounds: Bounds, template: Path | None
+        self,
+        id: str,
+        checkpoint: Checkpoint,
+        model: Any,
+        bounds: EngineLimits,
+        template: Path | None,
     ) -> None:
         tokenizer = checkpoint.tokenizer()
         need(
@@ -60,29 +63,27 @@ class ServedModel:
         self.context = self.engine.max_context
         # a longer text cannot fit, however it is cut
         self.characters = self.context * max(longest, 1)
-        own: Any = self.config.token_head if self.tags else self.config.pool
+        label_head: Any = self.config.token_head if self.tags else self.config.pool
         self.labels = list(checkpoint.labels) or [
-            str(number) for number in range(own.labels if own else 0)
+            str(number) for number in range(label_head.labels if label_head else 0)
         ]
 
     @property
-    def opens(self) -> bool:
-        """Whether a text begins with bos."""
+    def starts_with_bos(self) -> bool:
         return document_start(self.tokenizer) is not None
 
     @property
     def continues(self) -> bool:
-        """Whether it is a decoder with a head: it continues texts."""
+        """True for a decoder with an LM head."""
         return isinstance(self.config, config.Decoder) and self.config.head is not None
 
     @property
     def translates(self) -> bool:
-        """Whether it is an encoder-decoder."""
         return isinstance(self.config, config.EncoderDecoder)
 
     @property
     def fills(self) -> bool:
-        """Whether it is an encoder with a head over tokens, and its tokenizer has a mask."""
+        """True for an encoder with an MLM head and a mask token."""
         return (
             isinstance(self.config, config.Encoder)
             and self.config.head is not None
@@ -91,22 +92,22 @@ class ServedModel:
 
     @property
     def labelled(self) -> bool:
-        """Whether it ends in labels, or in one value, for a text."""
+        """True for a model with a classification head (one label: regression)."""
         return self.config.pool is not None and bool(self.config.pool.labels)
 
     @property
     def tags(self) -> bool:
-        """Whether it gives each word a label."""
+        """True for a model with a token classification head."""
         return tags(self.config)
 
     @property
     def embeds(self) -> bool:
-        """Whether it gives a vector for a text."""
+        """True for models with text embeddings."""
         return not self.translates and not self.labelled
 
     def abilities(self) -> list[str]:
-        """The paths that it answers."""
-        told = {
+        """Names of the endpoints that the model supports."""
+        abilities = {
             "completions": self.continues,
             "chat": self.continues and self.template is not None,
             "embeddings": self.embeds,
@@ -116,48 +117,45 @@ class ServedModel:
             "fill": self.fills,
             "translate": self.translates,
         }
-        return [name for name, able in told.items() if able]
+        return [name for name, able in abilities.items() if able]
 
 
 class Registry:
-    """Every served model by its name, in the order given."""
+    """Served models by id, in the order of the command line."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.models = {one.id: one for one in models}
+        self.models = {served.id: served for served in models}
 
     def __getitem__(self, name: str | None) -> ServedModel:
         """The model of that name; None is the first. Raises ApiError 404."""
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
-            known = ", ".join(self.models)
-            said = f'There is no model "{ascii(name[:80])[1:-1]}" here; there are: {known}.'
-            raise ApiError(404, said, "model", "model_not_found")
+            names = ", ".join(self.models)
+            message = f'There is no model "{ascii(name[:80])[1:-1]}" here; there are: {names}.'
+            raise ApiError(404, message, "model", "model_not_found")
         return self.models[name]
 
     def close(self) -> None:
         """End every engine."""
-        for one in self.models.values():
-            one.engine.close()
+        for served in self.models.values():
+            served.engine.close()
 
 
 def model_id(name: str, taken: Sequence[str]) -> str:
-    """What clients call a model: the folder's name, or the hub's or recipe's, with a number where
-    it is taken."""
+    """Model id: folder, hub or recipe name, with a number if it is taken."""
     plain = (
         Path(name).resolve().name.removesuffix(GGUF)
         if Path(name).exists() and not is_recipe(name)
         else name
     )
     base = re.sub(r"[^A-Za-z0-9._/-]+", "-", plain).strip("-./")[:LONGEST_NAME] or "model"
-    return next(
-        one for one in (base, *(f"{base}-{n}" for n in range(2, 10_000))) if one not in taken
-    )
+    return next(id for id in (base, *(f"{base}-{n}" for n in range(2, 10_000))) if id not in taken)
 
 
 def open_models(
     names: Sequence[str],
-    bounds: Bounds,
+    bounds: EngineLimits,
     *,
     dtype: str | None = None,
     device: Any = None,
@@ -174,7 +172,7 @@ def open_models(
         id = (
             ids[number]
             if number < len(ids)
-            else model_id(name, [*ids, *(one.id for one in served)])
+            else model_id(name, [*ids, *(model.id for model in served)])
         )
         served.append(ServedModel(id, checkpoint, model, bounds, template))
     return Registry(served)

@@ -1,4 +1,4 @@
-"""What may be asked: the bodies of completions and of chat, with their bounds."""
+"""Request bodies of every endpoint, with their limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from .fields import Asked, Ids, Name, Number, Stops, Texts, Whole, wrong
+from .fields import Ids, JsonInt, Name, Number, RequestBody, Stops, Texts, field_error
 from .limits import (
     MOST_BIASES,
     MOST_CHOICES,
@@ -18,26 +18,25 @@ from .limits import (
     MOST_TOKENS,
 )
 
-Seed = Annotated[Whole, Field(ge=-(2**63), lt=2**63)]
-Count = Annotated[Whole, Field(ge=1, le=MOST_TOKENS)]
-Places = Annotated[list[Whole], Field(min_length=1, max_length=64)]
-Wishes = Annotated[list[Name], Field(min_length=1, max_length=64)]
+Seed = Annotated[JsonInt, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)]
+Positions = Annotated[list[JsonInt], Field(min_length=1, max_length=64)]
+InspectNames = Annotated[list[Name], Field(min_length=1, max_length=64)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 
 
 def example(**fields: Any) -> ConfigDict:
-    """A body that is answered, for readers of openapi.json and for the programs that make up
-    requests from it."""
+    """Model config with an example body for openapi.json and for schema-based fuzzers."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-class StreamOptions(Asked):
-    """What a stream tells beside the text."""
+class StreamOptions(RequestBody):
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
-class JsonSchema(Asked):
+class JsonSchema(RequestBody):
     """A JSON schema with a name; it is enforced, whatever ``strict`` says."""
 
     name: Name = "answer"
@@ -46,8 +45,8 @@ class JsonSchema(Asked):
     strict: bool | None = None
 
 
-class ResponseFormat(Asked):
-    """What the answer must be: any text, any JSON object, or JSON of a schema."""
+class ResponseFormat(RequestBody):
+    """Format of the answer: any text, any JSON object, or JSON that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -55,12 +54,12 @@ class ResponseFormat(Asked):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if self.type == "json_schema" and self.json_schema is None:
-            raise wrong("json_schema is missing; give the schema there.")
+            raise field_error("json_schema is missing; give the schema there.")
         return self
 
 
-FORMS = ("response_format", "guided_json", "guided_regex", "guided_grammar")
-FORMS_OF_OTHERS = (
+GRAMMAR_FIELDS = ("response_format", "guided_json", "guided_regex", "guided_grammar")
+FOREIGN_GRAMMAR_PREFIXES = (
     "guided",
     "structur",
     "response_format",
@@ -71,39 +70,41 @@ FORMS_OF_OTHERS = (
 )
 
 
-class Looked(Asked):
-    """What is to be seen of a pass, and where; ``edits`` change it, as in `glassformer look`."""
+class InspectOptions(RequestBody):
+    """Values to inspect, and ``edits`` to apply, as in `glassformer look`."""
 
-    inspect: Wishes | None = None
-    top: Annotated[Whole, Field(ge=1, le=100)] = 5
+    inspect: InspectNames | None = None
+    top: Annotated[JsonInt, Field(ge=1, le=100)] = 5
     track: Annotated[list[Name], Field(max_length=16, default_factory=list)]
     edits: Annotated[
         list[Annotated[str, Field(max_length=4096)]], Field(max_length=16, default_factory=list)
     ]
 
 
-class Sampled(Looked):
-    """The fields that completions and chat share; ``positions`` "new" are those that the new tokens
-    follow."""
+class GenerationRequest(InspectOptions):
+    """Fields shared by completions and chat; ``positions`` "new" are those that predict the new
+    tokens."""
 
     @classmethod
-    def refuse(cls, name: str, known: list[str]) -> None:
-        """A form is named with those that are enforced, whatever another server calls it."""
-        if name.lower().startswith(FORMS_OF_OTHERS) or get_close_matches(name, FORMS, 1, 0.7):
-            near = (get_close_matches(name, FORMS, 1, 0.6) or ["guided_json"])[0]
-            raise wrong(
+    def refuse(cls, name: str, names: list[str]) -> None:
+        """Suggests a supported grammar field for the names that other servers use."""
+        if name.lower().startswith(FOREIGN_GRAMMAR_PREFIXES) or get_close_matches(
+            name, GRAMMAR_FIELDS, 1, 0.7
+        ):
+            near = (get_close_matches(name, GRAMMAR_FIELDS, 1, 0.6) or ["guided_json"])[0]
+            raise field_error(
                 f'{name[:80]} is no field here; did you mean "{near}"? Forms are given '
-                f"by {', '.join(FORMS)}."
+                f"by {', '.join(GRAMMAR_FIELDS)}."
             )
-        super().refuse(name, known)
+        super().refuse(name, names)
 
-    positions: Places | Literal["new"] | None = None
+    positions: Positions | Literal["new"] | None = None
     model: Name | None = None
-    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = 1
-    best_of: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[JsonInt, Field(ge=1, le=MOST_CHOICES)] | None = 1
+    best_of: Annotated[JsonInt, Field(ge=1, le=MOST_CHOICES)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = 1.0
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = 1.0
-    top_k: Annotated[Whole, Field(ge=-1, le=MOST_TOKENS)] | None = None
+    top_k: Annotated[JsonInt, Field(ge=-1, le=MOST_TOKENS)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     presence_penalty: Penalty | None = 0.0
@@ -132,62 +133,62 @@ class Sampled(Looked):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise wrong("stream_options is for a stream; give stream: true, or leave it out.")
+            raise field_error("stream_options is for a stream; give stream: true, or leave it out.")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise wrong(
+            raise field_error(
                 "best_of is not supported, since all n continuations are answered; leave "
                 "it out and give n."
             )
         if self.inspect is None and (
             self.positions is not None or self.track or "top" in self.model_fields_set
         ):
-            raise wrong("inspect is missing; positions, track and top say more of it.")
+            raise field_error("inspect is missing; positions, track and top say more of it.")
         if self.use_beam_search:
-            raise wrong(
+            raise field_error(
                 "use_beam_search is not supported here; translations are searched for by "
                 "/v1/translate."
             )
         if self.prompt_logprobs is not None:
-            raise wrong(
+            raise field_error(
                 "prompt_logprobs is not supported; a completion with echo and logprobs gives them."
             )
-        ways = [self.guided_regex, self.guided_grammar, self.guided_json]
+        constraints = [self.guided_regex, self.guided_grammar, self.guided_json]
         formatted = self.response_format is not None and self.response_format.type != "text"
-        if sum(way is not None for way in ways) + formatted > 1:
-            raise wrong(
+        if sum(constraint is not None for constraint in constraints) + formatted > 1:
+            raise field_error(
                 "response_format, guided_json, guided_regex and guided_grammar exclude "
                 "each other; give one."
             )
         return self
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
     model_config = example(prompt="The cat", max_tokens=8, temperature=0.7, seed=1)
 
     prompt: Texts
-    max_tokens: Annotated[Whole, Field(ge=0, le=MOST_TOKENS)] | None = 16
+    max_tokens: Annotated[JsonInt, Field(ge=0, le=MOST_TOKENS)] | None = 16
     echo: bool | None = False
-    logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[JsonInt, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = True
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
         if self.suffix:
-            raise wrong(
+            raise field_error(
                 "suffix is not supported: the model continues a text and fills no gap; "
                 "leave it out."
             )
         if self.max_tokens == 0 and not self.echo:
-            raise wrong(
+            raise field_error(
                 "max_tokens is 0, so there is nothing to answer; give 1 or more, or echo: true."
             )
         return self
 
 
-class Part(Asked):
+class MessagePart(RequestBody):
     """A part of a message; only texts are read, and nothing is fetched."""
 
     type: Name
@@ -196,20 +197,20 @@ class Part(Asked):
     @model_validator(mode="after")
     def _text(self) -> Self:
         if self.type != "text" or self.text is None:
-            raise wrong(
+            raise field_error(
                 'a part of a message is {"type": "text", "text": "..."}; images, sounds and '
                 "files are not read."
             )
         return self
 
 
-class Message(Asked):
+class Message(RequestBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)] | None = (
-        None
-    )
+    content: (
+        str | Annotated[list[MessagePart], Field(min_length=1, max_length=MOST_MESSAGES)] | None
+    ) = None
     # no special token can hide in it
     name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
 
@@ -219,7 +220,7 @@ class Message(Asked):
         if isinstance(value, dict) and (
             value.get("role") in ("tool", "function") or value.get("tool_calls")
         ):
-            raise wrong(
+            raise field_error(
                 "messages of tools are not supported yet; send those of system, user and assistant."
             )
         return value
@@ -227,7 +228,7 @@ class Message(Asked):
     @model_validator(mode="after")
     def _content(self) -> Self:
         if self.content is None and self.role != "assistant":
-            raise wrong(
+            raise field_error(
                 "content is missing; give a text, which only an assistant's message may lack."
             )
         return self
@@ -235,11 +236,13 @@ class Message(Asked):
     def to_template(self) -> dict[str, str]:
         """The fields that templates read; the content as one text."""
         content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text or "" for part in content)
+        text = (
+            content if isinstance(content, str) else "".join(piece.text or "" for piece in content)
+        )
         return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
 
 
-class ChatRequest(Sampled):
+class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
     model_config = example(
@@ -250,7 +253,7 @@ class ChatRequest(Sampled):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = False
-    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    top_logprobs: Annotated[JsonInt, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     tools: JsonValue = None
     tool_choice: JsonValue = None
     functions: JsonValue = None
@@ -261,18 +264,20 @@ class ChatRequest(Sampled):
     @model_validator(mode="after")
     def _supported(self) -> Self:
         if self.tools or self.functions or self.tool_choice not in (None, "none", "auto"):
-            raise wrong("tools are not supported yet; leave out tools, functions and tool_choice.")
+            raise field_error(
+                "tools are not supported yet; leave out tools, functions and tool_choice."
+            )
         if self.chat_template is not None or self.chat_template_kwargs:
-            raise wrong(
+            raise field_error(
                 "the chat template is the model's own and no request can change it; "
                 "leave out chat_template."
             )
         if self.top_logprobs is not None and not self.logprobs:
-            raise wrong("top_logprobs needs logprobs: true; give both.")
+            raise field_error("top_logprobs needs logprobs: true; give both.")
         return self
 
 
-class TokenizeRequest(Asked):
+class TokenizeRequest(RequestBody):
     """POST /tokenize: a prompt, or the messages of a conversation."""
 
     model: Name | None = None
@@ -284,18 +289,18 @@ class TokenizeRequest(Asked):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise wrong("give either prompt or messages.")
+            raise field_error("give either prompt or messages.")
         return self
 
 
-class DetokenizeRequest(Asked):
+class DetokenizeRequest(RequestBody):
     """POST /detokenize"""
 
     model: Name | None = None
     tokens: Annotated[Ids, Field(max_length=MOST_TOKENS)]
 
 
-class EmbeddingRequest(Asked):
+class EmbeddingRequest(RequestBody):
     """POST /v1/embeddings"""
 
     model_config = example(input=["The cat sat", "A dog ran"])
@@ -303,30 +308,30 @@ class EmbeddingRequest(Asked):
     model: Name | None = None
     input: Texts
     encoding_format: Literal["float", "base64"] | None = "float"
-    dimensions: Annotated[Whole, Field(ge=1, le=1 << 20)] | None = None
+    dimensions: Annotated[JsonInt, Field(ge=1, le=1 << 20)] | None = None
 
 
 Words = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
-Listed = str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+TextOrTexts = str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
-class ScoreRequest(Asked):
+class ScoreRequest(RequestBody):
     """POST /score: each text of one side with each of the other, or one with all."""
 
     model: Name | None = None
-    text_1: Listed
-    text_2: Listed
+    text_1: TextOrTexts
+    text_2: TextOrTexts
 
 
-class ClassifyRequest(Asked):
+class ClassifyRequest(RequestBody):
     """POST /classify; ``second`` are the other texts, where the model reads pairs."""
 
     model: Name | None = None
-    input: Listed
-    second: Listed | None = None
+    input: TextOrTexts
+    second: TextOrTexts | None = None
 
 
-class TagRequest(Asked):
+class TagRequest(RequestBody):
     """POST /v1/tag: sentences, each a text whose words stand between spaces, or a list of words."""
 
     model: Name | None = None
@@ -341,41 +346,41 @@ class Document(BaseModel):
     text: str
 
 
-class RerankRequest(Asked):
+class RerankRequest(RequestBody):
     """POST /v1/rerank and /v2/rerank, as Cohere's client sends it."""
 
     model: Name | None = None
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[str | Document], Field(min_length=1, max_length=MOST_TEXTS)]
-    top_n: Annotated[Whole, Field(ge=1, le=MOST_TOKENS)] | None = None
+    top_n: Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)] | None = None
     return_documents: bool | None = False
 
 
-class FillRequest(Asked):
+class FillRequest(RequestBody):
     """POST /v1/fill: a text with blanks, ``___`` or the mask token."""
 
     model: Name | None = None
     input: Annotated[str, Field(min_length=1)]
-    top: Annotated[Whole, Field(ge=1, le=100)] = 5
+    top: Annotated[JsonInt, Field(ge=1, le=100)] = 5
     order: Literal["apart", "left", "sure"] = "apart"
 
 
-class TranslateRequest(Looked):
+class TranslateRequest(InspectOptions):
     """POST /v1/translate: sources for an encoder-decoder, searched with beams; each that is found
     can be inspected."""
 
     model_config = example(input="the cat sat", beams=2, max_new=8)
 
     model: Name | None = None
-    input: Listed
-    beams: Annotated[Whole, Field(ge=1, le=32)] = 5
-    best: Annotated[Whole, Field(ge=1, le=32)] = 1
+    input: TextOrTexts
+    beams: Annotated[JsonInt, Field(ge=1, le=32)] = 5
+    best: Annotated[JsonInt, Field(ge=1, le=32)] = 1
     length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1.0
-    max_new: Annotated[Whole, Field(ge=1, le=4096)] = 200
-    positions: Places | None = None
+    max_new: Annotated[JsonInt, Field(ge=1, le=4096)] = 200
+    positions: Positions | None = None
 
 
-class InspectRequest(Looked):
+class InspectRequest(InspectOptions):
     """POST /v1/inspect: one text, beside the ``source`` of an encoder-decoder, and what is to be
     seen of it."""
 
@@ -384,5 +389,5 @@ class InspectRequest(Looked):
     model: Name | None = None
     prompt: Texts
     source: Texts | None = None
-    inspect: Wishes
-    positions: Places | None = None
+    inspect: InspectNames
+    positions: Positions | None = None

@@ -1,5 +1,5 @@
-"""What takes several passes, all in the engine's queue beside everybody else's: words for blanks,
-and translations."""
+"""Endpoints that take several passes through the engine: mask filling and beam-search
+translation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..generation.beam import check_beams, source_ids
 from ..generation.predictions import Filling
 from ..generation.prompt import first_tokens
 from .errors import refuse
-from .following import Followers, alone, client_of, unless_gone
-from .generating import cannot
-from .inspecting import Inspection, inspected
+from .following import RequestTracker, client_of, run_exclusively, until_disconnect
+from .generating import unsupported_message
+from .inspecting import Inspection, run_inspection
 from .prompts import check_lengths
 from .registry import ServedModel
 from .schemas import FillRequest, TranslateRequest
 
 
-class Filled(TypedDict):
-    """A token for each blank, or for one; ``probability`` is that of all of them together."""
+class FillCandidate(TypedDict):
+    """Candidate for one blank, or for all of them; ``probability`` is the joint one."""
 
     tokens: list[int]
     words: list[str]
@@ -34,14 +34,14 @@ class Filled(TypedDict):
 
 
 class FillAnswer(TypedDict):
-    """The likeliest first: a list for each blank, or one of ways to fill all."""
+    """Candidates by probability: a list for each blank, or one list of joint fillings."""
 
     object: Literal["list"]
     model: str
-    data: list[list[Filled]]
+    data: list[list[FillCandidate]]
 
 
-class Found(TypedDict):
+class TranslationCandidate(TypedDict):
     """A translation; ``score`` ranks it, ``logprobs`` are its tokens'."""
 
     tokens: list[int]
@@ -53,10 +53,10 @@ class Found(TypedDict):
 
 
 class Translation(TypedDict):
-    """The best of one source, in the order of their scores."""
+    """Best hypotheses of one source, in the order of their scores."""
 
     index: int
-    best: list[Found]
+    best: list[TranslationCandidate]
 
 
 class TranslateAnswer(TypedDict):
@@ -68,57 +68,59 @@ class TranslateAnswer(TypedDict):
 
 
 async def fill(
-    http: HttpRequest, served: ServedModel, asked: FillRequest, followers: Followers
+    http: HttpRequest, served: ServedModel, body: FillRequest, followers: RequestTracker
 ) -> FillAnswer:
     """POST /v1/fill"""
-    refuse(not served.fills, cannot(served, "fill blanks"), "model")
-    check_lengths([asked.input], served.characters, served.context, "input")
-    work = partial(Filling, served.tokenizer, asked.input, served.context, asked.top, asked.order)
+    refuse(not served.fills, unsupported_message(served, "fill blanks"), "model")
+    check_lengths([body.input], served.characters, served.context, "input")
+    work = partial(Filling, served.tokenizer, body.input, served.context, body.top, body.order)
     filling = await to_thread.run_sync(work)
     segments = filling.segments if served.config.embed.segments else None
     while rows := filling.rows:
-        made = [Encode(row, segments, "logits", filling.blanks, client_of(http)) for row in rows]
-        filling.read(torch.stack(await followers.outputs(http, served, made)))
-    found: Any = [[one.to_dict() for one in blank] for blank in filling.found]
-    return {"object": "list", "model": served.id, "data": found}
+        requests = [
+            Encode(row, segments, "logits", filling.blanks, client_of(http)) for row in rows
+        ]
+        filling.read(torch.stack(await followers.outputs(http, served, requests)))
+    candidates: Any = [[candidate.to_dict() for candidate in blank] for blank in filling.found]
+    return {"object": "list", "model": served.id, "data": candidates}
 
 
 async def translate(
-    http: HttpRequest, served: ServedModel, asked: TranslateRequest, followers: Followers
+    http: HttpRequest, served: ServedModel, body: TranslateRequest, followers: RequestTracker
 ) -> TranslateAnswer:
     """POST /v1/translate"""
-    refuse(not served.translates, cannot(served, "translate"), "model")
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    refuse(not served.translates, unsupported_message(served, "translate"), "model")
+    texts = [body.input] if isinstance(body.input, str) else body.input
     refuse(not all(texts), "A text is empty; give some text.", "input")
     check_lengths(texts, served.characters, served.context, "input")
     refuse(
-        bool(asked.edits),
+        bool(body.edits),
         "A search is not edited; POST /v1/inspect takes edits of one text.",
         "edits",
     )
-    only = asked.positions is not None and asked.inspect is None
-    refuse(only, "positions say what is to be inspected; inspect is missing.", "inspect")
-    check_beams(asked.beams, asked.best, asked.length_penalty, asked.max_new)
+    positions_only = body.positions is not None and body.inspect is None
+    refuse(positions_only, "positions say what is to be inspected; inspect is missing.", "inspect")
+    check_beams(body.beams, body.best, body.length_penalty, body.max_new)
     cfg, tokenizer, client = served.config, served.tokenizer, client_of(http)
     sources = await to_thread.run_sync(partial(source_ids, cfg, tokenizer, texts))
-    how: dict[str, Any] = {
-        "beams": asked.beams,
-        "n": asked.best,
-        "length_penalty": asked.length_penalty,
+    options: dict[str, Any] = {
+        "beams": body.beams,
+        "n": body.best,
+        "length_penalty": body.length_penalty,
     }
-    begin = first_tokens(tokenizer, None, cfg)
-    made = [
-        Request(begin, source, max_new=asked.max_new, client=client, **how) for source in sources
+    start = first_tokens(tokenizer, None, cfg)
+    requests = [
+        Request(start, source, max_new=body.max_new, client=client, **options) for source in sources
     ]
-    handles = await followers.answered(http, served, made)
+    handles = await followers.run_batches(http, served, requests)
     data: Any = [
-        {"index": n, "best": [one.to_dict() for one in found.hypotheses]}
-        for n, found in enumerate(handles)
+        {"index": n, "best": [hypothesis.to_dict() for hypothesis in handle.hypotheses]}
+        for n, handle in enumerate(handles)
     ]
-    for answer, source in zip(data, sources, strict=True) if asked.inspect is not None else ():
-        for one in answer["best"]:  # the last token is found and not read
-            read = [*begin, *one["tokens"][:-1]]
-            one["inspect"] = await unless_gone(
-                http, alone(partial(inspected, served, read, asked, source))
+    for answer, source in zip(data, sources, strict=True) if body.inspect is not None else ():
+        for candidate in answer["best"]:  # the last token is found and not read
+            target = [*start, *candidate["tokens"][:-1]]
+            candidate["inspect"] = await until_disconnect(
+                http, run_exclusively(partial(run_inspection, served, target, body, source))
             )
     return {"object": "list", "model": served.id, "data": data}

@@ -1,4 +1,4 @@
-"""The server as a process: a socket, uvicorn on it, engines closed at the end."""
+"""Server process: a socket, uvicorn, and engines closed at shutdown."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import api_error
-from .following import Gone, disconnected, ended
+from .following import ClientDisconnected, cancel_and_wait, disconnected
 from .logprobs import as_json
 
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -32,16 +32,16 @@ class EventStream(Response):
         self.chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leaving = asyncio.ensure_future(disconnected(HttpRequest(scope, receive)))
-        sending = asyncio.ensure_future(self._send(send, leaving, scope["state"]["id"]))
+        disconnect = asyncio.ensure_future(disconnected(HttpRequest(scope, receive)))
+        sending = asyncio.ensure_future(self._send(send, disconnect, scope["state"]["id"]))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
-                raise Gone
+                raise ClientDisconnected
             sending.result()
         finally:
-            await ended(sending)
-            await ended(leaving)
+            await cancel_and_wait(sending)
+            await cancel_and_wait(disconnect)
 
     async def _send(self, send: Send, leaving: asyncio.Future[None], id: str) -> None:
         async def write(data: str, more: bool = True) -> None:
@@ -59,7 +59,7 @@ class EventStream(Response):
         try:
             async for chunk in self.chunks:
                 await write(f"data: {as_json(chunk)}\n\n")
-        except (Gone, asyncio.CancelledError):
+        except (ClientDisconnected, asyncio.CancelledError):
             raise
         except Exception as error:
             await write(f"data: {as_json(api_error(error, id).body(id))}\n\n")
@@ -69,16 +69,17 @@ class EventStream(Response):
         # first.
         await asyncio.sleep(0)
         if leaving.done():
-            raise Gone
+            raise ClientDisconnected
         await write("data: [DONE]\n\n", more=False)
 
 
-async def begun(chunks: AsyncGenerator[Mapping[str, Any]]) -> AsyncGenerator[Mapping[str, Any]]:
-    """The same chunks once the first is there: what fails before it fails with a status of its
-    own."""
+async def start_stream(
+    chunks: AsyncGenerator[Mapping[str, Any]],
+) -> AsyncGenerator[Mapping[str, Any]]:
+    """Waits for the first chunk, so that an early error still gets an HTTP status."""
     first = await anext(chunks)
 
-    async def whole() -> AsyncGenerator[Mapping[str, Any]]:
+    async def chunks_from_first() -> AsyncGenerator[Mapping[str, Any]]:
         try:
             yield first
             async for chunk in chunks:
@@ -86,4 +87,4 @@ async def begun(chunks: AsyncGenerator[Mapping[str, Any]]) -> AsyncGenerator[Map
         finally:
             await chunks.aclose()
 
-    return whole()
+    return chunks_from_first()

@@ -57,17 +57,17 @@ def training(tmp_path: Path, serving: Any) -> Iterator[tuple[str, Path]]:
 def test_a_training_is_seen_as_it_grows(
     training: tuple[str, Path], tab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glassformer.page.events import OFTEN, Trainings
+    from glassformer.page.events import POLL_SECONDS, Trainings
 
     url, log = training
-    page, looks, asked, news = tab, list[tuple[int, Any]](), list[str](), Trainings.news
+    page, looks, asked, news = tab, list[tuple[int, Any]](), list[str](), Trainings.updates
 
     def noted(self: Trainings, cursors: dict[str, int]) -> dict[str, Any]:
         size, told = log.stat().st_size, news(self, cursors)
         looks.append((size, told["trainings"]))
         return told
 
-    monkeypatch.setattr(Trainings, "news", noted)
+    monkeypatch.setattr(Trainings, "updates", noted)
     page.on(
         "request", lambda request: asked.append(request.url) if "/series" in request.url else None
     )
@@ -94,7 +94,11 @@ def test_a_training_is_seen_as_it_grows(
     # The first look at the longer log tells of the line, and the page shows it without asking for
     # the curves again.
     first = next(told for size, told in looks if size == log.stat().st_size)
-    assert [one["last"] for one in first.values()] == [[3001]] and len(asked) == 1 and OFTEN <= 0.5
+    assert (
+        [one["last"] for one in first.values()] == [[3001]]
+        and len(asked) == 1
+        and POLL_SECONDS <= 0.5
+    )
     last = page.locator('.train [data-addr$=".loss[3001]"]')
     assert float(last.get_attribute("data-v")) == pytest.approx(
         json.loads(line(3001))["loss"], rel=1e-12

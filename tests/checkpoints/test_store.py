@@ -571,7 +571,8 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
     """A file size limit of the operating system stands in for the disk: the write itself fails."""
     code = f"""
 import resource, signal, sys
-from glassformer import UserError, store
+from glassformer import UserError
+from glassformer.checkpoints import store
 from glassformer.nn import build_model
 from glassformer import recipes
 model = build_model(recipes.find("llama/stories260k"))
@@ -616,7 +617,8 @@ def test_a_meta_model_has_nothing_to_save(tmp_path: Path) -> None:
 MEASURE = """
 import re, sys
 from pathlib import Path
-from glassformer import recipes, store
+from glassformer import recipes
+from glassformer.checkpoints import store
 from glassformer.nn import build_model
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 folder = sys.argv[1]

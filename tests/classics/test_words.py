@@ -434,7 +434,7 @@ def test_averaged_vectors_are_an_encoder_that_any_command_trains(
         "[model]\nfrom = 'x'\n[data]\n"
         + "".join(f"{name} = {json.dumps(value)}\n" for name, value in data.items())
         + "[train]\nobjective = 'Classify'\nevaluate_every = 30\nsave_every = 0\nsample_every = 0\n"
-        + "[train.optimizer]\ntype = 'AdamW'\nrate = 0.02\n"
+        + "[train.optimizer]\ntype = 'AdamW'\nlr = 0.02\n"
     )
     assert cli.main([run[0], str(tmp_path / "run.toml"), *run[1:]]) == 0
     trained, _ = store.load(tmp_path / "out")

@@ -169,7 +169,7 @@ def test_every_mixture_adds_to_the_losses() -> None:
             share = router.softmax(-1).flatten(0, 1)
             chosen = share.topk(cfg.top_k, -1).indices
             load = torch.bincount(chosen.flatten(), minlength=cfg.experts) / chosen.numel()
-            alone += float(cfg.balance * cfg.experts * (load * share.mean(0)).sum())
+            alone += float(cfg.balance_loss * cfg.experts * (load * share.mean(0)).sum())
         assert float(aux["balance"].detach()) == pytest.approx(alone, rel=1e-5)
 
 

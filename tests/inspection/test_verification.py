@@ -158,7 +158,7 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
     "state": (
         "gru",
         cache.RecurrentCache,
-        "keep",
+        "store",
         stateless,
         {"cache"},
         r"decoder\.cells\.0\.state\[\d+,\d+\]",

@@ -93,7 +93,7 @@ class SharedExperts(MoE):
     travel: Callable[[Tensor, list[int], list[int]], Tensor]
     told: Callable[[Tensor], Tensor]
 
-    def think(self, rows: Tensor, counts: Tensor, look: Look) -> Tensor:
+    def expert_forward(self, rows: Tensor, counts: Tensor, look: Look) -> Tensor:
         leaving = counts.view(-1, len(self.up))  # (parts, e)
         coming = self.told(leaving)
         send, receive = leaving.sum(1).tolist(), coming.sum(1).tolist()

@@ -478,9 +478,7 @@ def test_the_whole_site(whole_site: Path) -> None:
 def test_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glassformer.commands import docs
-
-    monkeypatch.setattr(docs.resources, "files", lambda name: tmp_path)
+    monkeypatch.setattr("importlib.resources.files", lambda name: tmp_path)
     assert main(["docs", "--print"]) == 2 and "make docs" in capsys.readouterr().err
     (tmp_path / "site" / "learn").mkdir(parents=True)
     (tmp_path / "site" / "index.html").write_text("")

@@ -58,8 +58,12 @@ def records(
     Raises UserError with the line for what is not there.
     """
     known = list(
-        dict.fromkeys(part for kind in members(Objective).values() for part in kind.example_fields)
-    )  # type: ignore[attr-defined]
+        dict.fromkeys(
+            part
+            for kind in members(Objective).values()
+            for part in kind.example_fields  # type: ignore[attr-defined]
+        )
+    )
     for part in (*columns, *(where if isinstance(where, Mapping) else ())):
         if part not in known:
             raise UserError(f'There is no part "{part}" of an example.{nearest(part, known)}')

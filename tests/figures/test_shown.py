@@ -289,7 +289,7 @@ def test_files_that_cannot_be_written(
 def test_colours_are_those_of_the_numbers() -> None:
     ends = colours(np.array([0.0, 1.0, np.nan, -np.inf]), 0, 1, signed=False)
     assert ends.tolist() == [[0xFA, 0xF9, 0xF5], [0x00, 0x22, 0x4E], [221] * 3, [221] * 3]
-    middle = colours(np.array([-4.0, 0.0, 4.0, 2.0]), -4, 1, signed=True)
+    middle = colours(np.array([-4.0, 0.0, 4.0, 2.0]), -4, 4, signed=True)
     assert middle[:3].tolist() == [[0x21, 0x66, 0xAC], [0xE2, 0xE2, 0xE2], [0xB3, 0x58, 0x06]]
     assert colours(np.array([3.0]), 3, 3, signed=False).tolist() == [[0xFA, 0xF9, 0xF5]]
 
@@ -302,7 +302,7 @@ def test_a_png_is_what_was_painted() -> None:
     pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
     assert np.array_equal(np.array(Image.open(BytesIO(png(pixels)))), pixels)
     drawing = Heat("", np.array([[0.0, 1.0]]), ["r"], ["a", "b"], span=(0, 1)).drawing()
-    painted = np.array(Image.open(BytesIO(drawing.png(1))))
+    painted = np.array(Image.open(BytesIO(drawing.png(1))).convert("RGB"))
     dark = np.argwhere((painted == (0x00, 0x22, 0x4E)).all(-1))
     assert len(dark) >= 18 * 18 - 40 and painted.shape[:2] == (
         round(drawing.height),

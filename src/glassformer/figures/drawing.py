@@ -1,5 +1,4 @@
-"""A picture as a list of marks, written as SVG or painted as PNG: the same words and colours in
-both."""
+"""A picture as a list of marks, written as SVG, or drawn by matplotlib as PNG."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ import base64
 import io
 import struct
 import unicodedata
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,35 +20,44 @@ from ..errors import UserError
 
 Array: TypeAlias = npt.NDArray[Any]
 INK, FAINT = "#1b1b1b", "#8a8a8a"
-SIZE = 12  # of words, in dots
+FONT_SIZE = 12  # in pixels
+LINE_WIDTH = 1.2
+ALIGNMENTS = {"start": "left", "middle": "center", "end": "right"}  # SVG's names: matplotlib's
+LARGEST_SIDE = 1 << 16  # pixels of a side from which on matplotlib draws nothing
+
+
+def element(name: str, content: str = "", **attributes: Any) -> str:
+    """An SVG element around its content; in the names of attributes _ stands for -."""
+    pairs = "".join(
+        f' {key.replace("_", "-")}="{f"{value:g}" if isinstance(value, float) else value}"'
+        for key, value in attributes.items()
+    )
+    return f"<{name}{pairs}>{content}</{name}>" if content else f"<{name}{pairs}/>"
 
 
 @dataclass(frozen=True)
 class Box:
-    """A filled rectangle; ``told`` is what a pointer that rests on it is told."""
+    """A filled rectangle; ``tooltip`` is shown where a pointer rests on it."""
 
     x: float
     y: float
     width: float
     height: float
     fill: str
-    told: str = ""
+    tooltip: str = ""
 
     def svg(self) -> str:
-        """As an element."""
-        place = (
-            f'x="{self.x:g}" y="{self.y:g}" width="{self.width:g}" height="{self.height:g}" '
-            f'fill="{self.fill}"'
-        )
-        return (
-            f"<rect {place}><title>{written(self.told)}</title></rect>"
-            if self.told
-            else f"<rect {place}/>"
-        )
+        size = {"x": self.x, "y": self.y, "width": self.width, "height": self.height}
+        title = element("title", written(self.tooltip)) if self.tooltip else ""
+        return element("rect", title, **size, fill=self.fill)
+
+    def paint(self, axes: Any) -> None:
+        x = (self.x, self.x + self.width)
+        axes.fill_between(x, self.y, self.y + self.height, color=self.fill, linewidth=0)
 
 
 @dataclass(frozen=True)
-class Words:
+class Label:
     """A text that begins, ends or has its middle at x; ``turned`` reads upwards. y is its foot."""
 
     x: float
@@ -60,30 +68,42 @@ class Words:
     fill: str = INK
 
     def svg(self) -> str:
-        """As an element."""
-        turn = f' transform="rotate(-90 {self.x:g} {self.y:g})"' if self.turned else ""
-        anchor = "" if self.anchor == "start" else f' text-anchor="{self.anchor}"'
-        return (
-            f'<text x="{self.x:g}" y="{self.y:g}" '
-            f'fill="{self.fill}"{anchor}{turn}>{written(self.text)}</text>'
+        turn = {"transform": f"rotate(-90 {self.x:g} {self.y:g})"} if self.turned else {}
+        place = {"x": self.x, "y": self.y, "fill": self.fill, "text_anchor": self.anchor}
+        return element("text", written(self.text), **place, **turn)
+
+    def paint(self, axes: Any) -> None:
+        axes.text(
+            self.x,
+            self.y,
+            plain(self.text),
+            color=self.fill,
+            fontsize=FONT_SIZE,
+            ha=ALIGNMENTS[self.anchor],
+            va="baseline",
+            rotation=90 * self.turned,
+            rotation_mode="anchor",
+            parse_math=False,
         )
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points."""
+    """A line through points, which count from (x, y)."""
 
+    x: float
+    y: float
     points: Sequence[tuple[float, float]]
     stroke: str
-    width: float = 1.2
 
     def svg(self) -> str:
-        """As an element."""
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
-        return (
-            f'<polyline points="{points}" fill="none" stroke="{self.stroke}" '
-            f'stroke-width="{self.width}"/>'
-        )
+        points = " ".join(f"{x + self.x:.1f},{y + self.y:.1f}" for x, y in self.points)
+        style = {"fill": "none", "stroke": self.stroke, "stroke_width": LINE_WIDTH}
+        return element("polyline", points=points, **style)
+
+    def paint(self, axes: Any) -> None:
+        x, y = np.transpose(self.points)
+        axes.plot(x + self.x, y + self.y, color=self.stroke, linewidth=LINE_WIDTH)
 
 
 @dataclass(frozen=True)
@@ -97,21 +117,22 @@ class Raster:
     pixels: Array
 
     def svg(self) -> str:
-        """As an element."""
-        place = f'x="{self.x:g}" y="{self.y:g}" width="{self.width:g}" height="{self.height:g}"'
+        size = {"x": self.x, "y": self.y, "width": self.width, "height": self.height}
         data = base64.b64encode(png(self.pixels)).decode()
-        return (
-            f'<image {place} preserveAspectRatio="none" style="image-rendering:pixelated" '
-            f'href="data:image/png;base64,{data}"/>'
-        )
+        style = {"preserveAspectRatio": "none", "style": "image-rendering:pixelated"}
+        return element("image", **size, **style, href=f"data:image/png;base64,{data}")
+
+    def paint(self, axes: Any) -> None:
+        extent = (self.x, self.x + self.width, self.y + self.height, self.y)
+        axes.imshow(self.pixels, extent=extent, aspect="auto", interpolation="nearest")
 
 
-Mark: TypeAlias = Box | Words | Line | Raster
+Mark: TypeAlias = Box | Label | Line | Raster
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Marks on paper of a size in dots; ``title`` is what it is called where it cannot be seen."""
+    """Marks on white paper of a size in pixels; ``title`` names it where it cannot be seen."""
 
     width: float
     height: float
@@ -120,102 +141,73 @@ class Drawing:
 
     def svg(self) -> str:
         """One SVG document: no script, nothing from elsewhere."""
-        size = (
-            f'width="{self.width:g}" height="{self.height:g}" viewBox="0 0 {self.width:g} '
-            f'{self.height:g}"'
+        marks = "".join(mark.svg() for mark in self.marks)
+        paper = element("rect", width="100%", height="100%", fill="#ffffff")
+        return element(
+            "svg",
+            element("title", written(self.title)) + paper + marks,
+            xmlns="http://www.w3.org/2000/svg",
+            role="img",
+            width=self.width,
+            height=self.height,
+            viewBox=f"0 0 {self.width:g} {self.height:g}",
+            font_family="DejaVu Sans, Verdana, sans-serif",
+            font_size=FONT_SIZE,
         )
-        look = f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="{SIZE}"'
-        inside = "".join(mark.svg() for mark in self.marks)
-        paper = '<rect width="100%" height="100%" fill="#ffffff"/>'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} {look}>'
-        return f"{head}<title>{written(self.title)}</title>{paper}{inside}</svg>\n"
 
     def img(self) -> str:
-        """As an ``<img>`` that holds it: what is in it can do nothing to the page around it."""
+        """An ``<img>`` that holds it, so that nothing in it can act on the page around it."""
         data = base64.b64encode(self.svg().encode()).decode()
         size = f'width="{self.width:g}" height="{self.height:g}"'
         return f'<img alt="{written(self.title)}" {size} src="data:image/svg+xml;base64,{data}">'
 
     def png(self, scale: int = 2) -> bytes:
-        """Painted by Pillow in matplotlib's own letters; UserError where they are not installed."""
+        """Drawn by matplotlib; UserError where that is not installed, and for what is too large."""
         try:
-            from matplotlib import get_data_path
-            from PIL import Image, ImageDraw, ImageFont
+            from matplotlib import figure
         except ImportError:
             raise UserError(
                 "A PNG needs matplotlib; pip install matplotlib, or save as .svg."
             ) from None
-        font = ImageFont.truetype(
-            str(Path(get_data_path(), "fonts/ttf/DejaVuSans.ttf")), SIZE * scale
-        )
-        paper = Image.new("RGB", (round(self.width * scale), round(self.height * scale)), "#ffffff")
-        brush = ImageDraw.Draw(paper)
+        size = round(self.width * scale), round(self.height * scale)
+        if max(size) >= LARGEST_SIDE:
+            raise UserError(f"A PNG of {size[0]:,} x {size[1]:,} is too large; save as .svg.")
+        dpi = 72 * scale
+        paper = figure.Figure(figsize=(size[0] / dpi, size[1] / dpi), dpi=dpi)
+        axes = paper.add_axes((0, 0, 1, 1))
         for mark in self.marks:
-            if isinstance(mark, Box):
-                right, foot = (mark.x + mark.width) * scale, (mark.y + mark.height) * scale
-                brush.rectangle(
-                    (mark.x * scale, mark.y * scale, right - 1, foot - 1), fill=mark.fill
-                )
-            elif isinstance(mark, Line):
-                points = [(x * scale, y * scale) for x, y in mark.points]
-                brush.line(points, fill=mark.stroke, width=round(mark.width * scale))
-            elif isinstance(mark, Raster):
-                size = round(mark.width * scale), round(mark.height * scale)
-                image = Image.fromarray(mark.pixels).resize(size, Image.Resampling.NEAREST)
-                paper.paste(image, (round(mark.x * scale), round(mark.y * scale)))
-            else:
-                at = (round(mark.x * scale), round(mark.y * scale))
-                _paint(paper, brush, mark, at, font)
-        held = io.BytesIO()
-        paper.save(held, "PNG", optimize=True)
-        return held.getvalue()
+            mark.paint(axes)
+        axes.set(xlim=(0, self.width), ylim=(self.height, 0))
+        axes.axis("off")
+        file = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # letters that the font lacks are drawn as boxes
+            paper.savefig(file, format="png")
+        return file.getvalue()
 
     def moved(self, x: float, y: float) -> list[Mark]:
-        """Its marks, as they stand in a larger drawing that it begins at (x, y) of."""
-        return [
-            replace(mark, points=[(a + x, b + y) for a, b in mark.points])
-            if isinstance(mark, Line)
-            else replace(mark, x=mark.x + x, y=mark.y + y)
-            for mark in self.marks
-        ]
-
-
-def _paint(paper: Any, brush: Any, words: Words, at: tuple[int, int], font: Any) -> None:
-    """One text; what is turned is painted beside and turned then."""
-    anchor = {"start": "ls", "middle": "ms", "end": "rs"}[words.anchor]
-    text = plain(words.text)
-    if not words.turned:
-        brush.text(at, text, fill=words.fill, font=font, anchor=anchor)
-        return
-    from PIL import Image, ImageDraw
-
-    left, top, right, foot = (round(side) for side in font.getbbox(text or " ", anchor="ls"))
-    beside = Image.new("L", (max(1, right - left), max(1, foot - top)), 0)
-    ImageDraw.Draw(beside).text((-left, -top), text, fill=255, font=font, anchor="ls")
-    turned = beside.transpose(Image.Transpose.ROTATE_90)
-    long = turned.height
-    begin = at[1] - {"start": long, "middle": long // 2, "end": 0}[words.anchor]
-    paper.paste(Image.new("RGB", turned.size, words.fill), (at[0] + top, begin), turned)
+        """Its marks in a larger drawing, in which it begins at (x, y)."""
+        return [replace(mark, x=mark.x + x, y=mark.y + y) for mark in self.marks]
 
 
 def together(drawings: Sequence[Drawing], columns: int = 1, gap: int = 14) -> Drawing:
-    """Several as one, ``columns`` side by side."""
-    rows = [drawings[at : at + columns] for at in range(0, len(drawings), columns)]
+    """Several drawings as one, ``columns`` side by side."""
     marks: list[Mark] = []
     y = width = 0.0
-    for row in rows:
-        x = 0.0
-        for one in row:
-            marks += one.moved(x, y)
-            x += one.width + gap
-        y, width = y + max(one.height for one in row) + gap, max(width, x - gap)
+    for first in range(0, len(drawings), columns):
+        row, x = drawings[first : first + columns], 0.0
+        for drawing in row:
+            marks += drawing.moved(x, y)
+            width = max(width, x + drawing.width)
+            x += drawing.width + gap
+        y += max(drawing.height for drawing in row) + gap
     return Drawing(width, max(y - gap, 1), drawings[0].title if drawings else "", marks)
 
 
 def plain(text: str) -> str:
     """A text without what has no shape: controls, marks that turn the direction, halves of
     characters."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def written(text: str) -> str:
@@ -223,24 +215,17 @@ def written(text: str) -> str:
     return escape(plain(text))
 
 
-def wide(text: str) -> float:
-    """About how many dots a text takes; Chinese, Japanese and Korean are twice as wide."""
-    return sum(SIZE if unicodedata.east_asian_width(one) in "WF" else 0.62 * SIZE for one in text)
+def text_width(text: str) -> float:
+    """About how many pixels a text takes; Chinese, Japanese and Korean are twice as wide."""
+    return FONT_SIZE * sum(1 if unicodedata.east_asian_width(c) in "WF" else 0.62 for c in text)
 
 
 def png(pixels: Array) -> bytes:
     """(rows, columns, 3) bytes as a PNG."""
     rows = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(pixels, dtype=np.uint8))
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    size = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", size)
-        + chunk(b"IDAT", zlib.compress(rows, 9))
-        + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 0)
+    chunks = (b"IHDR" + header, b"IDAT" + zlib.compress(rows, 9), b"IEND")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        for chunk in chunks
     )

@@ -5,25 +5,23 @@ B batch, H heads, T queries, S keys.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..errors import UserError, need
+from ..errors import need
+from ..figures.charts import Heat
+from ..figures.drawing import together
 from ..nn import Model
 from ..nn.editing import ModelEdit
-from ..tokenizer import labels
-from .looking import look, read_tokens
+from .looking import look
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
 SHADES = " ░▒▓█", " .:*#"
-CELL = 18  # dots a side of a cell in a drawing
 
 
 @dataclass(frozen=True)
@@ -56,46 +54,18 @@ class Alignment:
             lines.append(word.rjust(wide) + " " + "".join(2 * cell for cell in cells))
         return "\n".join(line.rstrip() for line in lines)
 
-    def svg(self, y: int = 0) -> str:
-        """An SVG drawing that begins ``y`` dots down: the darker, the more."""
-        x0, top, width, height = self._size()
-        elements = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
-        for x, word in enumerate(self.columns):
-            place = f"{x0 + CELL * x + 13},{top - 5}"
-            elements.append(
-                f'<text transform="translate({place}) rotate(-90)">{escape(word)}</text>'
-            )
-        for y, (word, row) in enumerate(zip(self.rows, self.weights.tolist(), strict=True)):
-            at = top + CELL * y
-            elements.append(
-                f'<text x="{x0 - 5}" y="{at + 13}" text-anchor="end">{escape(word)}</text>'
-            )
-            for x, weight in enumerate(row):
-                square = f'x="{x0 + CELL * x}" y="{at}" width="{CELL}" height="{CELL}"'
-                elements.append(f'<rect {square} fill="#1f5f9e" fill-opacity="{weight:.3f}"/>')
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" y="{y}"'
-        style = 'font-family="monospace" font-size="13"'
-        return "\n".join(
-            [f"{head} {style}>", f"<title>{escape(self.path)}</title>", *elements, "</svg>", ""]
-        )
-
-    def _size(self) -> tuple[int, int, int, int]:
-        """Cells in pixels: left, top, width, height."""
-        x0, top = (10 + 8 * max(map(len, words)) for words in (self.rows, self.columns))
-        return x0, top, x0 + CELL * len(self.columns), top + CELL * len(self.rows)
+    def svg(self) -> str:
+        """An SVG drawing: the darker, the more."""
+        return svg([self])
 
 
-def svg(drawn: Sequence[Alignment]) -> str:
+def svg(pictures: Sequence[Alignment]) -> str:
     """All of them as one drawing, one below the other."""
-    sizes = [picture._size()[2:] for picture in drawn]
-    begins = list(itertools.accumulate((height + CELL for _, height in sizes), initial=0))
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(w for w, _ in sizes)}" '
-        f'height="{begins[-1] - CELL}">'
-    )
-    return "\n".join(
-        [head, *(picture.svg(y) for picture, y in zip(drawn, begins, strict=False)), "</svg>", ""]
-    )
+    heats = [
+        Heat(picture.path, picture.weights.numpy(), picture.rows, picture.columns, span=(0.0, 1.0))
+        for picture in pictures
+    ]
+    return together([heat.drawing() for heat in heats]).svg()
 
 
 def alignments(
@@ -123,42 +93,24 @@ def alignments(
         for path, value in recorded.items()
         if path.endswith(".pattern") and value.ndim == 4
     }
-    if not pictures:
-        raise UserError(
-            'None of these values is an attention; give a name that ends in "pattern", as '
-            '"*.attn.pattern".'
-        )
+    need(
+        bool(pictures),
+        'None of these values is an attention; give a name that ends in "pattern", as '
+        '"*.attn.pattern".',
+    )
     least = min(value.shape[1] for value in pictures.values())
     need(
         head is None or 0 <= head < least,
         f"head is {head}; these attentions have heads 0 to {least - 1}.",
     )
-    chosen = {
-        path: value[0].float().mean(0) if head is None else value[0, head]
-        for path, value in pictures.items()
-    }
-    return list(_named(chosen, tokenizer, read_tokens(model, tokenizer, text, source, edits)))
-
-
-def _named(
-    pictures: Mapping[str, Tensor], tokenizer: Tokenizer, metadata: Mapping[str, Any]
-) -> Iterator[Alignment]:
-    query_words = [_word(tokenizer, number) for number in metadata["ids"]]
-    written = [*query_words[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
-    key_words = (
-        [_word(tokenizer.for_source, number) for number in metadata["source"]["ids"]]
-        if "source" in metadata
-        else query_words
-    )
+    # a row across is named by the word that comes of it
+    written = [*recorded.words[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
+    drawn = []
     for path, value in pictures.items():
-        rows, columns = (
-            (written, key_words)
-            if ".cross." in path
-            else 2 * (key_words if path.startswith("encoder.") else query_words,)
-        )
-        yield Alignment(path, rows, columns, value)
-
-
-def _word(tokenizer: Tokenizer, number: int) -> str:
-    """A token as every table shows it."""
-    return labels.shown(tokenizer, [number])[0]
+        across = ".cross." in path
+        of_source = across or path.startswith("encoder.")
+        words = (recorded.source if of_source else None) or recorded.words
+        weights = value[0].float()
+        weights = weights.mean(0) if head is None else weights[head]
+        drawn.append(Alignment(path, written if across else words, words, weights))
+    return drawn

@@ -3,9 +3,8 @@ process computes what."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..config.mask import MaskRule, parse_rule, rules
 from ..config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask
 from ..config.parallel import ring_pieces
 from ..errors import need
+from ..figures.drawing import Box, Drawing, Mark, png
 
 EXAMPLES = {
     "prefix": "prefix(6)",
@@ -37,6 +37,7 @@ LONGEST = 1 << 15
 NEVER, LATER, SEEN = 0, 1, 2
 """A pair that is not visited; only where nothing is causal, the key being later than the query;
 always."""
+SIDE = 8  # pixels of a cell in a drawing
 COLORS = ("#f2f2f0", "#9ec5e8", "#1f5f9e")
 GLYPHS = (" ·", "░░", "██"), (" .", "--", "##")
 PAINT = ("\x1b[2m", "\x1b[36m", "\x1b[34m")
@@ -162,51 +163,22 @@ class Picture:
     def svg(self) -> str:
         """An SVG drawing; equal neighbours in a row are one rectangle."""
         rows, columns = self.cells.shape
-        elements = [f'<rect width="{columns}" height="{rows}" fill="{COLORS[NEVER]}"/>']
+        width, height = SIDE * columns, SIDE * rows
+        marks: list[Mark] = [Box(0, 0, width, height, COLORS[NEVER])]
         for y, row in enumerate(self.cells.tolist()):
             x = 0
-            while x < columns:
-                end = next((i for i in range(x, columns) if row[i] != row[x]), columns)
-                if row[x] != NEVER:
-                    elements.append(
-                        f'<rect x="{x}" y="{y}" width="{end - x}" height="1" '
-                        f'fill="{self.colors[row[x]]}"/>'
-                    )
-                x = end
-        head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns} {rows}" '
-            f'width="{8 * columns}"'
-        )
-        name = self.name.replace("&", "&amp;")
-        return "\n".join(
-            [
-                f'{head} shape-rendering="crispEdges">',
-                f"<title>{name}</title>",
-                *elements,
-                "</svg>",
-                "",
-            ]
-        )
+            for kind, cells in groupby(row):
+                length = len(list(cells))
+                if kind != NEVER:
+                    marks.append(Box(SIDE * x, SIDE * y, SIDE * length, SIDE, self.colors[kind]))
+                x += length
+        return Drawing(width, height, self.name, marks).svg()
 
     def png(self) -> bytes:
         """A PNG image, at least 512 pixels wide."""
         size = max(1, 512 // self.cells.shape[1])
-        dots = self.cells.repeat(size, 0).repeat(size, 1)
-        palette = b"".join(bytes.fromhex(color[1:]) for color in self.colors)
-        # each begins with the name of no filter
-        lines = b"".join(b"\0" + bytes(row) for row in dots.tolist())
-        head = struct.pack(">IIBBBBB", dots.shape[1], dots.shape[0], 8, 3, 0, 0, 0)
-        chunks = (
-            (b"IHDR", head),
-            (b"PLTE", palette),
-            (b"IDAT", zlib.compress(lines)),
-            (b"IEND", b""),
-        )
-        framed = (
-            struct.pack(">I", len(x)) + n + x + struct.pack(">I", zlib.crc32(n + x))
-            for n, x in chunks
-        )
-        return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
+        palette = np.array([list(bytes.fromhex(color[1:])) for color in self.colors])
+        return png(palette[self.cells].repeat(size, 0).repeat(size, 1))
 
 
 def picture(name: str, length: int = 24, most: int = 64, ring: int | None = None) -> Picture:

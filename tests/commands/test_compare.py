@@ -21,7 +21,7 @@ from glassformer.cli import main
 from glassformer.commands import compare
 from glassformer.config import run, run_file, serial
 from glassformer.files import lock
-from glassformer.training import Ended, plan_run
+from glassformer.training import RunResult, plan_run
 from glassformer.training import compare as training
 from glassformer.training.hooks import read_log
 from glassformer.training.memory import keep_freed_memory, peak_memory, reset_peak_memory
@@ -309,11 +309,11 @@ def test_a_run_that_was_cut_off_goes_on(
     """A stopped training ends the comparison with its code; the same call then resumes it."""
     called, signals, peaks = [], iter([signal.SIGINT, None]), iter([7, 6])
 
-    def run_one(settings: run.Run, folder: Path, resume: bool, **how: Any) -> Ended:
+    def run_one(settings: run.Run, folder: Path, resume: bool, **how: Any) -> RunResult:
         called.append(resume)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").touch()
-        return Ended(folder, 1, 1.0, 1.0, next(signals))
+        return RunResult(folder, 1, 1.0, 1.0, next(signals))
 
     found = {"valid": {"loss": 1.0}, "parameters": 1, "tokens": 1, "seconds": 1.0, "curve": []}
     monkeypatch.setattr(training, "run", run_one)
@@ -343,7 +343,7 @@ def test_how_often_a_text_is_read_is_no_difference() -> None:
     """Another objective is; dropout's agreement and pushes belong to how a model is trained, as its
     optimizer does."""
     plain, pushed, number = (
-        training.must_agree(
+        training.comparable_settings(
             run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**how)))
         )
         for how in ({}, {"rdrop": 1.0, "adversarial": 0.1}, {"regression": True})
@@ -354,14 +354,14 @@ def test_how_often_a_text_is_read_is_no_difference() -> None:
 def test_minutes_are_measured(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_one(settings: run.Run, folder: Path, **how: Any) -> Ended:
+    def run_one(settings: run.Run, folder: Path, **how: Any) -> RunResult:
         folder.mkdir(parents=True)
         lines = [
             {"step": step, "seconds": 9.0 if step < 4 else 0.5}
             for step in range(1, settings.train.steps + 1)
         ]
         (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return Ended(folder, len(lines), 1.0, None, stopped)
+        return RunResult(folder, len(lines), 1.0, None, stopped)
 
     monkeypatch.setattr(training, "run", run_one)
     (arm,) = training.read_arms([files["attention"]])

@@ -15,7 +15,7 @@ import tiny
 from glassformer.config.parallel import Parallel
 from glassformer.cost import cost
 from glassformer.nn import build_model
-from glassformer.parallel.layout import TABLES, Layout, pieces_for
+from glassformer.parallel.layout import EXPERT_WEIGHTS, Layout, pieces_for
 from glassformer.parallel.mesh import Mesh
 from glassformer.parallel.shard import shard
 from many import Processes
@@ -60,7 +60,7 @@ def kept(mesh, names, axis):
         model = build_model(tiny.DECODERS[name], seed=0)
         shard(model, Mesh(layout, mesh.rank))
         ours = sum(weight.to_local().numel() for weight in model.parameters())
-        found[name] = [ours, Layout(cost(tiny.DECODERS[name], 2), layout, 4).kept]
+        found[name] = [ours, Layout(cost(tiny.DECODERS[name], 2), layout, 4).local_parameters]
     return found
 
 
@@ -85,7 +85,7 @@ def test_traffic_of_the_inner_axes():
     (mixture,) = {block.feedforward for block in found.model.decoder.pattern}
     expert = Layout(found, Parallel(data=1, expert=2), 4)
     others = found.total - sum(
-        size for name, (_, size) in found.sizes.items() if TABLES.search(name)
+        size for name, (_, size) in found.sizes.items() if EXPERT_WEIGHTS.search(name)
     )
     assert expert.traffic == 2 * (4 * blocks * mixture.top_k * stream // 2) + 2 * 2 * others * 4
 

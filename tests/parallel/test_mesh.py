@@ -10,7 +10,7 @@ import torch
 from glassformer.config.parallel import AXES, Parallel
 from glassformer.errors import UserError
 from glassformer.parallel.mesh import ALONE, Mesh, share
-from glassformer.training.processes import one_voice
+from glassformer.training.processes import rank0_logging
 
 
 def test_what_is_left_is_the_data_axis_and_what_does_not_multiply_is_refused():
@@ -53,8 +53,13 @@ def test_rows_are_shared_as_torch_cuts_them():
 
 
 def test_alone_every_answer_is_ones_own():
-    assert ALONE.alone and ALONE.is_first and ALONE.rows == 1 and ALONE.group("data") is None
-    assert ALONE.total([2.5]) == [2.5] and ALONE.most(3) == 3 and ALONE.first("x") == "x"
+    assert (
+        ALONE.alone
+        and ALONE.is_first
+        and ALONE.data_parallel_size == 1
+        and ALONE.group("data") is None
+    )
+    assert ALONE.total([2.5]) == [2.5] and ALONE.maximum(3) == 3 and ALONE.first("x") == "x"
     assert ALONE.gather_json(1) == [1] and torch.equal(*ALONE.gather(torch.ones(2)), torch.ones(2))
     with pytest.raises(UserError, match="mine"), ALONE.agreeing():
         raise UserError("mine")
@@ -65,7 +70,7 @@ def told(mesh):
     words = mesh.gather_bytes(b"x" * mesh.rank)
     found = [
         mesh.total([mesh.rank + 0.5, 1]),
-        mesh.most(mesh.rank),
+        mesh.maximum(mesh.rank),
         mesh.first({"rank": mesh.rank}),
     ]
     found += [mesh.gather_json([mesh.rank]), [len(word) for word in words]]
@@ -76,7 +81,7 @@ def told(mesh):
     except UserError as error:
         found.append(str(error))
     turns = []
-    with mesh.in_turn():
+    with mesh.rank0_first():
         turns.append(mesh.rank)
     both = Mesh(Parallel(data=1, context=2), mesh.rank)
     assert both.group("context").size() == 2 and both.group("data") is None and both.row == 0
@@ -92,10 +97,10 @@ def test_what_a_backend_says_of_a_lost_process_is_one_sentence_and_a_bug_is_not(
     mesh = Mesh(Parallel(data=2, timeout=7.0))
     with (
         pytest.raises(UserError, match=r"lost or did not answer within 7 s .*--resume"),
-        one_voice(mesh),
+        rank0_logging(mesh),
     ):
         raise RuntimeError(
             "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: reset\nmore"
         )
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), one_voice(mesh):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), rank0_logging(mesh):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

@@ -57,7 +57,7 @@ def compare(mesh, names, depth):
         wanted = [Causal().loss(one, batch, 0.1) for batch in batches]
         for loss in wanted:
             loss.total.backward()
-        staged.stage.begin(staged)
+        staged.stage.lend_table(staged)
         pieces = SharedPieces(batches, lambda place: None, staged, [1] * len(batches), axes)
         losses = one_forward_one_backward(
             staged, pieces, functools.partial(Causal().loss, staged, smoothing=0.1)
@@ -163,7 +163,7 @@ def test_the_formula_says_what_the_fullest_stage_keeps_and_what_travels(two):
     for name in names:
         found = cost(DECODERS[name], 2)
         layout = Layout(found, Parallel(data=1, pipeline=2), 4)
-        assert layout.kept == max(answer[name] for answer in answers)
+        assert layout.local_parameters == max(answer[name] for answer in answers)
         assert sum(answer[name] for answer in answers) == found.total
         stream, table = (
             2 * found.context * found.model.dim * 4,

@@ -225,4 +225,4 @@ def test_what_does_not_go_round_is_refused_before_it_starts(two, tmp_path):
 def test_keys_come_from_the_process_before():
     ring = object.__new__(rings.Ring)
     ring.rank, ring.size = 1, 4
-    assert [ring.shards(step) for step in range(4)] == [1, 0, 3, 2]
+    assert [ring.shard_owner(step) for step in range(4)] == [1, 0, 3, 2]

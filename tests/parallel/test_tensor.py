@@ -63,7 +63,7 @@ def compare(mesh, names, scene, double):
             )
         )
         whole = {
-            path: cuts[path].whole(x, group) if path in cuts else x for path, x in parts.items()
+            path: cuts[path].gather(x, group) if path in cuts else x for path, x in parts.items()
         }
         assert all(whole[path].shape == grads[path].shape for path in grads)
         answers.append(worst(whole, grads))

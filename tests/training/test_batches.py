@@ -375,7 +375,7 @@ def test_rows_are_packed_where_a_document_opens_in_them(eos: int | None) -> None
     rows = CorpusRows(corpus([20, 9, 30], eos), 8)
     for high in range(8, rows.last + 1):
         ends = np.array([high - 8]), np.array([high])
-        assert rows.packed(*ends) == rows.read(*ends)[2].any(), high
+        assert rows.packed(*ends) == rows.load(*ends)[2].any(), high
 
 
 def test_a_rank_reads_only_its_rows() -> None:

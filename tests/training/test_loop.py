@@ -292,7 +292,7 @@ def test_groups_by_path():
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
     optimizer = Optimizer(build_model(tiny(tied=False)), run.Muon(lr=0.01))
-    matrix, adamw = optimizer.parts
+    matrix, adamw = optimizer.optimizers
     assert isinstance(matrix, muon.Muon) and isinstance(adamw, torch.optim.AdamW)
     matrices = {name for group in matrix.param_groups for name in group["paths"]}
     assert len(matrices) == 2 * 7 and all(
@@ -303,7 +303,9 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
 
 
 def test_muon_is_torchs(monkeypatch):
-    monkeypatch.setattr(muon, "TOGETHER", 24 * 16 * 2)  # stacks of two, and of a few smaller ones
+    monkeypatch.setattr(
+        muon, "STACK_NUMEL", 24 * 16 * 2
+    )  # stacks of two, and of a few smaller ones
     shapes = [(24, 16), (16, 24), (16, 16), (24, 16), (8, 16), (16, 24)]
     draw = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=draw) for shape in shapes]
@@ -362,9 +364,9 @@ def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
         # a rounding of bf16
         assert (found.float() - alone.float()).norm() <= 2**-7 * alone.float().norm()
     shapes = [(768, 768)] * 48 + [(3072, 768), (768, 3072)] * 12
-    gpu = muon._alike(shapes, muon._together([torch.empty(1, device="meta")]))
+    gpu = muon._stack_indices(shapes, muon._stack_numel([torch.empty(1, device="meta")]))
     assert len(gpu) == 6 and sorted(i for stack in gpu for i in stack) == list(range(72))
-    assert len(muon._alike(shapes, muon._together([torch.empty(1)]))) == 72
+    assert len(muon._stack_indices(shapes, muon._stack_numel([torch.empty(1)]))) == 72
 
 
 BLOCKWISE = {
@@ -609,7 +611,7 @@ def test_the_kind_of_a_machine_is_read_off_its_flags(tmp_path, monkeypatch, kind
     ],
 )
 def test_the_table_decides(kind, width, dtype):
-    assert execution.chosen(dataclasses.replace(tiny(), dim=width), kind).dtype == dtype
+    assert execution.find_rule(dataclasses.replace(tiny(), dim=width), kind).dtype == dtype
 
 
 def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkeypatch):

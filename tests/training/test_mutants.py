@@ -72,7 +72,7 @@ def test_each_group_moves_at_its_own_rate():
     assert rates["decoder.blocks.0.ffn.up.weight"] == pytest.approx(0.0025)
     assert step.lr == pytest.approx(0.04) and len(step.lrs) == 4
     assert {name.split()[0] for name in step.lrs} == {"Muon", "AdamW"}
-    assert {group["eps"] for group in step.state.optimizer.parts[1].param_groups} == {1e-5}
+    assert {group["eps"] for group in step.state.optimizer.optimizers[1].param_groups} == {1e-5}
 
 
 def test_muon_leaves_the_biases_of_experts_to_the_rest():
@@ -81,7 +81,7 @@ def test_muon_leaves_the_biases_of_experts_to_the_rest():
     model = build_model(config.Decoder(16, 24, config.Embed(50), config.Stack(1, (block,))), seed=1)
     matrices = {
         path
-        for group in Optimizer(model, run.Muon()).parts[0].param_groups
+        for group in Optimizer(model, run.Muon()).optimizers[0].param_groups
         for path in group["paths"]
     }
     stacks = {

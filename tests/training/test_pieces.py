@@ -17,7 +17,7 @@ def test_a_piece_draws_the_same_each_time_and_another_something_else(by_piece: b
     batches = [Batch(torch.full((1, 2), n), torch.zeros(1, 2)) for n in range(3)]
     pieces = Pieces(batches, (lambda place: torch.manual_seed(10 + place)) if by_piece else None)
     first, again = (
-        torch.cat([torch.rand(1) for _ in pieces.read(backward=b)]) for b in (False, True)
+        torch.cat([torch.rand(1) for _ in pieces.iterate(backward=b)]) for b in (False, True)
     )
     assert torch.equal(first, again) and len(set(first.tolist())) == 3
     assert by_piece or torch.equal(torch.cat((first, torch.rand(1))), stream)

@@ -15,7 +15,7 @@ from glassformer import training
 from glassformer.config import run_file
 from glassformer.nn import Tape, build_model
 from glassformer.training.hooks import read_log
-from glassformer.training.routing import Routes, counted
+from glassformer.training.routing import Routes, count_routes
 
 MOE = c.MoE(4, 2, c.MLP(32, "gelu"))
 
@@ -46,7 +46,7 @@ def test_every_choice_is_counted_and_padding_is_not():
     path = "decoder.blocks.1.ffn"
     tape, other = Tape("*.chosen"), Tape("*.chosen")
     plain = model(first, pos=pos, tape=tape).logits, model(second, tape=other).logits
-    with counted(model) as routes:
+    with count_routes(model) as routes:
         watched = model(first, pos=pos).logits, model(second).logits
     assert all(torch.equal(*two) for two in zip(plain, watched, strict=True))
     assert len(routes) == len(model.decoder.blocks)
@@ -66,7 +66,7 @@ def test_an_encoder_counts_its_own_tokens():
     source_pos[1, 6:] = -1
     tape = Tape("*.chosen")
     model(target, source=source, source_pos=source_pos, tape=tape)
-    with counted(model) as routes:
+    with count_routes(model) as routes:
         model(target, source=source, source_pos=source_pos)
     for path, found in routes.items():
         assert path.startswith("encoder.")
@@ -75,7 +75,7 @@ def test_an_encoder_counts_its_own_tokens():
 
 def test_nothing_is_watched_where_there_are_no_experts():
     model = build_model(tiny.gpt2(), seed=0)
-    with counted(model) as routes:
+    with count_routes(model) as routes:
         assert not model._forward_hooks and not model._forward_pre_hooks
         model(tiny.tokens())
     assert routes == {}
@@ -92,7 +92,7 @@ def test_an_experts_own_tokens_by_hand():
         {"share": 3 / 12, "tokens": [(8, 2, 1.0)]},
         {"share": 0.0, "tokens": []},
     ]
-    assert [len(one["tokens"]) for one in routes.top_tokens(shown=0)] == [0, 0, 0, 0]
+    assert [len(one["tokens"]) for one in routes.top_tokens(limit=0)] == [0, 0, 0, 0]
 
 
 SETTINGS = {

@@ -79,15 +79,15 @@ class AdaptedRows(LoRALinear):
         return y + self.scale * F.linear(self.leave(F.linear(self.dropped(x), self.down)), self.up)
 
     def dropped(self, x: Tensor) -> Tensor:
-        """As nn.Dropout of the whole x (.., I): what it draws is drawn for all inputs."""
+        """Applies the dropout of the full x (.., I): its mask is drawn for all inputs."""
         rate = self.drop.p
         if not self.training or rate == 0:
             return x
-        kept = x.new_empty(*x.shape[:-1], self.many).bernoulli_(1 - rate)
-        return x * kept.narrow(-1, self.low, x.shape[-1]).div_(1 - rate)
+        mask = x.new_empty(*x.shape[:-1], self.many).bernoulli_(1 - rate)
+        return x * mask.narrow(-1, self.low, x.shape[-1]).div_(1 - rate)
 
 
-PARTS: dict[tuple[type, bool], type] = {
+LAYERS: dict[tuple[type, bool], type] = {
     (Linear, True): Columns,
     (Linear, False): Rows,
     (LoRALinear, True): AdaptedColumns,

@@ -25,11 +25,11 @@ def summed(x: Tensor, group: ProcessGroup) -> Tensor:
 
 def every(x: Tensor, group: ProcessGroup) -> list[Tensor]:
     """The tensors of all processes, of one shape, in the order of their ranks; no gradient."""
-    found = [
+    tensors = [
         torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())
     ]
-    dist.all_gather(found, x.contiguous(), group=group)
-    return found
+    dist.all_gather(tensors, x.contiguous(), group=group)
+    return tensors
 
 
 def enter(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -76,9 +76,9 @@ class _Exchange(torch.autograd.Function):
         ctx: Any, rows: Tensor, send: list[int], receive: list[int], group: ProcessGroup
     ) -> Tensor:
         ctx.send, ctx.receive, ctx.group = send, receive, group
-        found = rows.new_empty(sum(receive), *rows.shape[1:])
-        dist.all_to_all_single(found, rows.contiguous(), receive, send, group=group)
-        return found
+        received = rows.new_empty(sum(receive), *rows.shape[1:])
+        dist.all_to_all_single(received, rows.contiguous(), receive, send, group=group)
+        return received
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

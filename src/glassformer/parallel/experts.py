@@ -33,20 +33,20 @@ from .place import Cut
 TABLES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 
 
-def check(cfg: config.Model, parts: int) -> None:
+def check(cfg: config.Model, size: int) -> None:
     """UserError unless the model has mixtures, and their experts can be shared out to so many
     processes."""
     blocks = [block for stack in config.stacks(cfg).values() for block in stack.pattern]
     mixtures = [block.feedforward for block in blocks if isinstance(block.feedforward, config.MoE)]
     need(
         len(mixtures) > 0,
-        f"parallel.expert is {parts} and the model has no mixture of experts; leave it out.",
+        f"parallel.expert is {size} and the model has no mixture of experts; leave it out.",
     )
     for mixture in mixtures:
-        fits = mixture.experts % parts == 0
+        fits = mixture.experts % size == 0
         need(
             fits,
-            f"{mixture.experts} experts cannot be shared out to parallel.expert {parts}; "
+            f"{mixture.experts} experts cannot be shared out to parallel.expert {size}; "
             "give a divisor.",
         )
 
@@ -58,14 +58,16 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
     cuts: dict[str, Cut] = {}
     for path, module in model.named_modules():
         if isinstance(module, MoE):
-            own: Any = module  # of the class that it is given here
-            own.__class__ = SharedExperts
+            mixture: Any = module  # of the class that it is given here
+            mixture.__class__ = SharedExperts
             share = module.cfg.experts // group.size()
             cut = Cut(
                 "expert", 0, group.rank() * share, (group.rank() + 1) * share, module.cfg.experts
             )
-            own.travel = lambda rows, send, receive: exchange(rows, send, receive, group)
-            own.told = lambda counts: _told(counts, group)
+            mixture.travel = lambda rows, send, receive: exchange(rows, send, receive, group)
+            mixture.exchange_counts = lambda rows_per_expert: _exchange_counts(
+                rows_per_expert, group
+            )
             for name in TABLES:
                 weight = getattr(module, name)
                 if weight is not None:
@@ -78,12 +80,12 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
     return cuts
 
 
-def _told(counts: Tensor, group: ProcessGroup) -> Tensor:
-    """How many rows are sent to each expert (parts, e) -> how many come from each process to each
-    expert here."""
-    found = torch.empty_like(counts)
-    dist.all_to_all_single(found, counts.contiguous(), group=group)
-    return found
+def _exchange_counts(rows_per_expert: Tensor, group: ProcessGroup) -> Tensor:
+    """Exchanges row counts: rows sent to each expert (processes, e) -> rows that arrive from each
+    process for each expert here."""
+    received = torch.empty_like(rows_per_expert)
+    dist.all_to_all_single(received, rows_per_expert.contiguous(), group=group)
+    return received
 
 
 class SharedExperts(MoE):
@@ -91,11 +93,11 @@ class SharedExperts(MoE):
     together."""
 
     travel: Callable[[Tensor, list[int], list[int]], Tensor]
-    told: Callable[[Tensor], Tensor]
+    exchange_counts: Callable[[Tensor], Tensor]
 
-    def expert_forward(self, rows: Tensor, counts: Tensor, look: Look) -> Tensor:
-        leaving = counts.view(-1, len(self.up))  # (parts, e)
-        coming = self.told(leaving)
+    def expert_forward(self, rows: Tensor, rows_per_expert: Tensor, look: Look) -> Tensor:
+        leaving = rows_per_expert.view(-1, len(self.up))  # (processes, e)
+        coming = self.exchange_counts(leaving)
         send, receive = leaving.sum(1).tolist(), coming.sum(1).tolist()
         expert = torch.arange(len(self.up), device=rows.device).repeat(len(coming))
         # (Q,)
@@ -107,9 +109,9 @@ class SharedExperts(MoE):
         return self.travel(torch.empty_like(answers).index_copy(0, order, answers), receive, send)
 
     def grouped_forward(self, x: Tensor, choices: Dispatch, flow: Flow) -> Tensor:
-        seen = flow.watches(self, *HIDDEN_NAMES)
+        is_watched = flow.watches(self, *HIDDEN_NAMES)
         need(
-            not seen,
+            not is_watched,
             f"The experts of {self.path} lie on several processes; look into them "
             "with one process.",
         )

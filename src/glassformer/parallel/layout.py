@@ -21,7 +21,7 @@ LOGITS = 1 << 26  # that a loss holds at once (training/loss.py)
 BASE = 330 << 20
 """Bytes that Python, PyTorch and the code of its kernels take by themselves after a first step on a
 CPU, as measured; about 100 MiB of them are files, which processes of one machine share."""
-TABLES = re.compile(r"\.ffn\.(gate|up|down)(_bias)?$")
+EXPERT_WEIGHTS = re.compile(r"\.ffn\.(gate|up|down)(_bias)?$")
 """The weights of a mixture's experts, which the expert axis shares out."""
 
 
@@ -43,24 +43,27 @@ class Layout:
 
     @cached_property
     def stages(self) -> list[Layout]:
-        """Those of a pipeline's stages, where this is none of them."""
+        """Layouts of the pipeline's stages; empty for a single stage."""
         count = self.parallel.pipeline if self.stage is None else 1
         return [replace(self, stage=stage) for stage in range(count)] if count > 1 else []
 
     @cached_property
-    def part(self) -> Cost:
+    def tensor_cost(self) -> Cost:
         """The cost of what the tensor axis leaves to a process."""
         return replace(self.cost, model=cut(self.cost.model, self.parallel.tensor))
 
     @cached_property
     def sizes(self) -> dict[str, tuple[bool, int]]:
-        """As ``Cost.sizes``, of a process before its weights are in shards."""
-        parts, found = self.parallel.expert, self.part.sizes
+        """Sizes of the weights of a process before sharding, as in ``Cost.sizes``."""
+        expert_size, sizes = self.parallel.expert, self.tensor_cost.sizes
         if self.stage is not None:
             depth, stages = config.stacks(self.cost.model)["decoder"].depth, self.parallel.pipeline
-            found = {n: one for n, one in found.items() if stage_of(n, depth, stages) == self.stage}
+            sizes = {
+                n: size for n, size in sizes.items() if stage_of(n, depth, stages) == self.stage
+            }
         return {
-            n: (m, size // parts if TABLES.search(n) else size) for n, (m, size) in found.items()
+            n: (m, size // expert_size if EXPERT_WEIGHTS.search(n) else size)
+            for n, (m, size) in sizes.items()
         }
 
     @property
@@ -71,23 +74,23 @@ class Layout:
     @property
     def groups(self) -> list[int]:
         """Numbers of each block, then of what belongs to none."""
-        found: dict[str, int] = {"": 0}
+        sizes: dict[str, int] = {"": 0}
         for name, (_, size) in self.sizes.items():
             block = re.match(r"\w+\.blocks\.\d+\.", name)
             key = block[0] if block else ""
-            found[key] = found.get(key, 0) + size
-        rest = found.pop("")
-        return [*found.values(), rest]
+            sizes[key] = sizes.get(key, 0) + size
+        outside = sizes.pop("")
+        return [*sizes.values(), outside]
 
     @property
     def shards(self) -> int:
         return self.parallel.size("data")
 
     @property
-    def kept(self) -> int:
+    def local_parameters(self) -> int:
         """Weights that a process keeps."""
         if self.stages:
-            return max(one.kept for one in self.stages)
+            return max(stage.local_parameters for stage in self.stages)
         return -(-self.numbers // self.shards)
 
     @property
@@ -101,39 +104,39 @@ class Layout:
         shards too once there are others along any axis.
         """
         if self.stages:
-            return max(one.memory for one in self.stages)
-        *blocks, rest = self.groups
+            return max(stage.memory for stage in self.stages)
+        *blocks, outside = self.groups
         width = HALF if self.dtype == "bf16" else FP32
         tokens = self.cost.batch * -(-self.cost.context // self.parallel.context)
-        logits = min(tokens * self.part.model.embed.vocab, LOGITS) * (
+        logits = min(tokens * self.tensor_cost.model.embed.vocab, LOGITS) * (
             width if self.parallel.tensor == 1 else 3 * FP32
         )
-        kept = self.part.activations(self.dtype) // self.parallel.context
+        activations = self.tensor_cost.activations(self.dtype) // self.parallel.context
         if self.stage is not None:
-            after, found = self.parallel.pipeline - self.stage, self.cost.model
+            after, model = self.parallel.pipeline - self.stage, self.cost.model
             # pieces under way, of some blocks each
-            kept = kept * min(after, self.pieces) // self.parallel.pipeline
-            tied = found.head is not None and found.head.tied
+            activations = activations * min(after, self.pieces) // self.parallel.pipeline
+            tied = model.head is not None and model.head.tied
             # it is borrowed
-            logits = 0 if after > 1 else logits + 2 * FP32 * found.embed.vocab * found.dim * tied
-        held = -(-self.numbers * TRAIN // self.shards) + kept
+            logits = 0 if after > 1 else logits + 2 * FP32 * model.embed.vocab * model.dim * tied
+        resident = -(-self.numbers * TRAIN // self.shards) + activations
         if self.parallel.size(*AXES) == 1:
-            return held + logits
-        coming = max(max(blocks, default=0) * (5 * width + 2 * FP32), rest * (width + FP32))
-        return held + 2 * rest * width + max(logits, coming)
+            return resident + logits
+        coming = max(max(blocks, default=0) * (5 * width + 2 * FP32), outside * (width + FP32))
+        return resident + 2 * outside * width + max(logits, coming)
 
     @property
     def traffic(self) -> int:
         """Bytes that it receives in a step: weights for both passes, gradients, Muon's matrices;
         for the other axes keys and values, sums of activations, tokens on their way to experts."""
-        *blocks, rest = self.groups
+        *blocks, outside = self.groups
         rounds, exact = self.pieces // self.parallel.rows, self.parallel.exact
         width = HALF if self.dtype == "bf16" else FP32
         away = (self.shards - 1) / self.shards
         # what belongs to no block stays between the passes
-        gather = (2 * sum(blocks) + rest) * width * away
+        gather = (2 * sum(blocks) + outside) * width * away
         scatter = self.numbers * (width if exact else FP32) * away
-        tables = sum(size for name, (_, size) in self.sizes.items() if TABLES.search(name))
+        tables = sum(size for name, (_, size) in self.sizes.items() if EXPERT_WEIGHTS.search(name))
         # whose copies are those of replicate alone
         experts = tables if self.parallel.expert > 1 else 0
         again = experts * (self.parallel.replicate > 1)
@@ -146,19 +149,19 @@ class Layout:
 
     def _inner(self, width: int, rounds: int) -> tuple[float, float, float, float]:
         """Bytes that a step receives along the axes context, tensor, expert and pipeline."""
-        found, context, parallel = self.cost, 1 - 1 / self.parallel.context, self.parallel
-        tokens = rounds * found.batch * found.context
+        cost, context, parallel = self.cost, 1 - 1 / self.parallel.context, self.parallel
+        tokens = rounds * cost.batch * cost.context
         # keys and values go round in both passes, their gradients all the way home; then all
         # gradients are added up
-        ring = tokens * found.kv_per_token * (2 * width * context + FP32)
+        ring = tokens * cost.kv_per_token * (2 * width * context + FP32)
         ring += 2 * self.numbers / self.shards * FP32 * context
-        stacks = config.stacks(found.model).values()
+        stacks = config.stacks(cost.model).values()
         blocks = [stack.block(i) for stack in stacks for i in range(stack.depth)]
         # and the embedding's
         sums = 1 + sum(1 + (b.cross is not None) + (b.feedforward is not None) for b in blocks)
-        stream = tokens * found.model.dim * width
-        tied = parallel.pipeline > 1 and found.model.head is not None and found.model.head.tied
-        table = FP32 * found.model.embed.vocab * found.model.dim * tied
+        stream = tokens * cost.model.dim * width
+        tied = parallel.pipeline > 1 and cost.model.head is not None and cost.model.head.tied
+        table = FP32 * cost.model.embed.vocab * cost.model.dim * tied
         chosen = sum(b.feedforward.top_k for b in blocks if isinstance(b.feedforward, config.MoE))
         return (
             ring if parallel.context > 1 else 0.0,
@@ -171,19 +174,19 @@ class Layout:
 
     def rows(self) -> list[tuple[str, str]]:
         """Everything as (what, how much), ready to print."""
-        said = [
+        axes = [
             f"{axis} {self.parallel.size(axis)}" for axis in AXES if self.parallel.size(axis) > 1
         ]
-        own = self.pieces // self.parallel.rows
+        pieces = self.pieces // self.parallel.rows
         return [
-            ("processes", f"{self.parallel.size(*AXES)}: {' x '.join(said) or 'alone'}"),
+            ("processes", f"{self.parallel.size(*AXES)}: {' x '.join(axes) or 'alone'}"),
             (
                 "parameters a process keeps",
-                f"{'at most ' * bool(self.stages)}{self.kept:,} of {self.cost.total:,}",
+                f"{'at most ' * bool(self.stages)}{self.local_parameters:,} of {self.cost.total:,}",
             ),
             (
                 "pieces of a step a process",
-                f"{own} of {self.pieces}, {self.cost.batch:,} rows each at most",
+                f"{pieces} of {self.pieces}, {self.cost.batch:,} rows each at most",
             ),
             (
                 f"memory a process, {self.dtype}, beside {BASE >> 20} MiB of Python and PyTorch",
@@ -197,7 +200,7 @@ class Layout:
         return {
             "processes": self.parallel.size(*AXES),
             "axes": {axis: self.parallel.size(axis) for axis in AXES},
-            "parameters": self.kept,
+            "parameters": self.local_parameters,
             "pieces": self.pieces,
             "memory_bytes": self.memory,
             "traffic_bytes": self.traffic,
@@ -205,33 +208,33 @@ class Layout:
 
     def sentence(self) -> str:
         """The same in a line."""
-        (_, axes), (_, kept), (_, own), (_, memory), (_, traffic) = self.rows()
+        (_, axes), (_, parameters), (_, pieces), (_, memory), (_, traffic) = self.rows()
         tail = f"{memory} of memory and {traffic} received a step each"
         return (
-            f"{axes.replace(':', ' processes:', 1)}; each keeps {kept} parameters and works "
-            f"on {own}; {tail}."
+            f"{axes.replace(':', ' processes:', 1)}; each keeps {parameters} parameters and works "
+            f"on {pieces}; {tail}."
         )
 
 
-def cut(model: config.Model, parts: int) -> config.Model:
+def cut(model: config.Model, processes: int) -> config.Model:
     """The config of what each of so many processes on the tensor axis computes."""
-    if parts == 1:
+    if processes == 1:
         return model
 
     def share(size: int) -> int:
-        return -(-size // parts)
+        return -(-size // processes)
 
-    def thinner(part: Any) -> Any:
-        if isinstance(part, config.MLP | config.GatedMLP):
-            return replace(part, hidden=share(part.hidden))
-        if isinstance(part, config.MoE):
-            return replace(part, expert=thinner(part.expert), shared=thinner(part.shared))
-        if isinstance(part, config.Attention):
-            heads, kv = share(part.heads), share(part.kv_heads or part.heads)
+    def thinner(layer: Any) -> Any:
+        if isinstance(layer, config.MLP | config.GatedMLP):
+            return replace(layer, hidden=share(layer.hidden))
+        if isinstance(layer, config.MoE):
+            return replace(layer, expert=thinner(layer.expert), shared=thinner(layer.shared))
+        if isinstance(layer, config.Attention):
+            heads, kv = share(layer.heads), share(layer.kv_heads or layer.heads)
             return replace(
-                part, heads=heads, kv_heads=kv, head_dim=config.head_dim(part, model.dim)
+                layer, heads=heads, kv_heads=kv, head_dim=config.head_dim(layer, model.dim)
             )
-        return part
+        return layer
 
     parts_of = ("attention", "cross", "feedforward")
     stacks: dict[str, Any] = {
@@ -246,7 +249,7 @@ def cut(model: config.Model, parts: int) -> config.Model:
     return replace(model, embed=replace(model.embed, vocab=share(model.embed.vocab)), **stacks)
 
 
-def pieces_for(asked: int, parallel: Parallel) -> int:
+def pieces_for(accumulate: int, parallel: Parallel) -> int:
     """In how many pieces a step is worked through: as many as asked, or more, so that each process
     has as many."""
-    return -(-asked // parallel.rows) * parallel.rows
+    return -(-accumulate // parallel.rows) * parallel.rows

@@ -38,9 +38,9 @@ class Lost(RuntimeError):
     saved now."""
 
 
-def is_loss(error: Exception) -> bool:
-    """Whether an error says that another process is gone: FSDP's own collectives raise what their
-    backend does."""
+def is_peer_loss(error: Exception) -> bool:
+    """True if an error means that another process is gone: FSDP's collectives raise their backend's
+    errors."""
     import torch.distributed as dist
 
     words = ("/gloo/", "NCCL", "c10d")
@@ -62,17 +62,17 @@ class Mesh:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other process."""
+        """True if there is no other process."""
         return self.size == 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that prints, locks and logs."""
+        """True on rank 0, which prints, locks and logs."""
         return self.rank == 0
 
     @property
     def is_first_here(self) -> bool:
-        """Whether this is the first process of its machine."""
+        """True on the first process of each machine."""
         return self._local == 0
 
     @property
@@ -81,20 +81,20 @@ class Mesh:
 
     @property
     def limit(self) -> datetime.timedelta:
-        """How long a process waits for another within a collective."""
+        """Timeout of a collective."""
         return datetime.timedelta(seconds=self.layout.timeout)
 
     # ------------------------------------------------------------------------------------ axes
 
     def coordinate(self, rank: int | None = None) -> dict[str, int]:
-        """Where a rank (None: this one) stands along each axis."""
-        left, found = self.rank if rank is None else rank, {}
+        """Coordinate of a rank (None: this one) along each axis."""
+        remaining, position = self.rank if rank is None else rank, {}
         for axis in reversed(AXES):
-            left, found[axis] = divmod(left, self.layout.size(axis))
-        return found
+            remaining, position[axis] = divmod(remaining, self.layout.size(axis))
+        return position
 
     def extent(self, *axes: str) -> int:
-        """How many processes stand along these axes together."""
+        """Number of processes along these axes together."""
         return self.layout.size(*axes)
 
     def index(self, *axes: str, rank: int | None = None) -> int:
@@ -107,14 +107,14 @@ class Mesh:
     def neighbours(self, *axes: str, of: int | None = None) -> list[int]:
         """The ranks that differ from this one (or ``of``) along these axes alone, in the order of
         ``index``."""
-        here = self.coordinate(of)
-        same = [axis for axis in AXES if axis not in axes]
-        found = [
+        origin = self.coordinate(of)
+        fixed_axes = [axis for axis in AXES if axis not in axes]
+        ranks = [
             rank
             for rank in range(self.size)
-            if all(self.coordinate(rank)[a] == here[a] for a in same)
+            if all(self.coordinate(rank)[a] == origin[a] for a in fixed_axes)
         ]
-        return sorted(found, key=lambda rank: self.index(*axes, rank=rank))
+        return sorted(ranks, key=lambda rank: self.index(*axes, rank=rank))
 
     def group(self, *axes: str, again: bool = False) -> Any:
         """The ProcessGroup of ``neighbours(*axes)``; None where there is no other process along
@@ -133,14 +133,14 @@ class Mesh:
                 ranks = self.neighbours(*axes, of=start)
                 if ranks[0] == start:  # each once
                     # its own default is half an hour
-                    made = dist.new_group(ranks, timeout=self.limit)
+                    group = dist.new_group(ranks, timeout=self.limit)
                     if self.rank in ranks:
-                        self._groups[key] = made
+                        self._groups[key] = group
         return self._groups[key]
 
     @property
     def neighbours_here(self) -> int:
-        """How many processes share this machine's memory, or this one's GPU."""
+        """Number of processes that share this machine's memory, or this process's GPU."""
         return (
             1
             if self.device.type == "cuda" or self.alone
@@ -153,20 +153,20 @@ class Mesh:
 
         if () not in self._groups:
             for rank in range(self.size):
-                made = dist.new_group([rank], timeout=self.limit)
+                group = dist.new_group([rank], timeout=self.limit)
                 if rank == self.rank:
-                    self._groups[()] = made
+                    self._groups[()] = group
         return self._groups[()]
 
     @property
-    def rows(self) -> int:
-        """In how many shares the pieces of a batch are worked on."""
+    def data_parallel_size(self) -> int:
+        """Number of processes that each work on rows of their own."""
         return self.layout.rows
 
     @property
     def row(self) -> int:
-        """Which of them is this process's: of pieces 0, 1, 2, .. it takes ``row``, ``row + rows``,
-        .."""
+        """Data-parallel index of this process: of pieces 0, 1, 2, .. it takes every
+        ``data_parallel_size``th from ``row`` on."""
         return self.index(*ROWS)
 
     # ------------------------------------------------------------------- what is said and heard
@@ -178,10 +178,10 @@ class Mesh:
             return [tensor]
         import torch.distributed as dist
 
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         with self.watched():
-            dist.all_gather(found, tensor.contiguous())
-        return found
+            dist.all_gather(tensors, tensor.contiguous())
+        return tensors
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Every process's bytes, of any length, in the order of ranks."""
@@ -192,14 +192,14 @@ class Mesh:
         padded[: len(content)] = (
             torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else 0
         )
-        parts = zip(self.gather(padded), sizes, strict=True)
-        return [part[:size].numpy().tobytes() for part, size in parts]
+        padded_contents = zip(self.gather(padded), sizes, strict=True)
+        return [padded_content[:size].numpy().tobytes() for padded_content, size in padded_contents]
 
     def gather_json(self, value: Any) -> list[Any]:
         """Every process's value, as JSON gives it back, in the order of ranks."""
         if self.alone:
             return [value]
-        return [json.loads(part) for part in self.gather_bytes(json.dumps(value).encode())]
+        return [json.loads(content) for content in self.gather_bytes(json.dumps(value).encode())]
 
     def first(self, value: Any = None) -> Any:
         """The first process's value, as JSON gives it back; what the others give counts for
@@ -212,14 +212,14 @@ class Mesh:
         size = torch.tensor([len(content)])
         with self.watched():
             dist.broadcast(size, 0)
-            told = (
+            buffer = (
                 torch.frombuffer(bytearray(content), dtype=torch.uint8)
                 if content
                 else torch.empty(0)
             )
-            told = told if self.is_first else torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(told, 0)
-        return json.loads(told.numpy().tobytes())
+            buffer = buffer if self.is_first else torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(buffer, 0)
+        return json.loads(buffer.numpy().tobytes())
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums of everybody's numbers, each added up in the order of ranks in fp64."""
@@ -228,18 +228,20 @@ class Mesh:
         columns = torch.stack(self.gather(torch.tensor(values, dtype=torch.float64))).T
         return [sum(column) for column in columns.tolist()]
 
-    def most(self, value: float) -> float:
+    def maximum(self, value: float) -> float:
         """The largest of everybody's numbers."""
         if self.alone:
             return value
-        return max(float(one) for one in self.gather(torch.tensor([value], dtype=torch.float64)))
+        return max(
+            float(value) for value in self.gather(torch.tensor([value], dtype=torch.float64))
+        )
 
     def agree(self, mistake: UserError | None = None) -> None:
         """UserError on every process where any has one: that of the lowest rank."""
-        told = self.gather_json(None if mistake is None else str(mistake))
-        found = next((sentence for sentence in told if sentence is not None), None)
-        if found is not None:
-            raise mistake or UserError(found)
+        messages = self.gather_json(None if mistake is None else str(mistake))
+        message = next((sentence for sentence in messages if sentence is not None), None)
+        if message is not None:
+            raise mistake or UserError(message)
 
     @contextlib.contextmanager
     def agreeing(self) -> Iterator[None]:
@@ -253,7 +255,7 @@ class Mesh:
         self.agree(mistake)
 
     @contextlib.contextmanager
-    def in_turn(self, machines: bool = True) -> Iterator[None]:
+    def rank0_first(self, machines: bool = True) -> Iterator[None]:
         """The first process of each machine goes before its others, however long it takes: it fills
         the caches.
 
@@ -272,12 +274,12 @@ class Mesh:
         if not local:
             self.store.set(key, "1")
 
-    def tell(self, key: str, text: str) -> None:
-        """Keep a text for the others, from within ``in_turn``."""
+    def publish(self, key: str, text: str) -> None:
+        """Keep a text for the others, from within ``rank0_first``."""
         if self.store is not None:
             self.store.set(key, text)
 
-    def told(self, key: str) -> str:
+    def fetch(self, key: str) -> str:
         """The text that the first process kept under this key before its turn was over."""
         return str(self.store.get(key).decode())
 
@@ -290,13 +292,13 @@ class Mesh:
 
     # ------------------------------------------------------------------------------- accidents
 
-    def leave_word(self, sentence: str) -> None:
+    def post_error(self, sentence: str) -> None:
         """Tell the others why this process ends."""
         if self.store is not None:
             with contextlib.suppress(RuntimeError):  # the store may be gone with its host
                 self.store.set(ERROR, sentence)
 
-    def word_left(self) -> str | None:
+    def peer_error(self) -> str | None:
         """Why another process ended, where it said so."""
         until = time.monotonic() + PATIENCE
         with contextlib.suppress(RuntimeError):
@@ -308,8 +310,7 @@ class Mesh:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """What a collective raises inside is Lost: a process that it needs is gone, or took too
-        long."""
+        """Turns an error of a collective into Lost: a process is gone, or took too long."""
         try:
             yield
         except RuntimeError as error:
@@ -321,17 +322,17 @@ ALONE = Mesh(Parallel(data=1))
 
 
 def processes() -> int:
-    """How many processes ``torchrun`` started; 1 without it."""
+    """Number of processes that ``torchrun`` started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def restarts() -> int:
-    """How often ``torchrun`` has started this training anew after it lost a process."""
+    """Number of times ``torchrun`` restarted this training after it lost a process."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def has_agent() -> bool:
-    """Whether torchrun's agent started this process: it hosts the store and ends the others."""
+    """True if torchrun's agent started this process: it hosts the store and ends the others."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -367,8 +368,8 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
     if processes() == 1:
         yield Mesh(layout, device=devices.find(device))
         return
-    found = devices.find(device)
-    if found.type == "cuda":
+    compute_device = devices.find(device)
+    if compute_device.type == "cuda":
         need(
             device in (None, "cuda"),
             f"train.device is {device}, but each process takes a GPU of its own; give cuda.",
@@ -377,16 +378,16 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
             local < torch.cuda.device_count(),
             f"There are {torch.cuda.device_count()} GPUs here for more processes; start one a GPU.",
         )
-        found = torch.device("cuda", local)
-        torch.cuda.set_device(found)
+        compute_device = torch.device("cuda", local)
+        torch.cuda.set_device(compute_device)
     dist: Any = importlib.import_module("torch.distributed")
     if dist.is_initialized():  # by whoever called; each run's words to each other are apart
         global _runs
         _runs += 1
         store = dist.PrefixStore(f"run{_runs}", dist.distributed_c10d._get_default_store())
-        yield Mesh(layout, dist.get_rank(), found, store)
+        yield Mesh(layout, dist.get_rank(), compute_device, store)
         return
-    backend = "cpu:gloo,cuda:nccl" if found.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if compute_device.type == "cuda" else "gloo"
     limit = datetime.timedelta(seconds=settings.timeout)
     start = max(limit, datetime.timedelta(seconds=START))
     try:
@@ -401,7 +402,7 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
         store = dist.PrefixStore(f"attempt{restarts()}", store)
         store.set(f"here{rank}", "1")
         # some machines are slower to import
-        store.wait([f"here{other}" for other in range(size)], start)
+        store.wait([f"here{peer}" for peer in range(size)], start)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
@@ -411,7 +412,7 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
             "start all of them again."
         ) from None
     try:
-        yield Mesh(layout, rank, found, store)
+        yield Mesh(layout, rank, compute_device, store)
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
@@ -421,7 +422,7 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
                 store.set(f"ended{rank}", "1")
                 if rank == 0:
                     store.wait(
-                        [f"ended{other}" for other in range(size)],
+                        [f"ended{peer}" for peer in range(size)],
                         datetime.timedelta(seconds=PATIENCE),
                     )
 
@@ -429,8 +430,8 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
 _runs = 0  # in a process group that somebody else began
 
 
-def share(rows: int, parts: int, part: int) -> tuple[int, int]:
+def share(rows: int, shards: int, index: int) -> tuple[int, int]:
     """The rows [low, high) of ``rows`` that lie with this part, as FSDP2 and torch.chunk cut them;
     perhaps none."""
-    size = math.ceil(rows / parts)
-    return min(rows, part * size), min(rows, (part + 1) * size)
+    size = math.ceil(rows / shards)
+    return min(rows, index * size), min(rows, (index + 1) * size)

@@ -49,22 +49,28 @@ class Owners:
     def __init__(
         self,
         mesh: Mesh,
-        found: Sequence[Window],
+        windows: Sequence[Window],
         stacked: Callable[[list[tuple[int, int]]], list[list[int]]],
     ):
         """``stacked`` says which matrices, by their shapes, are worked on together."""
-        self.mesh, self.windows, self.matrices = mesh, list(found), list[Matrix]()
-        for index, one in enumerate(self.windows):
-            whole = one.place.shape if one.cut is not None and one.cut.axis in AXES else one.shape
-            size = one.shape[-2] * one.shape[-1]
-            many = range(one.size // size if size else 0)
+        self.mesh, self.windows, self.matrices = mesh, list(windows), list[Matrix]()
+        for index, window in enumerate(self.windows):
+            shape = (
+                window.place.shape
+                if window.cut is not None and window.cut.axis in AXES
+                else window.shape
+            )
+            size = window.shape[-2] * window.shape[-1]
+            many = range(window.size // size if size else 0)
             self.matrices += [
-                Matrix(index, number, whole[-2], whole[-1], number * size, size) for number in many
+                Matrix(index, number, shape[-2], shape[-1], number * size, size) for number in many
             ]
-        self.stacks = stacked([(one.rows, one.columns) for one in self.matrices])
+        self.stacks = stacked([(matrix.rows, matrix.columns) for matrix in self.matrices])
         self.members, self.place = mesh.neighbours(*AXES), mesh.index(*AXES)
         self.owner = self._shared_out()
-        self.boxes = [[self._box(one, rank) for rank in self.members] for one in self.matrices]
+        self.boxes = [
+            [self._box(matrix, rank) for rank in self.members] for matrix in self.matrices
+        ]
 
     def _shared_out(self) -> list[int]:
         load = [0] * len(self.members)
@@ -78,98 +84,102 @@ class Owners:
             load[owner[stack]] += work[stack]
         return owner
 
-    def _box(self, one: Matrix, rank: int) -> Box:
+    def _box(self, matrix: Matrix, rank: int) -> Box:
         """Which rows and columns of a matrix lie with a process; perhaps none."""
-        window, cut = self.windows[one.index], self.windows[one.index].cut
+        window, cut = self.windows[matrix.index], self.windows[matrix.index].cut
         sides = [(0, size) for size in window.shape]
         if cut is not None and cut.axis == "tensor":
             sides[cut.dim] = bounds(
                 cut.size, self.mesh.extent("tensor"), self.mesh.index("tensor", rank=rank)
             )
-        (first, last), *others = sides
+        (first, last), *other_sides = sides
         low, high = share(
             last - first, self.mesh.extent("data"), self.mesh.index("data", rank=rank)
         )
-        sides = [(first + low, first + high), *others]
-        if len(sides) == 3 and not sides[0][0] <= one.number < sides[0][1]:
+        sides = [(first + low, first + high), *other_sides]
+        if len(sides) == 3 and not sides[0][0] <= matrix.number < sides[0][1]:
             return slice(0, 0), slice(0, 0)
         rows, columns = sides[-2:]
         return slice(*rows), slice(*columns)
 
-    def _here(self, i: int) -> slice:
-        """Where in its window's tensor this process's box of matrix ``i`` is."""
-        one, count = self.matrices[i], numbers(self.boxes[i][self.place])
-        window = self.windows[one.index]
-        at = max(one.start, window.low) - window.begin if count else 0
+    def _local_slice(self, i: int) -> slice:
+        """Slice of its window's tensor that holds this process's box of matrix ``i``."""
+        matrix, count = self.matrices[i], numbers(self.boxes[i][self.place])
+        window = self.windows[matrix.index]
+        at = max(matrix.start, window.low) - window.begin if count else 0
         return slice(at, at + count)
 
     def orthogonal(
-        self, wanted: Sequence[Tensor], solve: Callable[[list[Tensor]], list[Tensor]]
+        self, momenta: Sequence[Tensor], solve: Callable[[list[Tensor]], list[Tensor]]
     ) -> list[Tensor]:
-        """The windows' directions (bf16) for the ``wanted`` ones; ``solve`` makes them of a stack's
+        """Orthogonalised updates (bf16) of the windows' ``momenta``; ``solve`` makes them of a stack's
         matrices (R, C)."""
-        ours: list[list[Tensor]] = [[] for _ in self.members]  # what goes to each owner
+        outgoing: list[list[Tensor]] = [[] for _ in self.members]  # what goes to each owner
         for stack, owner in zip(self.stacks, self.owner, strict=True):
-            ours[owner] += [wanted[self.matrices[i].index][self._here(i)].bfloat16() for i in stack]
+            outgoing[owner] += [
+                momenta[self.matrices[i].index][self._local_slice(i)].bfloat16() for i in stack
+            ]
         received = self._exchange(
-            ours, [self._count(place, self.place) for place in range(len(self.members))]
+            outgoing, [self._count(place, self.place) for place in range(len(self.members))]
         )
-        mine = [
+        local_stacks = [
             stack
             for stack, owner in zip(self.stacks, self.owner, strict=True)
             if owner == self.place
         ]
         at = [0] * len(self.members)
         back: list[list[Tensor]] = [[] for _ in self.members]
-        for stack in mine:
-            whole = []
+        for stack in local_stacks:
+            matrices = []
             for i in stack:
                 filled = received[0].new_empty(self.matrices[i].rows, self.matrices[i].columns)
                 for place, box in enumerate(self.boxes[i]):
-                    part = filled[box]
-                    part.copy_(received[place][at[place] : at[place] + part.numel()].view_as(part))
-                    at[place] += part.numel()
-                whole.append(filled)
-            for i, made in zip(stack, solve(whole), strict=True):
+                    view = filled[box]
+                    view.copy_(received[place][at[place] : at[place] + view.numel()].view_as(view))
+                    at[place] += view.numel()
+                matrices.append(filled)
+            for i, update in zip(stack, solve(matrices), strict=True):
                 for place, box in enumerate(self.boxes[i]):
-                    back[place].append(made[box].reshape(-1))
+                    back[place].append(update[box].reshape(-1))
         answers = self._exchange(
             back, [self._count(self.place, place) for place in range(len(self.members))]
         )
-        found = [
-            torch.zeros(len(one.tensor), dtype=torch.bfloat16, device=one.tensor.device)
-            for one in self.windows
+        updates = [
+            torch.zeros(len(window.tensor), dtype=torch.bfloat16, device=window.tensor.device)
+            for window in self.windows
         ]
         at = [0] * len(self.members)
         for stack, owner in zip(self.stacks, self.owner, strict=True):
             for i in stack:
-                here = self._here(i)
-                count = here.stop - here.start
-                found[self.matrices[i].index][here] = answers[owner][at[owner] : at[owner] + count]
+                local = self._local_slice(i)
+                count = local.stop - local.start
+                updates[self.matrices[i].index][local] = answers[owner][
+                    at[owner] : at[owner] + count
+                ]
                 at[owner] += count
-        return found
+        return updates
 
     def _count(self, place: int, owner: int) -> int:
-        """How many numbers the process at ``place`` holds of what ``owner`` works on."""
+        """Count of numbers that the process at ``place`` holds of the matrices of ``owner``."""
         owned = (
             i
-            for stack, own in zip(self.stacks, self.owner, strict=True)
-            if own == owner
+            for stack, stack_owner in zip(self.stacks, self.owner, strict=True)
+            if stack_owner == owner
             for i in stack
         )
         return sum(numbers(self.boxes[i][place]) for i in owned)
 
-    def _exchange(self, sent: list[list[Tensor]], counts: list[int]) -> tuple[Tensor, ...]:
-        flat = [torch.cat(parts) if parts else _none(self.windows) for parts in sent]
+    def _exchange(self, sent: list[list[Tensor]], sizes: list[int]) -> tuple[Tensor, ...]:
+        flat = [torch.cat(chunks) if chunks else _empty_like(self.windows) for chunks in sent]
         if len(self.members) == 1:
             return (flat[0],)
-        received = flat[0].new_empty(sum(counts))
+        received = flat[0].new_empty(sum(sizes))
         with self.mesh.watched():
             group = self.mesh.group(*AXES)
             torch.distributed.all_to_all_single(
-                received, torch.cat(flat), counts, [len(one) for one in flat], group
+                received, torch.cat(flat), sizes, [len(chunk) for chunk in flat], group
             )
-        return torch.split(received, counts)
+        return torch.split(received, sizes)
 
     @torch.no_grad()
     def add(self, directions: Sequence[Tensor], rates: Callable[[int, int], float]) -> None:
@@ -186,13 +196,13 @@ class Owners:
 
 
 def numbers(box: Box) -> int:
-    """How many numbers lie in it."""
+    """Count of numbers in a box."""
     rows, columns = box
     return int((rows.stop - rows.start) * (columns.stop - columns.start))
 
 
-def _none(like: Sequence[Tensor] | Sequence[Window]) -> Tensor:
-    first = like[0]
+def _empty_like(examples: Sequence[Tensor] | Sequence[Window]) -> Tensor:
+    first = examples[0]
     device = first.tensor.device if isinstance(first, Window) else first.device
     return torch.empty(0, dtype=torch.bfloat16, device=device)
 

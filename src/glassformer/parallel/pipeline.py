@@ -39,8 +39,8 @@ def check(cfg: config.Model, stages: int) -> None:
     need(plain, f"Only a decoder made of blocks can be cut in stages; {fix}.")
     stack: Any = cfg.decoder  # type: ignore[union-attr]
     blocks = f"{stack.depth} block{'s' * (stack.depth > 1)} of the decoder"
-    said = f"parallel.pipeline {stages} is more stages than the {blocks}"
-    need(stages <= stack.depth, f"{said}; give {stack.depth} at most.")
+    too_many = f"parallel.pipeline {stages} is more stages than the {blocks}"
+    need(stages <= stack.depth, f"{too_many}; give {stack.depth} at most.")
     only_head = cfg.head is not None and cfg.pool is None and cfg.token_head is None  # type: ignore[union-attr]
     need(
         only_head,
@@ -82,10 +82,10 @@ class Stage:
 
     def receive(self, shape: Any, stage: int, dtype: torch.dtype | None = None) -> Tensor:
         """The next tensor of this shape that another stage sends."""
-        found = torch.empty(shape, dtype=dtype or self.dtype, device=self.mesh.device)
+        buffer = torch.empty(shape, dtype=dtype or self.dtype, device=self.mesh.device)
         with self.mesh.watched():
-            dist.recv(found, self.ranks[stage], self.on if stage < self.index else self.back)
-        return found
+            dist.recv(buffer, self.ranks[stage], self.on if stage < self.index else self.back)
+        return buffer
 
     def tell(self, logits: Tensor) -> Tensor:
         """The last stage's logits, on every stage: all choose the same token."""
@@ -94,7 +94,7 @@ class Stage:
             dist.broadcast(logits, self.ranks[-1], self.on)
         return logits
 
-    def begin(self, model: Any) -> None:
+    def lend_table(self, model: Any) -> None:
         """Lend the last stage the table that its head is tied to; before a step, a validation or a
         sample."""
         if self.tied and self.is_first:
@@ -175,30 +175,30 @@ def split_model(model: Model, mesh: Mesh, dtype: torch.dtype) -> dict[str, Cut]:
     ``token_loss``) on the last alone. Raises UserError: see ``check``.
     """
     check(model.config, mesh.extent("pipeline"))
-    own: Any = model  # of classes that its parts are given here
-    stage = own.stage = own.decoder.stage = Stage(model, mesh, dtype)
-    own.decoder.__class__, own.decoder.dim = StagedStack, model.config.dim
+    staged: Any = model  # of classes that its parts are given here
+    stage = staged.stage = staged.decoder.stage = Stage(model, mesh, dtype)
+    staged.decoder.__class__, staged.decoder.dim = StagedStack, model.config.dim
     if not stage.is_first:
-        own.embed.forward = lambda tokens, *given: tokens
+        staged.embed.forward = lambda tokens, *args: tokens
     if stage.is_last:
-        own.head.register_forward_hook(lambda head, given, logits: stage.tell(logits))
+        staged.head.register_forward_hook(lambda head, args, logits: stage.tell(logits))
         if stage.tied:
-            own.head.table = lambda embed: stage.table.to(dtype)  # type: ignore[union-attr]
+            staged.head.table = lambda embed: stage.table.to(dtype)  # type: ignore[union-attr]
     else:
         vocab = model.config.embed.vocab
-        own.head.prepare, own.head.table = (lambda hidden: hidden), (lambda embed: None)
-        own.head.cross_entropy = lambda hidden, *given: hidden[:0].float().sum()
-        own.head.forward = lambda hidden, embed: stage.tell(
+        staged.head.prepare, staged.head.table = (lambda hidden: hidden), (lambda embed: None)
+        staged.head.cross_entropy = lambda hidden, *args: hidden[:0].float().sum()
+        staged.head.forward = lambda hidden, embed: stage.tell(
             hidden.new_empty(*hidden.shape[:-1], vocab)
         )
     cuts: dict[str, Cut] = {}
     for name, weight in [*model.named_parameters()]:
-        size, here = (
+        size, is_local = (
             len(weight),
-            stage_of(name, own.config.decoder.depth, stage.count) == stage.index,
+            stage_of(name, staged.config.decoder.depth, stage.count) == stage.index,
         )
-        cuts[name] = Cut("pipeline", 0, 0, size if here else 0, size)
-        if not here:
+        cuts[name] = Cut("pipeline", 0, 0, size if is_local else 0, size)
+        if not is_local:
             home, _, leaf = name.rpartition(".")
             empty = nn.Parameter(cuts[name].of(weight.detach()).clone(), weight.requires_grad)
             setattr(model.get_submodule(home), leaf, empty)

@@ -38,7 +38,7 @@ class Cut:
         """This process's part of the whole."""
         return x.narrow(self.dim, self.low, self.high - self.low)
 
-    def whole(self, x: Tensor, group: ProcessGroup) -> Tensor:
+    def gather(self, x: Tensor, group: ProcessGroup) -> Tensor:
         """The whole of which each process has a part; no gradient."""
         filled = x.new_zeros(
             [self.size if dim == self.dim else size for dim, size in enumerate(x.shape)]
@@ -58,7 +58,7 @@ class Place:
     axes: tuple[str, ...]
 
     def is_written_by(self, mesh: Mesh) -> bool:
-        """Whether this process, of those that have this box, is the one that writes it."""
+        """True on the one process, of those that have this box, that writes it."""
         return not any(mesh.index(axis) for axis in AXES if axis not in self.axes)
 
     def runs(self) -> Iterator[tuple[int, int]]:
@@ -92,7 +92,7 @@ class Share:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the full tensor."""
         return self.place.shape
 
     def detach(self) -> Share:
@@ -104,11 +104,13 @@ def place_of(shape: tuple[int, ...], mesh: Mesh, cut: Cut | None = None) -> Plac
     """The box of this process where a tensor, or its part of this ``shape`` by a ``cut``, is in
     shards."""
     low, high = share(shape[0], mesh.extent("data"), mesh.index("data"))
-    start, size, whole = [low, *[0] * (len(shape) - 1)], (high - low, *shape[1:]), list(shape)
+    start, size, full_shape = [low, *[0] * (len(shape) - 1)], (high - low, *shape[1:]), list(shape)
     if cut is not None:
         start[cut.dim] += cut.low
-        whole[cut.dim] = cut.size
-    return Place(tuple(whole), tuple(start), size, ("data",) if cut is None else ("data", cut.axis))
+        full_shape[cut.dim] = cut.size
+    return Place(
+        tuple(full_shape), tuple(start), size, ("data",) if cut is None else ("data", cut.axis)
+    )
 
 
 def share_of(tensor: Any, mesh: Mesh, cut: Cut | None = None) -> Share | None:

@@ -52,8 +52,8 @@ def prefill(
                 ring.cut(tokens, 0), pos=ring.cut(places), cache=shard, logits="none"
             ).hidden
             # (1, columns here)
-            here = ring.cut(torch.arange(length, device=tokens.device)[None]) == length - 1
-            last = summed((hidden * here[..., None]).sum(1, keepdim=True), ring.group)
+            is_last = ring.cut(torch.arange(length, device=tokens.device)[None]) == length - 1
+            last = summed((hidden * is_last[..., None]).sum(1, keepdim=True), ring.group)
             assert model.head is not None
             logits = model.head(last, model.embed)[:, -1].float()
     finally:
@@ -79,7 +79,8 @@ class ShardKV(KV):
 
 
 class ShardCache(Cache):
-    """What is read of a prompt on one process of a ring, at positions ``pos`` (B, columns here)."""
+    """Cache of a prompt's columns on one process of a ring, at positions ``pos`` (B, columns
+    here)."""
 
     def __init__(self, pos: Tensor, depth: int) -> None:
         slots = Slots(None)
@@ -88,6 +89,6 @@ class ShardCache(Cache):
         self.length, self.contiguous, self.history = 0, False, None
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
-        """Where the tokens stand."""
+        """Returns the tokens' positions."""
         assert pos is not None
         return pos

@@ -50,15 +50,15 @@ FILL = {"tokens": 0, "segments": 0, "source": 0, "prefix": 0}
 
 def check(cfg: config.Model, training: bool = True) -> None:
     """UserError unless rows of this model may lie on several processes."""
-    way = "train it with parallel.context = 1"
+    fix = "train it with parallel.context = 1"
     for name in config.recurrent(cfg):
         raise UserError(
             f"The {name} is recurrent: it reads a row from one end to the other on "
-            f"one process; {way}."
+            f"one process; {fix}."
         )
     need(
         not (training and cfg.pool),
-        f"A pool makes one vector of a whole row, which lies on several processes; {way}.",
+        f"A pool makes one vector of a whole row, which lies on several processes; {fix}.",
     )
     for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
         capped = (
@@ -69,7 +69,7 @@ def check(cfg: config.Model, training: bool = True) -> None:
         need(
             not capped,
             "An expert's capacity counts the tokens of a whole row; leave "
-            f"capacity_factor out, or {way}.",
+            f"capacity_factor out, or {fix}.",
         )
 
 
@@ -97,19 +97,21 @@ class Ring:
         """
         check(model.config, training)
         mixtures = [
-            (part, part.sum_over_ranks) for part in model.modules() if isinstance(part, MoE)
+            (module, module.sum_over_ranks) for module in model.modules() if isinstance(module, MoE)
         ]
-        embeddings = [part for part in model.modules() if isinstance(part, Embed) and len(part.lag)]
+        embeddings = [
+            module for module in model.modules() if isinstance(module, Embed) and len(module.lag)
+        ]
         before, model.engine = model.engine, self.engine
         for mixture, _ in mixtures:
             # a function: it is not copied with the model
             mixture.sum_over_ranks = lambda x: total(x, self.group)
-        hooks = [part.register_forward_pre_hook(self._halo) for part in embeddings]
+        hooks = [module.register_forward_pre_hook(self._halo) for module in embeddings]
 
         def detach() -> None:
             model.engine = before
-            for mixture, own in mixtures:
-                mixture.sum_over_ranks = own
+            for mixture, total_fn in mixtures:
+                mixture.sum_over_ranks = total_fn
             for hook in hooks:
                 hook.remove()
 
@@ -138,35 +140,39 @@ class Ring:
         pieces = [piece for shard in every(x, self.group) for piece in shard.chunk(2, 1)]
         order = [piece for rank in range(self.size) for piece in (rank, 2 * self.size - 1 - rank)]
         return torch.cat(
-            [piece for _, piece in sorted(zip(order, pieces, strict=True), key=lambda one: one[0])],
+            [
+                piece
+                for _, piece in sorted(zip(order, pieces, strict=True), key=lambda pair: pair[0])
+            ],
             1,
         )
 
     def shard(self, batch: B) -> B:
         """The columns of a training batch that lie here; UserError for labels, which belong to
         whole documents."""
-        given: dict[str, Any] = vars(batch)
+        fields: dict[str, Any] = vars(batch)
         need(
-            given.get("labels") is None,
+            fields.get("labels") is None,
             "Labels belong to whole documents; train them with parallel.context = 1.",
         )
-        parts = {name: part for name, part in given.items() if isinstance(part, Tensor)}
+        tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
         for name, pos in (("tokens", "pos"), ("source", "source_pos")):
-            if name in parts and pos not in parts:
-                parts[pos] = torch.arange(
-                    parts[name].shape[1], device=parts[name].device
-                ).expand_as(parts[name])
-        own = {name: self.cut(part, FILL.get(name, -1)) for name, part in parts.items()}
-        if given.get("host") is not None:  # it has whole rows
-            own["host"] = None  # type: ignore[assignment]
-        return dataclasses.replace(batch, **own)  # type: ignore[type-var]
+            if name in tensors and pos not in tensors:
+                tensors[pos] = torch.arange(
+                    tensors[name].shape[1], device=tensors[name].device
+                ).expand_as(tensors[name])
+        local = {name: self.cut(tensor, FILL.get(name, -1)) for name, tensor in tensors.items()}
+        if fields.get("host") is not None:  # it has whole rows
+            local["host"] = None  # type: ignore[assignment]
+        return dataclasses.replace(batch, **local)  # type: ignore[type-var]
 
-    def _halo(self, embed: Embed, given: tuple[Any, ...]) -> None:
+    def _halo(self, embed: Embed, args: tuple[Any, ...]) -> None:
         """The tokens before each one, which may lie on another process."""
-        tokens, flow = given[:2]
-        whole, row = self.join(tokens), Flow(self.join(flow.pos.expand_as(tokens)))
+        tokens, flow = args[:2]
+        full_rows, row = self.join(tokens), Flow(self.join(flow.pos.expand_as(tokens)))
         before = [
-            previous_tokens(whole, row, back, nothing=-1) for back in range(1, len(embed.lag) + 1)
+            previous_tokens(full_rows, row, back, nothing=-1)
+            for back in range(1, len(embed.lag) + 1)
         ]
         flow.previous = self.cut(torch.stack(before, -1))
 
@@ -179,8 +185,8 @@ class Ring:
         call = Call(
             inputs.scale, inputs.softcap, inputs.dropout, inputs.position, inputs.q.shape[1]
         )
-        parts = self.block_masks(inputs.mask)
-        out: Tensor = _Ring.apply(inputs.q, inputs.k, inputs.v, self, parts, call, *call.parameters)  # type: ignore[no-untyped-call]
+        masks = self.block_masks(inputs.mask)
+        out: Tensor = _Ring.apply(inputs.q, inputs.k, inputs.v, self, masks, call, *call.parameters)  # type: ignore[no-untyped-call]
         return out
 
     def block_masks(self, mask: Mask) -> list[list[BlockMask]]:
@@ -202,30 +208,31 @@ class Ring:
                 for pos, ids, prefix in zip(*gathered, strict=True)
             )
             self._masks[mask] = [
-                [one for one in block_masks(made) if one.blocks.any()] for made in masks
+                [block_mask for block_mask in block_masks(mask_pair) if block_mask.blocks.any()]
+                for mask_pair in masks
             ]
         return self._masks[mask]
 
-    def shards(self, step: int) -> int:
-        """Whose keys are here after so many steps."""
+    def shard_owner(self, step: int) -> int:
+        """Rank whose keys are here after so many steps."""
         return (self.rank - step) % self.size
 
     def send(self, x: Tensor, tag: int) -> Moving:
         """Begin to send ``x`` to the next process, and to receive the previous one's."""
-        found = torch.empty_like(x)
-        told = (
+        received = torch.empty_like(x)
+        operations = (
             P2POp(dist.isend, x, self.next, self.group, tag),
-            P2POp(dist.irecv, found, self.previous, self.group, tag),
+            P2POp(dist.irecv, received, self.previous, self.group, tag),
         )
-        return found, dist.batch_isend_irecv(list(told))
+        return received, dist.batch_isend_irecv(list(operations))
 
 
-def arrived(moving: Moving) -> Tensor:
-    """What was sent here, once it has come."""
-    found, works = moving
+def wait_received(moving: Moving) -> Tensor:
+    """Waits for a tensor sent here and returns it."""
+    received, works = moving
     for work in works:
         work.wait()
-    return found
+    return received
 
 
 class _Ring(torch.autograd.Function):
@@ -239,29 +246,41 @@ class _Ring(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         ring: Ring,
-        parts: list[list[BlockMask]],
+        masks: list[list[BlockMask]],
         call: Call,
         *scheme: Tensor,
     ) -> Tensor:
-        shape, rows = q.shape, max((len(one.blocks) for part in parts for one in part), default=1)
+        shape, rows = (
+            q.shape,
+            max(
+                (len(block_mask.blocks) for shard_masks in masks for block_mask in shard_masks),
+                default=1,
+            ),
+        )
         q, kv = (
             q.reshape(rows, -1, *q.shape[2:]),
             torch.stack((k, v)).view(2, rows, -1, *k.shape[2:]),
         )
-        own = kv
+        local_kv = kv
         wide = torch.promote_types(q.dtype, torch.float32)
-        found = torch.zeros_like(q, dtype=wide), q.new_full((*q.shape[:-1], 1), MASKED, dtype=wide)
+        merged_out = (
+            torch.zeros_like(q, dtype=wide),
+            q.new_full((*q.shape[:-1], 1), MASKED, dtype=wide),
+        )
         for step in range(ring.size):
             ahead = ring.send(kv, 0) if step < ring.size - 1 else None
-            found = reduce(
+            merged_out = reduce(
                 merge_attention,
-                (call.forward(one, q, kv[0], kv[1], True) for one in parts[ring.shards(step)]),
-                found,
+                (
+                    call.forward(block_mask, q, kv[0], kv[1], True)
+                    for block_mask in masks[ring.shard_owner(step)]
+                ),
+                merged_out,
             )
-            kv = kv if ahead is None else arrived(ahead)
-        out = found[0].to(q.dtype)
-        ctx.save_for_backward(q, own, out, found[1])
-        ctx.ring, ctx.parts, ctx.call, ctx.shapes = ring, parts, call, (shape, k.shape)
+            kv = kv if ahead is None else wait_received(ahead)
+        out = merged_out[0].to(q.dtype)
+        ctx.save_for_backward(q, local_kv, out, merged_out[1])
+        ctx.ring, ctx.parts, ctx.call, ctx.shapes = ring, masks, call, (shape, k.shape)
         return out.view(shape)
 
     @staticmethod
@@ -273,16 +292,16 @@ class _Ring(torch.autograd.Function):
         for step in range(ring.size):
             ahead = ring.send(kv, 0) if step < ring.size - 1 else None
             dkv = torch.zeros_like(kv, dtype=delta.dtype)
-            for one in ctx.parts[ring.shards(step)]:
-                found = call.backward(one, (q, kv[0], kv[1]), dout, delta, lse, keep)
-                for whole, part in zip((dq, *dkv), found, strict=True):
-                    whole.add_(part)
+            for block_mask in ctx.parts[ring.shards(step)]:
+                grads_here = call.backward(block_mask, (q, kv[0], kv[1]), dout, delta, lse, keep)
+                for grad_sum, grad in zip((dq, *dkv), grads_here, strict=True):
+                    grad_sum.add_(grad)
             if back is not None:
-                dkv.add_(arrived(back))
+                dkv.add_(wait_received(back))
             back = ring.send(dkv, 1)  # at the end each has gone all the way round
-            kv = kv if ahead is None else arrived(ahead)
+            kv = kv if ahead is None else wait_received(ahead)
         assert back is not None
-        dk, dv = arrived(back)
+        dk, dv = wait_received(back)
         shape, kv_shape = ctx.shapes
         grads = (
             dq.mul_(call.scale).view(shape),

@@ -2,7 +2,7 @@
 2023), to the bit.
 
 Three things differ from plain FSDP2, so that N processes make the bits of one that works through
-the same pieces: gradients are added up in the order of pieces (``InOrder``), each optimizer's
+the same pieces: gradients are added up in the order of pieces (``OrderedSum``), each optimizer's
 kernel meets a number at the place in its row of 64 where one process would have it (``Window``),
 and the gradient's norm is a sum in one order (``norm``).
 """
@@ -65,11 +65,13 @@ def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = Tr
     # nothing is changed in place
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
 
-    def sharded(module: Any, copies: tuple[str, ...], *others: nn.Parameter) -> None:
-        fsdp.fully_shard(module, mesh=along, mp_policy=policy, ignored_params=set(others))
+    def sharded(module: Any, copies: tuple[str, ...], *ignored: nn.Parameter) -> None:
+        fsdp.fully_shard(module, mesh=along, mp_policy=policy, ignored_params=set(ignored))
         module.set_gradient_divide_factor(1.0)  # losses are sums
         module.set_force_sum_reduction_for_comms(True)  # gloo has no other
-        module.gradient_sums = (InOrder if exact else Plain)(mesh, dtype == "bfloat16", copies)
+        module.gradient_sums = (OrderedSum if exact else UnorderedSum)(
+            mesh, dtype == "bfloat16", copies
+        )
         module.set_custom_reduce_scatter(module.gradient_sums)
         module.set_all_reduce_hook(module.gradient_sums.settle)
 
@@ -87,12 +89,12 @@ def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = Tr
 
 
 def cuts_of(model: nn.Module) -> Mapping[str, Cut]:
-    """How an axis has cut the weights that it has, by their paths."""
+    """Cuts of the weights that an axis splits, by their paths."""
     return getattr(model, "cuts", {})
 
 
 def place_in(model: nn.Module, name: str, mesh: Mesh) -> Place | None:
-    """Where this process's numbers of a weight lie in the whole; None of one that is whole here."""
+    """Place of this process's numbers in a weight; None where the weight is not sharded."""
     weight: Any = model.get_parameter(name)
     return (
         place_of(tuple(weight.shape), mesh, cuts_of(model).get(name))
@@ -107,13 +109,13 @@ def draw(model: Any, mesh: Mesh, seed: int) -> None:
     than a whole weight at a time, and those of the modules that ``reset`` their own."""
     twin: Any = build_model(model.config, device="meta")
 
-    def put(name: str, whole: Tensor) -> None:
+    def put(name: str, full: Tensor) -> None:
         place = place_in(model, name, mesh)
         assert place is not None
         box = tuple(
             slice(low, low + size) for low, size in zip(place.start, place.size, strict=True)
         )
-        model.get_parameter(name).to_local().copy_(whole[box])
+        model.get_parameter(name).to_local().copy_(full[box])
 
     def one_by_one(recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         for name, weight in type(twin).named_parameters(twin, recurse=recurse):
@@ -142,7 +144,7 @@ def draw(model: Any, mesh: Mesh, seed: int) -> None:
 
 
 def reductions(model: nn.Module) -> Iterator[Any]:
-    """What adds up the gradients of each group of weights."""
+    """The gradient reductions of all groups of weights."""
     return (module.gradient_sums for module in model.modules() if hasattr(module, "gradient_sums"))
 
 
@@ -153,29 +155,29 @@ def gathered(model: Any, mesh: Mesh, needed: int) -> Iterator[None]:
 
     A text that is made token by token then gathers them once, not for each token.
     """
-    parts = [module for module in model.modules() if hasattr(module, "gradient_sums")]
+    modules = [module for module in model.modules() if hasattr(module, "gradient_sums")]
     free = available_memory(mesh.device)
-    fits = bool(parts) and not mesh.most(float(free is not None and free < 2 * needed))
-    for module in parts:
+    fits = bool(modules) and not mesh.maximum(float(free is not None and free < 2 * needed))
+    for module in modules:
         module.set_reshard_after_forward(not fits and module is not model, recurse=False)
     if mesh.extent("pipeline") > 1:
-        model.stage.begin(model)
+        model.stage.lend_table(model)
     try:
         yield
     finally:
-        for module in parts:
+        for module in modules:
             module.set_reshard_after_forward(module is not model, recurse=False)
-        let_go(model)
+        reshard(model)
 
 
-def let_go(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Forget what was gathered to compute without going back."""
     for module in model.modules():
         if hasattr(module, "gradient_sums"):
             module.reshard()  # type: ignore[operator]
 
 
-class Plain:
+class UnorderedSum:
     """The sum of everybody's gradients by the library's own collectives, in whatever order they
     take."""
 
@@ -207,12 +209,12 @@ class Plain:
             with self.mesh.watched():
                 torch.distributed.all_reduce(output, group=self.copies)
 
-    def begin(self, first: bool, present: int) -> None:
+    def start_round(self, first: bool, present: int) -> None:
         """Before the backward pass of a round of pieces, the ``first`` of a step or not: FSDP2 adds
         rounds up."""
 
 
-class InOrder(Plain):
+class OrderedSum(UnorderedSum):
     """The sum of everybody's gradients, added in the order of pieces onto the sum of the rounds
     before.
 
@@ -225,8 +227,8 @@ class InOrder(Plain):
         super().__init__(mesh, narrow, copies)
         self.near = mesh.neighbours(*copies)
         self.sum: Tensor | None = None  # of the rounds before
-        self.parts: tuple[Tensor, ...] = ()
-        self.present = mesh.rows
+        self.received: tuple[Tensor, ...] = ()
+        self.present = mesh.data_parallel_size
 
     def __call__(
         self,
@@ -241,20 +243,20 @@ class InOrder(Plain):
         received = torch.empty_like(sent)
         with self.mesh.watched():
             torch.distributed.all_to_all_single(received, sent, group=group)
-        self.parts = received.view(group.size(), -1).unbind()
+        self.received = received.view(group.size(), -1).unbind()
 
     def settle(self, output: Tensor) -> None:
         """Put the sum into ``output``."""
-        parts = self.parts or (output.clone(),)
+        received = self.received or (output.clone(),)
         place, last = self.near.index(self.mesh.rank), len(self.near) - 1
-        before, self.parts = self.sum, ()
+        before, self.received = self.sum, ()
         with self.mesh.watched():
             if place:
                 before = torch.empty_like(output)
                 torch.distributed.recv(before, self.near[place - 1])
-            for part in parts[: max(0, self.present - place * len(parts))]:
+            for grad in received[: max(0, self.present - place * len(received))]:
                 before = (
-                    output.copy_(part) if before is None else torch.add(before, part, out=output)
+                    output.copy_(grad) if before is None else torch.add(before, grad, out=output)
                 )
             if last:
                 if before is not output and before is not None:
@@ -264,7 +266,7 @@ class InOrder(Plain):
                 torch.distributed.broadcast(output, self.near[last], group=self.copies)
         self.sum = output
 
-    def begin(self, first: bool, present: int) -> None:
+    def start_round(self, first: bool, present: int) -> None:
         """The first ``present`` processes have a piece in this round; what the others send does not
         count."""
         # else pieces do not follow ranks; what is not there is 0
@@ -277,15 +279,15 @@ class InOrder(Plain):
 def begin_round(model: nn.Module, first: bool, present: int) -> None:
     """Before the backward pass of a round of pieces, the ``first`` of a step or not; ``present``
     processes have one."""
-    for one in reductions(model):
-        one.begin(first, present)
-    if not first and any(isinstance(one, InOrder) for one in reductions(model)):
+    for reduction in reductions(model):
+        reduction.start_round(first, present)
+    if not first and any(isinstance(reduction, OrderedSum) for reduction in reductions(model)):
         for parameter in model.parameters():
-            parameter.grad = None  # the sum is carried by InOrder; FSDP2 would add it once more
+            parameter.grad = None  # the sum is carried by OrderedSum; FSDP2 would add it once more
 
 
 def in_shards(model: nn.Module) -> bool:
-    """Whether ``shard`` has cut this model."""
+    """True if ``shard`` has sharded this model."""
     return next(reductions(model), None) is not None
 
 

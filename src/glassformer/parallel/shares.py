@@ -34,14 +34,14 @@ Contents: TypeAlias = Mapping[str, str | Callable[[Path], None]]
 def write_folder(path: Path, mesh: Mesh) -> Iterator[Path]:
     """``files.write_folder`` for everybody: the first process makes the folder and renames it when
     all have left it."""
-    with contextlib.ExitStack() as made:
+    with contextlib.ExitStack() as stack:
         beside = None
         with mesh.agreeing():
             if mesh.is_first:
-                beside = made.enter_context(files.write_folder(path))
+                beside = stack.enter_context(files.write_folder(path))
         yield Path(mesh.first(str(beside)))
         with mesh.agreeing():
-            made.close()
+            stack.close()
 
 
 def write(folder: Path, contents: Contents, mesh: Mesh) -> None:
@@ -77,23 +77,23 @@ def _add(path: Path, content: TensorFile, mesh: Mesh) -> None:
     """This process's numbers of every tensor, and those of tensors that are whole where it is the
     first."""
     with path.open("r+b", buffering=0) as file:
-        for piece, begin in content.places:
-            made: Any = piece.make()
-            part = made if isinstance(made, Share) else share_of(made, mesh)
-            if not (mesh.is_first if part is None else part.place.is_written_by(mesh)):
+        for piece, offset in content.places:
+            value: Any = piece.make()
+            share = value if isinstance(value, Share) else share_of(value, mesh)
+            if not (mesh.is_first if share is None else share.place.is_written_by(mesh)):
                 continue
-            found = made if part is None else part.numbers
-            runs = [(0, found.numel())] if part is None else part.place.runs()
-            mine, width, at = (
-                memoryview(flat_bytes(found.cpu().contiguous())),
-                found.element_size(),
+            tensor = value if share is None else share.numbers
+            runs = [(0, tensor.numel())] if share is None else share.place.runs()
+            flat, width, at = (
+                memoryview(flat_bytes(tensor.cpu().contiguous())),
+                tensor.element_size(),
                 0,
             )
             for first, count in runs:
-                file.seek(begin + first * width)
-                left = mine[at * width : (at + count) * width]
-                while len(left):
-                    left = left[file.write(left) :]
+                file.seek(offset + first * width)
+                pending = flat[at * width : (at + count) * width]
+                while len(pending):
+                    pending = pending[file.write(pending) :]
                 at += count
         os.fsync(file.fileno())
 
@@ -101,14 +101,18 @@ def _add(path: Path, content: TensorFile, mesh: Mesh) -> None:
 def sums(folder: Path, mesh: Mesh) -> dict[str, str]:
     """The SHA-256 of each file of a folder that all have written, each by one process."""
     names = mesh.first(sorted(file.name for file in folder.iterdir()) if mesh.is_first else None)
-    mine: dict[str, str] = {}
+    digests: dict[str, str] = {}
     with mesh.agreeing(), files.explain_errors(folder):
-        mine = {name: files.sha256(folder / name) for name in names[mesh.rank :: mesh.size]}
-    found = {name: one for part in mesh.gather_json(mine) for name, one in part.items()}
-    return {name: found[name] for name in names}
+        digests = {name: files.sha256(folder / name) for name in names[mesh.rank :: mesh.size]}
+    all_digests = {
+        name: digest
+        for rank_digests in mesh.gather_json(digests)
+        for name, digest in rank_digests.items()
+    }
+    return {name: all_digests[name] for name in names}
 
 
-def read(saved: Files, name: str, place: Place | None) -> Tensor | Share:
+def read_share(saved: Files, name: str, place: Place | None) -> Tensor | Share:
     """A tensor of a file: whole, or this process's numbers of it."""
     if place is None:
         return saved.read(name)
@@ -121,16 +125,16 @@ def read(saved: Files, name: str, place: Place | None) -> Tensor | Share:
 
 
 @contextlib.contextmanager
-def whole(model: nn.Module, names: Iterable[str], mesh: Mesh) -> Iterator[None]:
+def gathered_weights(model: nn.Module, names: Iterable[str], mesh: Mesh) -> Iterator[None]:
     """While entered, these weights are whole on every process: for what is small and joined before
     it is written."""
-    found = {}
+    full_weights = {}
     for name in names:
         weight: Any = model.get_parameter(name)
         if hasattr(weight, "full_tensor"):
             full, cut = weight.detach().full_tensor(), cuts_of(model).get(name)
-            found[name] = full if cut is None else cut.whole(full, mesh.group(cut.axis))
-    with _instead(model, found):
+            full_weights[name] = full if cut is None else cut.gather(full, mesh.group(cut.axis))
+    with _instead(model, full_weights):
         yield
 
 
@@ -144,22 +148,24 @@ def uncut(model: nn.Module, mesh: Mesh) -> Iterator[Callable[[Contents], Content
     cut = {
         name: place for name in cuts_of(model) if (place := place_in(model, name, mesh)) is not None
     }
-    ours = {
+    shares = {
         name: Share(place, model.get_parameter(name).detach().to_local())  # type: ignore[attr-defined]
         for name, place in cut.items()
     }
-    shaped = {name: part.numbers.new_empty(1).expand(part.shape) for name, part in ours.items()}
+    shaped = {
+        name: share.numbers.new_empty(1).expand(share.shape) for name, share in shares.items()
+    }
 
     def filled(contents: Contents) -> Contents:
-        found = dict(contents)
-        make: Any = lambda name: lambda: ours[name]  # noqa: E731
+        completed = dict(contents)
+        make: Any = lambda name: lambda: shares[name]  # noqa: E731
         for name, file in contents.items():
             if isinstance(file, TensorFile):
                 pieces = [
-                    replace(p, make=make(p.name)) if p.name in ours else p for p in file.pieces
+                    replace(p, make=make(p.name)) if p.name in shares else p for p in file.pieces
                 ]
-                found[name] = replace(file, pieces=pieces)
-        return found
+                completed[name] = replace(file, pieces=pieces)
+        return completed
 
     with _instead(model, shaped):
         yield filled
@@ -168,14 +174,14 @@ def uncut(model: nn.Module, mesh: Mesh) -> Iterator[Callable[[Contents], Content
 @contextlib.contextmanager
 def _instead(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """While entered, these tensors stand for the weights of their names."""
-    held: list[Any] = []
+    replaced: list[Any] = []
     for name, tensor in tensors.items():
         home, _, leaf = name.rpartition(".")
         weights = model.get_submodule(home)._parameters
-        held.append((weights, leaf, weights[leaf]))
-        weights[leaf] = nn.Parameter(tensor, held[-1][2].requires_grad)
+        replaced.append((weights, leaf, weights[leaf]))
+        weights[leaf] = nn.Parameter(tensor, replaced[-1][2].requires_grad)
     try:
         yield
     finally:
-        for weights, leaf, weight in held:
+        for weights, leaf, weight in replaced:
             weights[leaf] = weight

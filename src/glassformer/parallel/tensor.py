@@ -33,64 +33,63 @@ from ..nn.embed_head import Projection
 from ..nn.experts import Dispatch, MoE
 from ..nn.flow import Flow
 from ..nn.quantized import QuantizedWeight
-from .adapted import PARTS, Collective
+from .adapted import LAYERS, Collective
 from .collectives import enter, leave, summed
 from .place import Cut
 
 
 @dataclass(frozen=True)
 class Split:
-    """How a module is cut: layers by ``columns`` (outputs) and ``rows`` (inputs), own parameters by
-    a dimension.
+    """Rule that splits a module: layers by ``columns`` (outputs) and ``rows`` (inputs), parameters
+    by a dimension.
 
-    ``whole`` are parts of it whose parameters are whole but work on what is cut; ``check`` refuses
-    (config, parts) that do not divide; ``change`` is called with (module, parts, rank, group).
+    ``uncut`` are submodules whose parameters are whole but work on what is cut; ``check`` refuses
+    (config, size) that do not divide; ``change`` is called with (module, size, rank, group).
     """
 
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     parameters: Mapping[str, int] = field(default_factory=dict)
-    whole: tuple[str, ...] = ()
-    check: Callable[[Any, int], None] = lambda cfg, parts: None
-    change: Callable[[Any, int, int, ProcessGroup], None] = lambda module, parts, rank, group: None
+    uncut: tuple[str, ...] = ()
+    check: Callable[[Any, int], None] = lambda cfg, size: None
+    change: Callable[[Any, int, int, ProcessGroup], None] = lambda module, size, rank, group: None
 
 
-def _heads(cfg: config.Attention, parts: int) -> None:
+def _heads(cfg: config.Attention, size: int) -> None:
     kv = cfg.kv_heads or cfg.heads
-    fits = cfg.heads % parts == 0 and kv % parts == 0
+    fits = cfg.heads % size == 0 and kv % size == 0
     heads = f"{cfg.heads} heads over {kv} of keys and values"
     need(
         fits,
-        f"An attention of {heads} cannot be cut in parallel.tensor {parts}; give a "
-        "divisor of both.",
+        f"An attention of {heads} cannot be cut in parallel.tensor {size}; give a divisor of both.",
     )
 
 
-def _hidden(cfg: config.MLP | config.GatedMLP, parts: int) -> None:
+def _hidden(cfg: config.MLP | config.GatedMLP, size: int) -> None:
     need(
-        cfg.hidden >= parts,
-        f"{type(cfg).__name__}.hidden {cfg.hidden} is below parallel.tensor {parts}; lower that.",
+        cfg.hidden >= size,
+        f"{type(cfg).__name__}.hidden {cfg.hidden} is below parallel.tensor {size}; lower that.",
     )
 
 
-def _cut_heads(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
-    module.head_shard = HeadShard(rank * module.heads // parts, module.heads)
-    module.heads, module.kv_heads = module.heads // parts, module.kv_heads // parts
+def _cut_heads(module: Any, size: int, rank: int, group: ProcessGroup) -> None:
+    module.head_shard = HeadShard(rank * module.heads // size, module.heads)
+    module.heads, module.kv_heads = module.heads // size, module.kv_heads // size
 
 
-def _cut_slopes(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
-    module.slopes = module.slopes[slice(*bounds(len(module.slopes), parts, rank))]
+def _cut_slopes(module: Any, size: int, rank: int, group: ProcessGroup) -> None:
+    module.slopes = module.slopes[slice(*bounds(len(module.slopes), size, rank))]
 
 
-def _cut_table(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
+def _cut_table(module: Any, size: int, rank: int, group: ProcessGroup) -> None:
     module.token.__class__ = CutTable
-    module.token.first = bounds(module.token.num_embeddings, parts, rank)[0]
+    module.token.first = bounds(module.token.num_embeddings, size, rank)[0]
     module.token.leave = lambda x: leave(x, group)
 
 
-def _cut_head(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
+def _cut_head(module: Any, size: int, rank: int, group: ProcessGroup) -> None:
     vocab = module.proj.vocab
-    low, high = bounds(vocab, parts, rank)
+    low, high = bounds(vocab, size, rank)
     need(
         type(module.proj) is Projection,
         "An adapter beside the head takes parallel.tensor = 1; leave it out.",
@@ -98,10 +97,10 @@ def _cut_head(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
     module.proj.__class__ = CutProjection
     module.proj.beside = low, vocab - high
     module.proj.enter, module.proj.leave = (lambda x: enter(x, group)), (lambda x: leave(x, group))
-    module.cross_entropy = lambda *given, **named: cross_entropy(group, *given, **named)
+    module.cross_entropy = lambda *args, **named: cross_entropy(group, *args, **named)
 
 
-def _cut_experts(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
+def _cut_experts(module: Any, size: int, rank: int, group: ProcessGroup) -> None:
     module.__class__ = CutExperts
     module.enter, module.leave = (lambda x: enter(x, group)), (lambda x: leave(x, group))
     if module.down_bias is not None:  # added once: by the first
@@ -111,13 +110,13 @@ def _cut_experts(module: Any, parts: int, rank: int, group: ProcessGroup) -> Non
 
 TABLE: dict[type, Split] = {
     config.Attention: Split(
-        ("q", "k", "v"), ("out",), whole=("q_norm", "k_norm"), check=_heads, change=_cut_heads
+        ("q", "k", "v"), ("out",), uncut=("q_norm", "k_norm"), check=_heads, change=_cut_heads
     ),
     config.MLP: Split(("up",), ("down",), check=_hidden),
     config.GatedMLP: Split(("gate", "up"), ("down",), check=_hidden),
     config.MoE: Split(
         parameters={"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1},
-        check=lambda cfg, parts: _hidden(cfg.expert, parts),
+        check=lambda cfg, size: _hidden(cfg.expert, size),
         change=_cut_experts,
     ),
     config.RelativeBias: Split(parameters={"weight": 1}),
@@ -169,28 +168,28 @@ WHOLE: dict[str, tuple[type, ...]] = {
 """What every process has and computes as a whole, and why."""
 
 
-def bounds(size: int, parts: int, rank: int) -> tuple[int, int]:
+def bounds(size: int, shards: int, rank: int) -> tuple[int, int]:
     """The first of a process's share of ``size``, and the one after its last; shares differ by one
     at most."""
-    return size * rank // parts, size * (rank + 1) // parts
+    return size * rank // shards, size * (rank + 1) // shards
 
 
-def check(cfg: config.Model, parts: int) -> None:
+def check(cfg: config.Model, size: int) -> None:
     """UserError unless the model can be cut in so many parts."""
-    found: list[Any] = [cfg.embed, cfg.head]
+    configs: list[Any] = [cfg.embed, cfg.head]
     for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
-        found += [
+        configs += [
             block.attention,
             block.cross,
             block.feedforward,
             getattr(block.feedforward, "shared", None),
         ]
-    for part in found:
-        if type(part) in TABLE:
-            TABLE[type(part)].check(part, parts)
+    for part_config in configs:
+        if type(part_config) in TABLE:
+            TABLE[type(part_config)].check(part_config, size)
     need(
-        cfg.embed.vocab >= parts,
-        f"The vocabulary of {cfg.embed.vocab} is below parallel.tensor {parts}; lower that.",
+        cfg.embed.vocab >= size,
+        f"The vocabulary of {cfg.embed.vocab} is below parallel.tensor {size}; lower that.",
     )
 
 
@@ -208,7 +207,7 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
             continue
         for name in (*split.columns, *split.rows):
             layer = getattr(module, name)
-            kind = PARTS.get((type(layer), name in split.columns))
+            kind = LAYERS.get((type(layer), name in split.columns))
             plain = kind is not None and not isinstance(layer.weight, QuantizedWeight)
             need(
                 plain,
@@ -240,15 +239,16 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
                 *bounds(weight.shape[dim], group.size(), group.rank()),
                 weight.shape[dim],
             )
-            own = cut.of(weight.detach()).clone(memory_format=torch.contiguous_format)
-            setattr(owner, last, nn.Parameter(own, weight.requires_grad))
+            local = cut.of(weight.detach()).clone(memory_format=torch.contiguous_format)
+            setattr(owner, last, nn.Parameter(local, weight.requires_grad))
             cuts[f"{path}.{name}" if path else name] = cut
-        for part in (getattr(module, name) for name in split.whole):
-            if part is not None:
-                part.shown = {
-                    name: lambda weight: enter(weight, group) for name, _ in part.named_parameters()
+        for child in (getattr(module, name) for name in split.uncut):
+            if child is not None:
+                child.shown = {
+                    name: lambda weight: enter(weight, group)
+                    for name, _ in child.named_parameters()
                 }
-                _show(part)
+                _show(child)
         split.change(module, group.size(), group.rank(), group)
     return cuts
 
@@ -265,16 +265,16 @@ def _show(module: nn.Module) -> None:
     """While it computes, let a module see its parameters through the functions that it has in
     ``shown``."""
 
-    def begin(module: Any, given: Any) -> None:
+    def install(module: Any, args: Any) -> None:
         module.__dict__.update(
             {name: see(module._parameters[name]) for name, see in module.shown.items()}
         )
 
-    def end(module: Any, given: Any, found: Any) -> None:
+    def end(module: Any, args: Any, output: Any) -> None:
         for name in module.shown:
             module.__dict__.pop(name, None)
 
-    module.register_forward_pre_hook(begin)
+    module.register_forward_pre_hook(install)
     module.register_forward_hook(end, always_call=True)
 
 
@@ -290,8 +290,8 @@ class CutTable(nn.Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         place = tokens - self.first
-        here = (place >= 0) & (place < len(self.weight))
-        return self.leave(F.embedding(place.where(here, 0), self.weight) * here[..., None])
+        is_local = (place >= 0) & (place < len(self.weight))
+        return self.leave(F.embedding(place.where(is_local, 0), self.weight) * is_local[..., None])
 
 
 class CutProjection(Projection):
@@ -345,8 +345,8 @@ def cross_entropy(
     out.
     """
     args = (enter(hidden, group), table, bias, targets, softcap, smoothing, group)
-    found: Tensor = _CutLoss.apply(*args)  # type: ignore[no-untyped-call]
-    return found
+    loss: Tensor = _CutLoss.apply(*args)  # type: ignore[no-untyped-call]
+    return loss
 
 
 AT_ONCE = 1 << 26
@@ -354,8 +354,8 @@ AT_ONCE = 1 << 26
 
 
 class _CutLoss(torch.autograd.Function):
-    """As training's: logits turn into their own gradient; their largest, their sum and the target's
-    are agreed on."""
+    """Fused head and loss of a split vocabulary: logits turn into their gradient in place; maximum,
+    sum and target logit are all-reduced."""
 
     @staticmethod
     def forward(
@@ -375,32 +375,32 @@ class _CutLoss(torch.autograd.Function):
         to_hidden, to_table = torch.empty_like(hidden), torch.zeros_like(table, dtype=wide)
         to_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         for start in range(0, len(hidden), rows):
-            part, own = hidden[start : start + rows], targets[start : start + rows]
-            scores = F.linear(part, table, bias).to(wide)
+            chunk, chunk_targets = hidden[start : start + rows], targets[start : start + rows]
+            scores = F.linear(chunk, table, bias).to(wide)
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             peak = scores.amax(-1)
             dist.all_reduce(peak, dist.ReduceOp.MAX, group=group)
-            place = own - first
-            here = (place >= 0) & (place < len(table)) & (own >= 0)
-            place = place.where(here, 0)[:, None]
+            place = chunk_targets - first
+            is_local = (place >= 0) & (place < len(table)) & (chunk_targets >= 0)
+            place = place.where(is_local, 0)[:, None]
             grad = (scores - peak[:, None]).exp()
-            at_target = scores.gather(1, place)[:, 0] * here
+            at_target = scores.gather(1, place)[:, 0] * is_local
             denominator, at_target, mean = summed(
                 torch.stack((grad.sum(-1), at_target, scores.sum(-1) / vocab)), group
             )
             loss = denominator.log() + peak - (1 - smoothing) * at_target - smoothing * mean
-            total += loss.masked_fill(own < 0, 0.0).sum()
+            total += loss.masked_fill(chunk_targets < 0, 0.0).sum()
             grad = grad / denominator[:, None] - smoothing / vocab
-            grad.scatter_add_(1, place, -(1 - smoothing) * here[:, None].to(wide))
+            grad.scatter_add_(1, place, -(1 - smoothing) * is_local[:, None].to(wide))
             if softcap is not None:
                 grad *= 1 - (scores / softcap).square()
-            grad = grad.masked_fill_((own < 0)[:, None], 0.0)
+            grad = grad.masked_fill_((chunk_targets < 0)[:, None], 0.0)
             if to_bias is not None:
                 to_bias += grad.sum(0)
             grad = grad.to(hidden.dtype)
             torch.mm(grad, table, out=to_hidden[start : start + rows])
-            to_table += grad.mT @ part
+            to_table += grad.mT @ chunk
         ctx.save_for_backward(
             to_hidden,
             to_table.to(table.dtype),
@@ -410,7 +410,7 @@ class _CutLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
-        found = (
+        grads = (
             None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors
         )
-        return *found, None, None, None, None
+        return *grads, None, None, None, None

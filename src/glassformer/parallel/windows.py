@@ -52,21 +52,21 @@ class Window:
         """This process's rows of a DTensor, flat."""
         return tensor.to_local().detach().reshape(-1)  # type: ignore[no-any-return]
 
-    def widened(self, ours: Tensor) -> Tensor:
+    def widened(self, local: Tensor) -> Tensor:
         """Our flat numbers in a window: the same memory where they fill it."""
         if self.fits:
-            return ours
-        wide = ours.new_zeros(self.end - self.begin)
-        wide[self.low - self.begin : self.high - self.begin] = ours
+            return local
+        wide = local.new_zeros(self.end - self.begin)
+        wide[self.low - self.begin : self.high - self.begin] = local
         return wide
 
-    def ours(self, wide: Tensor) -> Tensor:
+    def local_part(self, wide: Tensor) -> Tensor:
         """Our numbers out of a window."""
         return wide if self.fits else wide[self.low - self.begin : self.high - self.begin]
 
     def share(self, wide: Tensor) -> Share:
         """Our numbers out of a window, with the place that they have in the whole."""
-        return Share(self.place, self.ours(wide).view(self.place.size))
+        return Share(self.place, self.local_part(wide).view(self.place.size))
 
     def pull(self) -> None:
         """Take up the gradient that backward left on the weight."""
@@ -80,12 +80,12 @@ class Window:
     def push(self) -> None:
         """Give the weight the numbers that the optimizer made."""
         if not self.fits:
-            self.local(self.weight).copy_(self.ours(self.tensor))
+            self.local(self.weight).copy_(self.local_part(self.tensor))
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Take up the weight's numbers where it was written to by another."""
-        self.ours(self.tensor).copy_(self.local(self.weight))
+        self.local_part(self.tensor).copy_(self.local(self.weight))
 
     @property
     def width(self) -> int:
@@ -93,32 +93,36 @@ class Window:
         return self.shape[-1] if len(self.shape) > 1 else 1
 
 
-def norm(grads: Mapping[str, Tensor], found: Mapping[str, Window] | None, mesh: Mesh) -> float:
+def norm(grads: Mapping[str, Tensor], windows: Mapping[str, Window] | None, mesh: Mesh) -> float:
     """The norm of the whole gradient: squares are added up in fp64 row by row, then all rows in one
     order.
 
-    ``grads`` are flat windows where ``found`` says so, else whole. Those of what an axis cuts are
+    ``grads`` are flat windows where ``windows`` has one, else whole. Those of what an axis cuts are
     added over it last.
     """
     totals: dict[str | None, list[Tensor]] = {None: []}  # by the axis that cuts them
     for name, grad in grads.items():
-        if found is None:
+        if windows is None:
             totals[None].append(squares(grad.reshape(-1), grad.shape[-1] if grad.ndim > 1 else 1))
             continue
-        one = found[name]
-        rows = torch.zeros(one.size // one.width, dtype=torch.float64)
-        rows[one.low // one.width : one.high // one.width] = squares(
-            one.ours(grad), one.width
+        window = windows[name]
+        rows = torch.zeros(window.size // window.width, dtype=torch.float64)
+        rows[window.low // window.width : window.high // window.width] = squares(
+            window.local_part(grad), window.width
         ).cpu()
-        totals.setdefault(None if one.cut is None else one.cut.axis, []).append(rows)
+        totals.setdefault(None if window.cut is None else window.cut.axis, []).append(rows)
     square = 0.0
-    for axis, parts in totals.items():
-        whole = torch.cat(parts) if parts else torch.zeros(1, dtype=torch.float64)
+    for axis, rows_of_axis in totals.items():
+        row_squares = (
+            torch.cat(rows_of_axis) if rows_of_axis else torch.zeros(1, dtype=torch.float64)
+        )
         with mesh.watched():
-            if found is not None and mesh.extent("data") > 1:
+            if windows is not None and mesh.extent("data") > 1:
                 # each row is one process's and 0 elsewhere, so that the order does not matter
-                torch.distributed.all_reduce(whole, group=mesh.group("data"))
-            square += float(whole.sum() if axis is None else summed(whole.sum(), mesh.group(axis)))
+                torch.distributed.all_reduce(row_squares, group=mesh.group("data"))
+            square += float(
+                row_squares.sum() if axis is None else summed(row_squares.sum(), mesh.group(axis))
+            )
     return math.sqrt(square)
 
 
@@ -127,5 +131,7 @@ def squares(numbers: Tensor, width: int) -> Tensor:
     if width == 1:
         return numbers.double().square()
     rows = numbers.view(-1, width)
-    parts = [part.double().square().sum(-1) for part in torch.split(rows, max(1, AT_ONCE // width))]
-    return torch.cat(parts) if len(parts) != 1 else parts[0]
+    sums = [
+        chunk.double().square().sum(-1) for chunk in torch.split(rows, max(1, AT_ONCE // width))
+    ]
+    return torch.cat(sums) if len(sums) != 1 else sums[0]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .defaults import choose
     from .execution import ExecutionSettings, choose_execution
     from .history import TrainingLog, training_log
-    from .launch import Ended, run
+    from .launch import RunResult, run
     from .loop import State, Step
     from .loss import Loss
     from .objectives import Causal
@@ -50,7 +50,7 @@ _HOME = {
     "defaults": "choose",
     "execution": "ExecutionSettings choose_execution",
     "history": "TrainingLog training_log",
-    "launch": "Ended run",
+    "launch": "RunResult run",
     "loop": "State Step",
     "loss": "Loss",
     "objectives": "Causal Objective",
@@ -92,7 +92,7 @@ def train(
     out: str | Path,
     resume: bool = False,
     overrides: Mapping[str, Any] | None = None,
-) -> Ended: ...
+) -> RunResult: ...
 
 
 def train(model: Any, *args: Any, **named: Any) -> Any:
@@ -114,12 +114,12 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
 
     def run_file(
         out: str | Path, resume: bool = False, overrides: Mapping[str, Any] | None = None
-    ) -> Ended:
+    ) -> RunResult:
         from .launch import run
 
         settings = model if isinstance(model, Run) else read_run(model, overrides)
-        kept = settings is not model or not overrides
-        need(kept, "A Run is changed with dataclasses.replace; leave overrides out.")
+        overrides_apply = settings is not model or not overrides
+        need(overrides_apply, "A Run is changed with dataclasses.replace; leave overrides out.")
         return run(settings, Path(out), resume)
 
     return run_file(*args, **named)

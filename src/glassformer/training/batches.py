@@ -24,7 +24,7 @@ from ..config.objective import Objective
 from ..data.shards import Shards
 from ..errors import UserError
 from ..nn.flow import document_starts
-from .order import COMPUTED, LISTED, order_of, way_for
+from .order import COMPUTED, LISTED, order_kind_for, order_of
 
 Array = np.ndarray[Any, Any]
 
@@ -57,37 +57,41 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on another device."""
-        moved = self._each(lambda name, part: part.to(device, non_blocking=True))
+        moved = self._map_tensors(lambda name, tensor: tensor.to(device, non_blocking=True))
         return moved if moved.tokens.is_cpu or not self.tokens.is_cpu else replace(moved, host=self)
 
-    def asked(self, step: int = 1) -> Tensor:
-        """Where targets are among the flattened tokens (N,), N filled up to a multiple of ``step``
-        by where none is."""
-        there = (self.host or self).targets.flatten() >= 0
-        found = there.nonzero()[:, 0]
-        if missing := -len(found) % step:
-            found = torch.cat((found, (~there).nonzero()[:missing, 0]))
-        return found.to(self.tokens.device, non_blocking=True)
+    def target_indices(self, step: int = 1) -> Tensor:
+        """Indices of the targets among the flattened tokens (N,), N padded to a multiple of ``step``
+        with indices that have no target."""
+        has_target = (self.host or self).targets.flatten() >= 0
+        indices = has_target.nonzero()[:, 0]
+        if missing := -len(indices) % step:
+            indices = torch.cat((indices, (~has_target).nonzero()[:missing, 0]))
+        return indices.to(self.tokens.device, non_blocking=True)
 
     def pinned(self) -> Batch:
         """The batch in memory that a GPU copies from while others compute."""
-        return self._each(lambda name, part: part.pin_memory())
+        return self._map_tensors(lambda name, tensor: tensor.pin_memory())
 
     def rows(self, low: int, high: int) -> Batch:
         """The rows from ``low`` to before ``high``, with the labels of the documents in them."""
         if self.labels is None:
-            return self._each(lambda name, part: part[low:high])
+            return self._map_tensors(lambda name, tensor: tensor[low:high])
         alone = self.tokens.new_ones(len(self.tokens))
-        counts = alone if self.pos is None else document_starts(self.pos).sum(1)  # documents a row
-        first, last = int(counts[:low].sum()), int(counts[:high].sum())
-        return self._each(
-            lambda name, part: part[first:last] if name == "labels" else part[low:high]
+        documents_per_row = (
+            alone if self.pos is None else document_starts(self.pos).sum(1)
+        )  # documents a row
+        first, last = int(documents_per_row[:low].sum()), int(documents_per_row[:high].sum())
+        return self._map_tensors(
+            lambda name, tensor: tensor[first:last] if name == "labels" else tensor[low:high]
         )
 
-    def _each(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
-        parts = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+    def _map_tensors(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
+        tensors = {
+            name: tensor for name, tensor in vars(self).items() if isinstance(tensor, Tensor)
+        }
         return replace(
-            self, host=None, **{name: change(name, part) for name, part in parts.items()}
+            self, host=None, **{name: change(name, tensor) for name, tensor in tensors.items()}
         )
 
 
@@ -105,32 +109,34 @@ class CorpusRows:
         self.borders, self.base = shards.borders, shards.first + self.shared
 
     def packed(self, low: Array, high: Array) -> bool:
-        """Whether a row of ``read`` holds more than one document; no token is read for it."""
-        begin = np.maximum(high - self.context, 0) + self.base
-        ends = np.searchsorted(self.borders, begin + self.context - 1, side="right")
-        return bool((ends > np.searchsorted(self.borders, begin, side="right")).any())
+        """True if a row of ``load`` holds more than one document; no token is read for it."""
+        starts = np.maximum(high - self.context, 0) + self.base
+        borders_before_end = np.searchsorted(self.borders, starts + self.context - 1, side="right")
+        return bool(
+            (borders_before_end > np.searchsorted(self.borders, starts, side="right")).any()
+        )
 
-    def read(self, low: Array, high: Array) -> tuple[Array, Array, Array]:
+    def load(self, low: Array, high: Array) -> tuple[Array, Array, Array]:
         """The rows that predict the successors of tokens low..high-1 (each R long).
 
         Tokens, targets and whether a token opens a document inside its row, each (R, T).
         """
         self.check()
         T, rows = self.context, len(low)
-        begin = np.maximum(high - T, 0)
-        tokens, targets = (self.windows[first].astype(np.int64) for first in (begin, begin + 1))
+        starts = np.maximum(high - T, 0)
+        tokens, targets = (self.windows[first].astype(np.int64) for first in (starts, starts + 1))
         opens = np.zeros((rows, T), np.bool_)
         if (high - low < T).any():
-            place = begin[:, None] + np.arange(T)
+            place = starts[:, None] + np.arange(T)
             targets[(place < low[:, None]) | (place >= high[:, None])] = -1
-        first = np.searchsorted(self.borders, begin + self.base, side="right")
-        count = np.searchsorted(self.borders, begin + self.base + T, side="right") - first
+        first = np.searchsorted(self.borders, starts + self.base, side="right")
+        count = np.searchsorted(self.borders, starts + self.base + T, side="right") - first
         if count.any():
             # every border in a row, one after another: nth counts it among all borders, column is
             # its place in the row
             row = np.repeat(np.arange(rows), count)
             nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
-            column = self.borders[nth] - self.base - begin[row]
+            column = self.borders[nth] - self.base - starts[row]
             if not self.shared:
                 targets[row, column - 1] = -1  # the next document cannot be told from this one
             inside = column < T
@@ -138,10 +144,10 @@ class CorpusRows:
         return tokens, targets, opens
 
 
-def _batch(parts: Iterable[tuple[Array, Array, Array]], packed: bool = False) -> Batch:
-    """A batch of what ``CorpusRows.read`` gave; ``packed`` where it is a piece of one with several
+def _batch(loaded_rows: Iterable[tuple[Array, Array, Array]], packed: bool = False) -> Batch:
+    """A batch of what ``CorpusRows.load`` gave; ``packed`` where it is a piece of one with several
     documents a row."""
-    tokens, targets, opens = (np.concatenate(part) for part in zip(*parts, strict=True))
+    tokens, targets, opens = (np.concatenate(arrays) for arrays in zip(*loaded_rows, strict=True))
     columns = [tokens, targets]
     if packed or opens.any():
         place = np.arange(opens.shape[1])
@@ -167,47 +173,46 @@ def every_token_once(
         )
     rows = CorpusRows(shards, min(context, len(shards) - 1))
     step = min(stride or rows.context, rows.context)
-    for begin in range(0, rows.last, batch * step):
-        low = np.arange(begin, min(begin + batch * step, rows.last), step)
-        yield _batch([rows.read(low, np.minimum(low + step, rows.last))])
+    for start in range(0, rows.last, batch * step):
+        low = np.arange(start, min(start + batch * step, rows.last), step)
+        yield _batch([rows.load(low, np.minimum(low + step, rows.last))])
 
 
-Drawn = tuple[CorpusRows, Array, Array]
-"""Rows that are drawn and not yet read: what ``CorpusRows.read`` takes."""
+RowBounds = tuple[CorpusRows, Array, Array]
+"""Bounds of rows that are drawn and not yet loaded: the arguments of ``CorpusRows.load``."""
 
 
 class _Cursor:
-    """How far one corpus has been gone through: row ``index`` of ``epoch``, ``drawn`` rows in
-    all."""
+    """Position in one corpus: row ``index`` of ``epoch``, ``drawn`` rows in all."""
 
-    def __init__(self, rows: CorpusRows, seed: Sequence[int], way: int) -> None:
+    def __init__(self, rows: CorpusRows, seed: Sequence[int], order_kind: int) -> None:
         self.rows, self.seed = rows, seed
         self.drawn = 0
-        self.go(0, 0, way)
+        self.go(0, 0, order_kind)
 
-    def go(self, epoch: int, index: int, way: int) -> None:
-        self.epoch, self.index, self.way = epoch, index, way
+    def go(self, epoch: int, index: int, order_kind: int) -> None:
+        self.epoch, self.index, self.order_kind = epoch, index, order_kind
         order, offset = np.random.SeedSequence([*self.seed, epoch]).spawn(2)
         T, last = self.rows.context, self.rows.last
         # the first stretch is this short, so that borders differ between epochs
         self.offset = 1 + int(offset.generate_state(1, np.uint64)[0]) % T
         self.size = 1 + -(-(last - self.offset) // T)
-        self.order = order_of(self.size, order, way)
+        self.order = order_of(self.size, order, order_kind)
 
-    def draw(self, count: int) -> Iterator[Drawn]:
+    def draw(self, count: int) -> Iterator[RowBounds]:
         """The next ``count`` rows, from this epoch and the ones after it."""
         self.drawn += count
         while count:
-            some = min(count, self.size - self.index)
-            high = self.order(self.index, self.index + some) * self.rows.context + self.offset
+            chunk_size = min(count, self.size - self.index)
+            high = self.order(self.index, self.index + chunk_size) * self.rows.context + self.offset
             yield (
                 self.rows,
                 np.maximum(high - self.rows.context, 0),
                 np.minimum(high, self.rows.last),
             )
-            count, self.index = count - some, self.index + some
+            count, self.index = count - chunk_size, self.index + chunk_size
             if self.index == self.size:
-                self.go(self.epoch + 1, 0, self.way)
+                self.go(self.epoch + 1, 0, self.order_kind)
 
 
 class Batches(Iterator[Batch]):
@@ -228,12 +233,12 @@ class Batches(Iterator[Batch]):
     ) -> None:
         check_sizes(batch, context)
         mixture = [(shards, 1.0)] if isinstance(shards, Shards) else list(shards)
-        for part, weight in mixture:
+        for corpus, weight in mixture:
             if not (math.isfinite(weight) and weight > 0):
-                raise UserError(f"The weight of {part.name} is {weight}; give a number above 0.")
-            if len(part) <= context:
+                raise UserError(f"The weight of {corpus.name} is {weight}; give a number above 0.")
+            if len(corpus) <= context:
                 sentence = (
-                    f"{part.name} holds {len(part)} tokens, too few for one context of "
+                    f"{corpus.name} holds {len(corpus)} tokens, too few for one context of "
                     f"{context} and the next; "
                 )
                 raise UserError(sentence + "give more text or set a smaller context.")
@@ -242,30 +247,30 @@ class Batches(Iterator[Batch]):
         self.batch, self.context, self.seed = batch, context, seed
         total = sum(weight for _, weight in mixture)
         self.weights = [weight / total for _, weight in mixture]
-        self.keys = [part.key for part, _ in mixture]
-        rows = [CorpusRows(part, context) for part, _ in mixture]
-        self._way = way_for(max(some.last // context for some in rows))
+        self.keys = [corpus.key for corpus, _ in mixture]
+        rows = [CorpusRows(corpus, context) for corpus, _ in mixture]
+        self._order_kind = order_kind_for(max(corpus_rows.last // context for corpus_rows in rows))
         self._cursors = [
-            _Cursor(some, (seed % 2**64, number), self._way) for number, some in enumerate(rows)
+            _Cursor(corpus_rows, (seed % 2**64, number), self._order_kind)
+            for number, corpus_rows in enumerate(rows)
         ]
 
     def __next__(self) -> Batch:
-        return _batch(rows.read(low, high) for rows, low, high in self._draw())
+        return _batch(rows.load(low, high) for rows, low, high in self._draw())
 
-    def pieces(self, count: int, mine: Iterable[int]) -> list[Batch]:
-        """Of the ``count`` pieces that the next batch is cut into, those whose numbers are
-        ``mine``.
+    def pieces(self, count: int, indices: Iterable[int]) -> list[Batch]:
+        """Pieces ``indices`` of the ``count`` that the next batch is cut into.
 
         Each has the bits that it has in the whole batch; no token of another piece is read.
         """
         drawn, cuts = list(self._draw()), piece_borders(self.batch, count)
         packed = any(rows.packed(low, high) for rows, low, high in drawn)
         return [
-            _batch((rows.read(*ends) for rows, *ends in _between(drawn, *cuts[n])), packed)
-            for n in mine
+            _batch((rows.load(*bounds) for rows, *bounds in _between(drawn, *cuts[n])), packed)
+            for n in indices
         ]
 
-    def _draw(self) -> Iterator[Drawn]:
+    def _draw(self) -> Iterator[RowBounds]:
         """The next batch's rows, in order."""
         for cursor, count in zip(self._cursors, self._shares(), strict=True):
             yield from cursor.draw(count)
@@ -288,15 +293,15 @@ class Batches(Iterator[Batch]):
 
     @property
     def bytes(self) -> int:
-        """What the corpora take on the disk."""
+        """Bytes of the corpora on disk."""
         return sum(
             cursor.rows.windows.itemsize * (cursor.rows.last + 1) for cursor in self._cursors
         )
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands, as JSON holds it."""
+        """Returns the iterator's position as JSON values."""
         cursors = [[cursor.epoch, cursor.index, cursor.drawn] for cursor in self._cursors]
-        return {**self._identity(), "order": self._way, "cursors": cursors}
+        return {**self._identity(), "order": self._order_kind, "cursors": cursors}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state()`` was taken; UserError when it is of other data, context,
@@ -308,9 +313,9 @@ class Batches(Iterator[Batch]):
                 "it with that version, or begin a new run from its weights."
             )
         check_same(state, self._identity())
-        self._way = state["order"]
+        self._order_kind = state["order"]
         for cursor, (epoch, index, drawn) in zip(self._cursors, state["cursors"], strict=True):
-            cursor.go(epoch, index, self._way)
+            cursor.go(epoch, index, self._order_kind)
             cursor.drawn = drawn
 
     def _identity(self) -> dict[str, Any]:
@@ -322,18 +327,18 @@ class Batches(Iterator[Batch]):
         }
 
 
-def next_pieces(batches: Iterator[Batch], count: int, mine: Iterable[int]) -> list[Batch]:
-    """Of the ``count`` pieces that the next batch is cut into, those whose numbers are ``mine``.
+def next_pieces(batches: Iterator[Batch], count: int, indices: Iterable[int]) -> list[Batch]:
+    """Pieces ``indices`` of the ``count`` that the next batch is cut into.
 
     Every process calls it with the same ``batches`` and ``count``, so that all cursors stay alike.
     Running text is read for these pieces alone; what an objective prepares is a function of the
     whole batch, so that is made and cut.
     """
     if isinstance(batches, Batches):
-        return batches.pieces(count, mine)
+        return batches.pieces(count, indices)
     batch = next(batches)
     cuts = piece_borders(len(batch.tokens), count)
-    return [batch.rows(*cuts[number]) for number in mine]
+    return [batch.rows(*cuts[number]) for number in indices]
 
 
 def piece_borders(rows: int, pieces: int) -> list[tuple[int, int]]:
@@ -342,14 +347,14 @@ def piece_borders(rows: int, pieces: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(at * size + min(at, more) for at in range(pieces + 1)))
 
 
-def _between(drawn: Iterable[Drawn], low: int, high: int) -> Iterator[Drawn]:
+def _between(drawn: Iterable[RowBounds], low: int, high: int) -> Iterator[RowBounds]:
     """Rows number ``low`` to ``high`` - 1 of those that are drawn."""
-    begin = 0
-    for rows, *ends in drawn:
-        part = slice(max(low - begin, 0), max(high - begin, 0))
-        begin += len(ends[0])
-        if len(ends[0][part]):
-            yield rows, ends[0][part], ends[1][part]
+    start = 0
+    for rows, *bounds in drawn:
+        overlap = slice(max(low - start, 0), max(high - start, 0))
+        start += len(bounds[0])
+        if len(bounds[0][overlap]):
+            yield rows, bounds[0][overlap], bounds[1][overlap]
 
 
 class Prepared(Iterator[Batch]):
@@ -378,11 +383,11 @@ class Prepared(Iterator[Batch]):
 
     @property
     def bytes(self) -> int:
-        """What the data takes on the disk; of examples, which lie in memory, 0."""
+        """Bytes of the data on disk; 0 for examples, which are in memory."""
         return getattr(self.batches, "bytes", 0)
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands, as JSON holds it."""
+        """Returns the iterator's position as JSON values."""
         return {"number": self.number, "batches": self.batches.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -401,11 +406,11 @@ def prepared_alike(
 
 def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """UserError unless a state has all that ``identity`` has."""
-    for name, ours in identity.items():
-        if state.get(name) != ours:
+    for name, expected in identity.items():
+        if state.get(name) != expected:
             sentence = f"The checkpoint was made with another {name} of the training data"
             raise UserError(
-                f"{sentence} ({state.get(name)}, now {ours}); continue with the same "
+                f"{sentence} ({state.get(name)}, now {expected}); continue with the same "
                 "data and settings."
             )
 

@@ -65,57 +65,62 @@ def read_arms(
 
     Raises UserError unless all learn the same from the same data and are validated.
     """
-    found: dict[str, Arm] = {}
+    arms: dict[str, Arm] = {}
     for path in paths:
         for changes in itertools.product(*map(choices, vary)):
             name = ".".join(
                 (Path(path).stem, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes))
             )
             need(
-                name not in found,
+                name not in arms,
                 f"Two runs are called {name}; give each run file a name of its own.",
             )
             need(
                 "/" not in name,
                 f"{name} cannot be the name of a folder; put such a value into a run file.",
             )
-            arm = found[name] = Arm(
+            arm = arms[name] = Arm(
                 name, run_file.read_run(path, {**dict(changes), **(common or {})})
             )
             need(
                 arm.settings.train.evaluate_every > 0,
                 f"{path} is never validated; set train.evaluate_every above 0.",
             )
-    first, *others = found.values()
-    for arm in others:
-        sides = must_agree(arm.settings), must_agree(first.settings)
-        for table, mine, theirs in zip(("data", "objective"), *sides, strict=True):
+    first, *other_arms = arms.values()
+    for arm in other_arms:
+        sides = comparable_settings(arm.settings), comparable_settings(first.settings)
+        for table, arm_table, first_table in zip(("data", "objective"), *sides, strict=True):
             differing = next(
-                (key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)), None
+                (
+                    key
+                    for key in {**first_table, **arm_table}
+                    if arm_table.get(key) != first_table.get(key)
+                ),
+                None,
             )
             sentence = "a comparison needs the same in all run files."
             need(
                 differing is None,
                 f"{arm.name} and {first.name} differ in {table}.{differing}; {sentence}",
             )
-    return list(found.values())
+    return list(arms.values())
 
 
 def choices(text: str) -> list[tuple[str, str]]:
     """``decoder.depth=2,4`` as (decoder.depth, 2), (decoder.depth, 4)."""
     path, equals, values = text.partition("=")
-    given = [value.strip() for value in values.split(",")]
-    right = equals and path and all(given) and path not in ("seed", "train.seed")
+    options = [value.strip() for value in values.split(",")]
+    right = equals and path and all(options) and path not in ("seed", "train.seed")
     need(
         bool(right),
         f'--vary is "{text}"; give NAME=VALUE,VALUE such as decoder.depth=2,4 (and '
         "--seeds N for seeds).",
     )
-    return [(path, value) for value in given]
+    return [(path, value) for value in options]
 
 
-def must_agree(settings: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of a run must not differ between arms: the data, and the objective.
+def comparable_settings(settings: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings that must not differ between arms: the data and the objective.
 
     A loss is one of tokens, so the tokenizer counts; labels are the same in any. What only
     regularizes belongs to how a model is trained, as the optimizer does.
@@ -151,12 +156,14 @@ def compare(
         for name, value in (("minutes", minutes), ("tokens", tokens))
         if value is not None
     }
-    kept = _read_record(out, budget)
+    comparison = _read_record(out, budget)
 
     def write() -> None:
-        files.write(out / "comparison.json", json.dumps(kept, indent=1) + "\n")
+        files.write(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
 
-    shared = kept.setdefault("precision", None if kept["runs"] else shared_precision(arms))
+    shared = comparison.setdefault(
+        "precision", None if comparison["runs"] else shared_precision(arms)
+    )
     if shared is not None:  # a comparison begun by an older version has none
         note(f"Where nothing else is said, all are trained in {shared['dtype']}: {shared['why']}.")
     for arm in arms:
@@ -164,14 +171,14 @@ def compare(
         steps = None
         for seed in range(settings.train.seed, settings.train.seed + seeds):
             name = arm.name if seeds == 1 else f"{arm.name}.seed-{seed}"
-            record = kept["runs"].setdefault(name, {})
+            record = comparison["runs"].setdefault(name, {})
             if not (out / name).exists():
                 record.clear()
                 record["steps"] = steps or steps_for(settings, out / name, minutes, tokens)
             steps = record.get("steps")
             write()
-            how = replace(settings.train, seed=seed, steps=steps or settings.train.steps)
-            stopped = _train(replace(settings, train=how), out / name, record, sample)
+            train_config = replace(settings.train, seed=seed, steps=steps or settings.train.steps)
+            stopped = _train(replace(settings, train=train_config), out / name, record, sample)
             write()
             yield ArmRun(arm, name, out / name, record, stopped)
             write()
@@ -188,28 +195,33 @@ def _train(
         return None
     note(f"--- {folder.name}")
     reset_peak_memory()
-    begun = time.process_time()
+    start = time.process_time()
     again = f"the same compare command: it goes on with what is in {folder.parent}"
     ended = run(settings, folder, (folder / "run.json").exists(), sample=sample, command=again)
     record["peak"] = max(peak_memory(), record.get("peak", 0))
-    record["processor"] = record.get("processor", 0.0) + time.process_time() - begun
+    record["processor"] = record.get("processor", 0.0) + time.process_time() - start
     record["finished"] = ended.signal is None
     return ended.signal
 
 
 def steps_for(settings: Run, folder: Path, minutes: float | None, tokens: int | None) -> int | None:
-    """How many steps the budget pays for; None: those of the run file. Minutes are told by a short
-    trial."""
-    how = settings.train
+    """Number of steps that the budget allows; None: those of the run file. For minutes a short
+    trial run is timed."""
+    train_config = settings.train
     if tokens is not None:
         context = plan_run(settings).context
-        return int(max(1, round(tokens / (how.batch * context))))
+        return int(max(1, round(tokens / (train_config.batch * context))))
     if minutes is None:
         return None
     trial = folder.with_name(f"{folder.name}.trial")
     shutil.rmtree(trial, ignore_errors=True)
     quiet = replace(
-        how, steps=TRIAL_STEPS, evaluate_every=0, save_every=0, sample_every=0, tensorboard=False
+        train_config,
+        steps=TRIAL_STEPS,
+        evaluate_every=0,
+        save_every=0,
+        sample_every=0,
+        tensorboard=False,
     )
     try:
         ended = run(replace(settings, train=quiet), trial, command="the same compare command")
@@ -231,7 +243,7 @@ def shared_precision(arms: Sequence[Arm]) -> dict[str, str]:
     """The number format for all: bf16 where the table of measured reasons has it for each of them,
     else fp32."""
     kind = execution.machine(devices.find())
-    rows = [execution.chosen(plan_run(arm.settings).shape, kind) for arm in arms]
+    rows = [execution.find_rule(plan_run(arm.settings).shape, kind) for arm in arms]
     row = next((row for row in rows if row.dtype == "float32"), rows[0])
     return {"dtype": row.dtype, "why": row.why}
 
@@ -240,24 +252,24 @@ def with_precision(settings: Run, dtype: str) -> Run:
     """The settings, with what they leave open of number format and compiling decided: the same for
     all arms."""
     decided: dict[str, Any] = {"dtype": dtype, "compile": "no"}
-    left = {
+    unset = {
         name: value for name, value in decided.items() if getattr(settings.train, name) == "auto"
     }
-    return replace(settings, train=replace(settings.train, **left))
+    return replace(settings, train=replace(settings.train, **unset))
 
 
 def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
-    """What an earlier call kept in this folder; UserError where its budget was another."""
+    """Reads comparison.json of an earlier call; UserError where its budget was another."""
     path = out / "comparison.json"
     if not path.exists():
         return {"budget": budget, "runs": {}}
     fix = "remove it to train what is not finished, or choose another --out"
-    kept = files.read_json(path, fix)
-    if "plan" in kept:  # as it was called
-        kept["precision"] = kept.pop("plan")
-    before: Any = kept.get("budget")
+    comparison = files.read_json(path, fix)
+    if "plan" in comparison:  # as it was called
+        comparison["precision"] = comparison.pop("plan")
+    before: Any = comparison.get("budget")
     need(
-        isinstance(before, dict) and isinstance(kept.get("runs"), dict),
+        isinstance(before, dict) and isinstance(comparison.get("runs"), dict),
         f"{path} is damaged; {fix}.",
     )
     words = (
@@ -269,7 +281,7 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
         "another --out."
     )
     need(before == budget, sentence)
-    return kept
+    return comparison
 
 
 def figures(folder: Path) -> dict[str, Any]:
@@ -297,14 +309,14 @@ def figures(folder: Path) -> dict[str, Any]:
         for name, value in best.items()
         if name.startswith("valid_")
     }
-    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    run_info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     return {
         "valid": valid,
-        "parameters": cost(serial.from_dict(config.Model, about["model"])).total,
+        "parameters": cost(serial.from_dict(config.Model, run_info["model"])).total,
         "tokens": tokens,
         "seconds": seconds,
-        "precision": about["execution"]["dtype"]
-        + (", compiled" if about["execution"]["compile"] else ""),
+        "precision": run_info["execution"]["dtype"]
+        + (", compiled" if run_info["execution"]["compile"] else ""),
         "curve": curve,
     }
 
@@ -313,14 +325,18 @@ def over_seeds(name: str, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One row for several seeds: means, ``spread`` (standard deviations), the most memory; each run
     under ``seeds``."""
 
-    def merged(values: Sequence[Any], what: Callable[[Sequence[float]], float]) -> Any:
+    def merged(values: Sequence[Any], reduce: Callable[[Sequence[float]], float]) -> Any:
         if isinstance(values[0], Mapping):
-            return {key: merged([value[key] for value in values], what) for key in values[0]}
-        return what(values) if isinstance(values[0], float) else values[0]
+            return {key: merged([value[key] for value in values], reduce) for key in values[0]}
+        return reduce(values) if isinstance(values[0], float) else values[0]
 
     measured = [
-        {key: one[key] for key in ("valid", "test", "seconds", "processor") if key in one}
-        for one in seeds
+        {
+            key: run_figures[key]
+            for key in ("valid", "test", "seconds", "processor")
+            if key in run_figures
+        }
+        for run_figures in seeds
     ]
     row: dict[str, Any] = {
         **seeds[0],
@@ -329,6 +345,10 @@ def over_seeds(name: str, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seeds": list(seeds),
     }
     row["spread"] = merged(
-        [{"valid": one["valid"], "test": one.get("test", {})} for one in measured], statistics.stdev
+        [
+            {"valid": run_figures["valid"], "test": run_figures.get("test", {})}
+            for run_figures in measured
+        ],
+        statistics.stdev,
     )
-    return {**row, "peak": max(one["peak"] for one in seeds)}
+    return {**row, "peak": max(run_figures["peak"] for run_figures in seeds)}

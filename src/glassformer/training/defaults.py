@@ -34,8 +34,8 @@ PATIENCE = 5
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a text of up to ``size`` bytes is trained with.
+class Preset:
+    """Training settings for a text of up to ``size`` bytes.
 
     ``vocab`` is a BPE's size, None for bytes; ``epochs`` how often the text is read, at most
     ``steps`` steps long.
@@ -53,17 +53,17 @@ class Row:
 
 
 TABLE = (
-    Row(60e3, None, "glass/200k", 128, 8, 0.2, 1.0, 11),
-    Row(600e3, None, "glass/1m", 128, 16, 0.1, 0.1, 9, 1600),
-    Row(6e6, 2048, "glass/1m", 128, 16, 0.0, 0.1, 3, 2400),
-    Row(float("inf"), 4096, "glass/4m", 256, 16, 0.0, 0.1, 1, 2000),
+    Preset(60e3, None, "glass/200k", 128, 8, 0.2, 1.0, 11),
+    Preset(600e3, None, "glass/1m", 128, 16, 0.1, 0.1, 9, 1600),
+    Preset(6e6, 2048, "glass/1m", 128, 16, 0.0, 0.1, 3, 2400),
+    Preset(float("inf"), 4096, "glass/4m", 256, 16, 0.0, 0.1, 1, 2000),
 )
 
 
 @dataclass(frozen=True)
 class TextStatistics:
-    """What was seen of a text: bytes of UTF-8, characters, different ones, stretches between white
-    space; a sample."""
+    """Statistics of a text: bytes of UTF-8, characters, distinct characters, words between white
+    space, and a sample."""
 
     name: str
     bytes: int
@@ -83,25 +83,25 @@ def text_statistics(data: run.Data) -> TextStatistics:
     marks: Counter[str] = Counter()
     for name in data.sources():
         source = find_corpus(name, data.field, data.separator)
-        size = spaces = seen = read = 0
+        size = spaces = characters_read = bytes_read = 0
         for piece in source.pieces():
             sample = sample or piece.text
             distinct.update(piece.text)
             marks.update(written_specials(piece.text))
             size += len(piece.text.encode())
             spaces += len(piece.text.split())
-            seen, read = seen + len(piece.text), piece.read
-            if seen > MAX_READ:
+            characters_read, bytes_read = characters_read + len(piece.text), piece.read
+            if characters_read > MAX_READ:
                 break
-        share = source.size / read if seen > MAX_READ else 1.0
+        share = source.size / bytes_read if characters_read > MAX_READ else 1.0
         total, characters, words = (
             total + size * share,
-            characters + seen * share,
+            characters + characters_read * share,
             words + spaces * share,
         )
-    counts = (round(total), round(characters), len(distinct), max(1, round(words)))
+    totals = (round(total), round(characters), len(distinct), max(1, round(words)))
     mark = "".join(f'"{name}" {count:,} times' for name, count in marks.most_common(1) if count > 1)
-    return TextStatistics(", ".join(data.sources()), *counts, sample, mark)
+    return TextStatistics(", ".join(data.sources()), *totals, sample, mark)
 
 
 def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -115,67 +115,86 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     settings = run_file.read_run(None, changes)
     if not isinstance(settings.data, run.Data) or not settings.train.objective.every_token:
         return {}, ""
-    given = {name.removeprefix("train.") for name in changes}
-    fresh = not {"recipe", "from", "type"} & given
-    seen = text_statistics(settings.data)
-    if seen.bytes < MIN_BYTES and fresh:
+    user_settings = {name.removeprefix("train.") for name in changes}
+    fresh = not {"recipe", "from", "type"} & user_settings
+    statistics = text_statistics(settings.data)
+    if statistics.bytes < MIN_BYTES and fresh:
         few = (
-            f"{seen.name} holds {seen.bytes} bytes of text and at least {MIN_BYTES} are needed "
+            f"{statistics.name} holds {statistics.bytes} bytes of text and at least {MIN_BYTES} are needed "
             "to learn from and"
         )
         raise UserError(
             f"{few} to check on; give more (20 KB begin to look like the text, 1 MB "
             "like its sentences)."
         )
-    row = next(row for row in TABLE if seen.bytes <= row.size)
-    data, how, found = settings.data, settings.train, dict[str, Any]()
+    row = next(row for row in TABLE if statistics.bytes <= row.size)
+    data, train_config, defaults = settings.data, settings.train, dict[str, Any]()
     if isinstance(data.valid, float):
-        found["data.split"] = "spread"
-    wordy = seen.bytes / seen.words < MAX_WORD or seen.distinct > MANY_CHARACTERS
+        defaults["data.split"] = "spread"
+    wordy = statistics.bytes / statistics.words < MAX_WORD or statistics.distinct > MANY_CHARACTERS
     kind = data.tokenizer or ("bpe" if data.vocab or (row.vocab and wordy) else "byte")
     vocab = data.vocab or row.vocab or SMALL_VOCAB
-    if "from" not in given:
-        found["data.tokenizer"] = kind
+    if "from" not in user_settings:
+        defaults["data.tokenizer"] = kind
         if kind == "bpe":
-            found["data.vocab"] = vocab
-    lengths = {"byte": 1.0, "char": seen.bytes / seen.characters, "bpe": math.log2(vocab) / 4}
+            defaults["data.vocab"] = vocab
+    lengths = {
+        "byte": 1.0,
+        "char": statistics.bytes / statistics.characters,
+        "bpe": math.log2(vocab) / 4,
+    }
     # roughly: for others a published vocabulary's English
-    tokens = seen.bytes / lengths.get(kind, 4.0)
-    base, own, _ = base_model(settings)
-    if own is not None:
-        tokens = seen.bytes * len(own.encode(seen.sample)) / len(seen.sample.encode())
-    context = how.context or base.context
-    if fresh:
-        found |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
-        found["context"] = context = min(
-            how.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32)))
+    tokens = statistics.bytes / lengths.get(kind, 4.0)
+    base, tokenizer, _ = base_model(settings)
+    if tokenizer is not None:
+        tokens = (
+            statistics.bytes
+            * len(tokenizer.encode(statistics.sample))
+            / len(statistics.sample.encode())
         )
-        if not any(name.startswith("optimizer") for name in given):
-            found["optimizer.weight_decay"] = row.decay
-    batch = how.batch if "batch" in given or not fresh else row.batch
-    steps = how.steps
-    if "steps" not in given:
-        steps = found["steps"] = max(
+    context = train_config.context or base.context
+    if fresh:
+        defaults |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
+        defaults["context"] = context = min(
+            train_config.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32)))
+        )
+        if not any(name.startswith("optimizer") for name in user_settings):
+            defaults["optimizer.weight_decay"] = row.decay
+    batch = train_config.batch if "batch" in user_settings or not fresh else row.batch
+    steps = train_config.steps
+    if "steps" not in user_settings:
+        steps = defaults["steps"] = max(
             20, min(row.steps, round(row.epochs * tokens / (batch * context)))
         )
     every = max(MIN_INTERVAL, steps // EVALUATIONS)  # and at the end
-    found |= {
+    defaults |= {
         "early_stop": PATIENCE,
         "evaluate_every": every,
         "sample_every": 4 * every,
         "save_every": 5 * every,
     }
-    found = {
-        name: value for name, value in found.items() if name not in given and name not in changes
+    defaults = {
+        name: value
+        for name, value in defaults.items()
+        if name not in user_settings and name not in changes
     }
     named = {
         "data.tokenizer": "tokenizer",
         "data.vocab": "vocabulary",
         "decoder.dropout": "dropout",
     }
-    shown = ("data.tokenizer", "data.vocab", "recipe", "context", "decoder.dropout", "steps")
-    words = [f"{named.get(name, name)} {found[name]}" for name in shown if name in found]
-    size = seen.bytes
+    summary_names = (
+        "data.tokenizer",
+        "data.vocab",
+        "recipe",
+        "context",
+        "decoder.dropout",
+        "steps",
+    )
+    words = [
+        f"{named.get(name, name)} {defaults[name]}" for name in summary_names if name in defaults
+    ]
+    size = statistics.bytes
     amount = (
         f"{size / 1e6:.1f} MB"
         if size >= 1e6
@@ -184,12 +203,14 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         else f"{size:,} bytes"
     )
     notes = (
-        [f"{seen.name} holds {amount} of text, so: {', '.join(words)}. Any of them can be set."]
+        [
+            f"{statistics.name} holds {amount} of text, so: {', '.join(words)}. Any of them can be set."
+        ]
         if words
         else []
     )
-    if seen.mark and data.separator is None:
+    if statistics.mark and data.separator is None:
         notes.append(
-            f"It holds {seen.mark}; if that parts its documents, give it as --data.separator."
+            f"It holds {statistics.mark}; if that parts its documents, give it as --data.separator."
         )
-    return found, " ".join(notes)
+    return defaults, " ".join(notes)

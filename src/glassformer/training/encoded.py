@@ -36,7 +36,7 @@ class Side:
     def of(cls, **columns: Sequence[Array]) -> Side:
         """From what each example has in each column."""
         starts = np.cumsum([0, *map(len, next(iter(columns.values())))])
-        return cls({name: np.concatenate(parts) for name, parts in columns.items()}, starts)
+        return cls({name: np.concatenate(arrays) for name, arrays in columns.items()}, starts)
 
     @property
     def sizes(self) -> Array:
@@ -101,33 +101,35 @@ def encode(
     layout = objective.layout(
         Framing(tokenizer, model, source_tokenizer), Fit(table.name, context, cut)
     )
-    reads = source_tokenizer or tokenizer
+    first_tokenizer = source_tokenizer or tokenizer
     firsts: Iterable[Any]
     if table.examples[0].words:
-        firsts = words_apart(reads, (one.words for one in table))
+        firsts = words_apart(first_tokenizer, (example.words for example in table))
     else:
-        firsts = reads.encode_batch([one.first for one in table])
-    seconds = iter(tokenizer.encode_batch([one.second for one in table if one.second is not None]))
+        firsts = first_tokenizer.encode_batch([example.first for example in table])
+    seconds = iter(
+        tokenizer.encode_batch([example.second for example in table if example.second is not None])
+    )
     columns: list[dict[str, list[Array]]] = []
-    for one, first in zip(table, firsts, strict=True):
-        sides = layout(one, first, None if one.second is None else next(seconds))
+    for example, first in zip(table, firsts, strict=True):
+        sides = layout(example, first, None if example.second is None else next(seconds))
         columns = columns or [{name: [] for name in side} for side in sides]
-        for side, whole in zip(sides, columns, strict=True):
+        for side, side_columns in zip(sides, columns, strict=True):
             filled = all(side.values())
             need(
                 filled,
-                f"{table.name} line {one.line} has a text without a token; fix or "
+                f"{table.name} line {example.line} has a text without a token; fix or "
                 "remove that line.",
             )
             for name, values in side.items():
-                whole[name].append(np.array(values, np.int32))
+                side_columns[name].append(np.array(values, np.int32))
     labels = None
     # a number where no set of labels is chosen from
     if objective.labelled and table.examples[0].label is not None:
         labels = np.array(
-            [one.label for one in table], np.float32 if table.labels is None else np.int64
+            [example.label for example in table], np.float32 if table.labels is None else np.int64
         )
-    return Encoded(table.name, tuple(Side.of(**whole) for whole in columns), labels)
+    return Encoded(table.name, tuple(Side.of(**side_columns) for side_columns in columns), labels)
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,14 @@ class Fit:
     cut: Cut
 
     def __call__(
-        self, one: Example, texts: list[list[int]], around: int, part: str
+        self, example: Example, texts: list[list[int]], around: int, side: str
     ) -> list[list[int]]:
         """The texts, so that they and ``around`` more tokens fit."""
         room, length = self.context - around, sum(map(len, texts))
         if length <= room:
             return texts
         holds = (
-            f"{self.name} line {one.line} has a {part} of {length + around} tokens, and a "
+            f"{self.name} line {example.line} has a {side} of {length + around} tokens, and a "
             f"row holds {self.context}"
         )
         fix = 'raise train.context, or cut what is too long with data.truncate = "end".'

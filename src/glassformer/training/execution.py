@@ -95,8 +95,8 @@ PRECISION_RULES = (
 
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """What was decided for a run: it is kept with the checkpoints, so that a resumed run does the
-    same.
+    """Number format and compiling of a run, saved with its checkpoints, so that a resumed run does
+    the same.
 
     ``blocks``: each block is compiled, not the whole model; ``tf32``: fp32 products are in TF32.
     ``machine`` is the kind it was decided for. ``seconds`` is a step's measured time (0: not
@@ -129,11 +129,11 @@ def machine(device: torch.device) -> str:
     """The kind of machine that ``device`` is, in the table's words."""
     if device.type == "cuda":
         return "GPU with bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "machine"
-    told = ""
+    cpuinfo = ""
     if device.type == "cpu":
         with contextlib.suppress(OSError):
-            told = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-    words = set(told.split())
+            cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    words = set(cpuinfo.split())
     if "amx_bf16" in words:
         return "CPU with AMX"
     if "avx512_bf16" in words:
@@ -141,15 +141,17 @@ def machine(device: torch.device) -> str:
     return "machine"
 
 
-def chosen(made: config.Model, kind: str) -> PrecisionRule:
+def find_rule(model_config: config.Model, kind: str) -> PrecisionRule:
     """The table's row for a model of this config on a machine of this kind."""
     return next(
-        row for row in PRECISION_RULES if row.machine in (kind, "machine") and made.dim >= row.width
+        row
+        for row in PRECISION_RULES
+        if row.machine in (kind, "machine") and model_config.dim >= row.width
     )
 
 
 def _tf32(settings: run.Train, device: torch.device) -> str:
-    """What is said of TF32; UserError where there is none."""
+    """Returns the note on TF32; UserError where the device has none."""
     fits = not settings.tf32 or device.type == "cuda"
     need(fits, f"train.tf32 is for NVIDIA GPUs and this run computes on {device}; leave it out.")
     return "; fp32 products in TF32, as asked" if settings.tf32 else ""
@@ -163,19 +165,22 @@ def choose_execution(
     device = next(model.parameters()).device
     if device.type == "cpu":
         keep_freed_memory()
-    said = _tf32(settings, device)
+    tf32_note = _tf32(settings, device)
     decide = _measured if settings.auto_by == "measure" else _by_table
     with ExecutionSettings(tf32=settings.tf32).products():
-        found = decide(model, batch, objective, settings, machine(device))
+        execution = decide(model, batch, objective, settings, machine(device))
     return replace(
-        found, tf32=settings.tf32, blocks=settings.compile == "blocks", why=found.why + said
+        execution,
+        tf32=settings.tf32,
+        blocks=settings.compile == "blocks",
+        why=execution.why + tf32_note,
     )
 
 
 def _by_table(
     model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str
 ) -> ExecutionSettings:
-    device, row = next(model.parameters()).device, chosen(model.config, kind)
+    device, row = next(model.parameters()).device, find_rule(model.config, kind)
     dtype = row.dtype if settings.dtype == "auto" else settings.dtype
     why = row.why if settings.dtype == "auto" else "as asked"
     usual = (
@@ -183,17 +188,21 @@ def _by_table(
         if device.type == "cpu"
         else "it pays in long runs: --compile yes"
     )
-    asked = settings.compile
-    reason = f"no torch.compile: {usual}" if asked == "auto" else f"torch.compile as asked: {asked}"
+    compile_mode = settings.compile
+    reason = (
+        f"no torch.compile: {usual}"
+        if compile_mode == "auto"
+        else f"torch.compile as asked: {compile_mode}"
+    )
     seconds = _step_seconds(model, batch, objective, settings, dtype)
     peak = matmul_peak(getattr(torch, dtype), device)
     return ExecutionSettings(
-        dtype, asked in COMPILED, seconds, peak, f"{dtype}: {why}; {reason}", kind
+        dtype, compile_mode in COMPILED, seconds, peak, f"{dtype}: {why}; {reason}", kind
     )
 
 
 def choose_by_table(
-    made: config.Model, device: torch.device, settings: run.Train
+    model_config: config.Model, device: torch.device, settings: run.Train
 ) -> ExecutionSettings:
     """The same for a model that no process holds as a whole: by the table alone, its time not
     measured."""
@@ -206,7 +215,7 @@ def choose_by_table(
         "train.compile is for one process so far; on several leave it out.",
     )
     kind = machine(device)
-    row = chosen(made, kind)
+    row = find_rule(model_config, kind)
     dtype = row.dtype if settings.dtype == "auto" else settings.dtype
     why = row.why if settings.dtype == "auto" else "as asked"
     why = f"{dtype}: {why}; no torch.compile on several processes{_tf32(settings, device)}"
@@ -231,11 +240,11 @@ def _measured(
     dtype = (
         "bfloat16" if seconds.get("bfloat16", 1e9) < 0.9 * seconds.get("float32", 1e9) else tried[0]
     )
-    said = {
+    step_times = {
         name: f"{took * 1000:.0f} ms" if took < 10 else f"{took:.1f} s"
         for name, took in seconds.items()
     }
-    facts = ", ".join(f"{name} {said[name]} a step" for name in tried)
+    facts = ", ".join(f"{name} {step_times[name]} a step" for name in tried)
     compiled, reason = _compiles(settings.compile, seconds[dtype] * settings.steps, device)
     why = f"{dtype}, measured ({facts}); {reason}"
     return ExecutionSettings(dtype, compiled, seconds[dtype], peaks[dtype], why, kind)
@@ -246,9 +255,9 @@ def _work(model: nn.Module, batch: Batch) -> float:
     return 6.0 * sum(p.numel() for p in model.parameters()) * batch.tokens.numel()
 
 
-def _compiles(asked: str, expected: float, device: torch.device) -> tuple[bool, str]:
-    if asked != "auto":
-        return asked in COMPILED, f"torch.compile as asked: {asked}"
+def _compiles(compile_mode: str, expected: float, device: torch.device) -> tuple[bool, str]:
+    if compile_mode != "auto":
+        return compile_mode in COMPILED, f"torch.compile as asked: {compile_mode}"
     if expected < COMPILE_AFTER:
         return False, "no torch.compile: the run is too short to pay for it"
     if device.type == "cpu":
@@ -262,7 +271,7 @@ def _step_seconds(
     """The time of forward and backward, from as many rows as ``TRIAL`` pays for; the model is left
     as it was."""
     rows, training = len(batch.tokens), model.training
-    part = split(
+    piece = split(
         batch, min(rows, max(settings.accumulate, math.ceil(_work(model, batch) / TRIAL)))
     )[0]
     model.train()
@@ -271,30 +280,30 @@ def _step_seconds(
     device = next(model.parameters()).device
     # no other GPU is woken for it
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        best = _fastest(lambda: gradients(runner, part, objective, 1), patience=0.5)
+        best = _fastest(lambda: gradients(runner, piece, objective, 1), patience=0.5)
     model.zero_grad(set_to_none=True)
     model.train(training)
-    return best * rows / len(part.tokens)
+    return best * rows / len(piece.tokens)
 
 
 def _fastest(work: Callable[[], Any], patience: float, times: int = 3) -> float:
     """The shortest of a few times in seconds; fewer when one alone takes longer than
     ``patience``."""
-    found = []
+    timings = []
     for _ in range(times):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        found.append(time.perf_counter() - begun)
-        if found[-1] > patience:
+        timings.append(time.perf_counter() - start)
+        if timings[-1] > patience:
             break
-    return min(found)
+    return min(timings)
 
 
 def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
     """The fastest measured matrix product of this machine, FLOP/s; a GPU is only busy with a large
     one."""
     size = 8192 if device.type == "cuda" else 1024
-    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    return 2 * size**3 / _fastest(lambda: left @ right, patience=1.0, times=6)
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    return 2 * size**3 / _fastest(lambda: a @ b, patience=1.0, times=6)

@@ -20,8 +20,8 @@ from ..figures.drawing import Array
 from ..figures.shown import Shown
 
 SAMPLES = 8  # of what the model wrote on its way
-SHOWN = {"loss": "training", "valid_loss": "validation"}
-APART = ("step", "tokens", "seconds", "epoch", *SHOWN)
+LOSS_LABELS = {"loss": "training", "valid_loss": "validation"}
+APART = ("step", "tokens", "seconds", "epoch", *LOSS_LABELS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,8 +43,8 @@ class TrainingLog(Shown):
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """The steps at which a number was written, and the number."""
-        found = [(line["step"], line[name]) for line in self.lines if _is_number(line.get(name))]
-        return [step for step, _ in found], [float(value) for _, value in found]
+        points = [(line["step"], line[name]) for line in self.lines if _is_number(line.get(name))]
+        return [step for step, _ in points], [float(value) for _, value in points]
 
     def columns(self) -> list[str]:
         """The numbers that were written, in the order in which they first came."""
@@ -56,7 +56,7 @@ class TrainingLog(Shown):
         """Loss, the other numbers folded, the last of each as a table, what the model wrote."""
         yield Curves(
             "loss, nats",
-            {said: self.column(name) for name, said in SHOWN.items()},
+            {label: self.column(name) for name, label in LOSS_LABELS.items()},
             dots=("validation",),
         )
         names = self.columns()
@@ -73,22 +73,24 @@ class TrainingLog(Shown):
             else []
         )
         yield Table("the last of each", ("", "value"), last)
-        others = [Curves(name, {name: self.column(name)}) for name in names if name not in APART]
+        other_charts = [
+            Curves(name, {name: self.column(name)}) for name in names if name not in APART
+        ]
         if {"tokens", "seconds"} <= set(names):
             steps, tokens = self.column("tokens")
             seconds = dict(zip(*self.column("seconds"), strict=True))
             speed = [
                 (s, n / seconds[s]) for s, n in zip(steps, tokens, strict=True) if seconds.get(s)
             ]
-            others.append(
+            other_charts.append(
                 Curves(
                     "tokens a second", {"tokens/s": ([s for s, _ in speed], [v for _, v in speed])}
                 )
             )
-        if others:
-            yield Folded(", ".join(one.title for one in others), others)
+        if other_charts:
+            yield Folded(", ".join(chart.title for chart in other_charts), other_charts)
         if self.samples:
-            rows = [(f"{one['step']:,}", one["text"]) for one in self.samples[-SAMPLES:]]
+            rows = [(f"{sample['step']:,}", sample["text"]) for sample in self.samples[-SAMPLES:]]
             yield Table("what it wrote", ("step", "text"), rows, (1,))
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
@@ -118,14 +120,14 @@ class TrainingLog(Shown):
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a log; a last one cut short by a crash is left out."""
-    found = []
+    entries = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
                 if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-                    found.append(entry)
-    return found
+                    entries.append(entry)
+    return entries
 
 
 def _is_number(value: Any) -> bool:
@@ -152,11 +154,11 @@ def training_log(folder: str | Path) -> TrainingLog:
             (path / "samples.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
         ):
             with contextlib.suppress(ValueError):
-                found = json.loads(line)
+                entry = json.loads(line)
                 if (
-                    isinstance(found, dict)
-                    and isinstance(found.get("text"), str)
-                    and isinstance(found.get("step"), int)
+                    isinstance(entry, dict)
+                    and isinstance(entry.get("text"), str)
+                    and isinstance(entry.get("step"), int)
                 ):
-                    samples.append(found)
+                    samples.append(entry)
     return TrainingLog(path, read_log(path / "log.jsonl"), samples, settings)

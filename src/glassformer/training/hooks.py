@@ -21,13 +21,13 @@ from ..config.objective import Objective
 from ..errors import UserError, note
 from ..nn.inference import inference
 from ..parallel.mesh import ALONE, Mesh
-from ..parallel.shard import let_go
+from ..parallel.shard import reshard
 from . import run_checkpoints
 from .batches import Batch
 from .history import read_log as read_log
 from .loop import Step
 from .loss import Loss, mean_metrics
-from .routing import Counted, counted
+from .routing import RouteCounts, count_routes
 from .shared import columns, in_order, shared_out
 
 Hook = Callable[[Step], None]
@@ -72,17 +72,17 @@ class Evaluate:
             mesh,
         )
         self.count = 0  # batches of the last evaluation
-        self.routes = Counted()
+        self.routes = RouteCounts()
 
     def __call__(self, step: Step) -> None:
         if step.due(self.every):
             model = step.state.eval_model()
-            with counted(model, self.mesh) as step.routes:
+            with count_routes(model, self.mesh) as step.routes:
                 self.routes = step.routes
-                step.valid_loss, found = self.measure(model)
+                step.valid_loss, valid_metrics = self.measure(model)
             step.metrics = {
                 **step.metrics,
-                **{f"valid_{name}": fact for name, fact in found.items()},
+                **{f"valid_{name}": fact for name, fact in valid_metrics.items()},
             }
 
     def measure(self, model: Any) -> tuple[float, dict[str, Any]]:
@@ -92,11 +92,11 @@ class Evaluate:
         losses: list[Loss] = []
         noted = time.monotonic()
         with evaluating(model), columns(model, self.mesh) as cut:
-            for batch, counts in shared_out(self.batches(), self.mesh):
+            for batch, is_real in shared_out(self.batches(), self.mesh):
                 # then it is computed only for others, which need this process
-                self.routes.paused = not counts
+                self.routes.paused = not is_real
                 loss = self.objective.loss(model, cut(batch.to(device)))
-                losses += [loss] if counts else []
+                losses += [loss] if is_real else []
                 if time.monotonic() - noted > PROGRESS:
                     noted = time.monotonic()
                     note(
@@ -106,13 +106,15 @@ class Evaluate:
             self.count = len(losses)
             if not self.mesh.alone:
                 losses = in_order(losses, self.mesh)
-                let_go(model)
+                reshard(model)
             metrics = mean_metrics(losses)
             answered = [
                 (loss.predictions, loss.labels) for loss in losses if loss.predictions is not None
             ]
             if answered:
-                predictions, labels = (torch.cat(part) for part in zip(*answered, strict=True))
+                predictions, labels = (
+                    torch.cat(tensors) for tensors in zip(*answered, strict=True)
+                )
                 metrics |= self.objective.metrics(predictions, labels, self.labels)
         targets = int(sum(loss.count for loss in losses))
         return sum(float(loss.sum) for loss in losses) / targets if targets else math.nan, metrics
@@ -151,8 +153,8 @@ class Save:
     def save(self, step: Step) -> None:
         """Save now what is not saved yet; what no longer counts among the last is removed after
         that."""
-        mesh, kept = step.state.mesh, run_checkpoints.newest(self.folder)
-        kept_step = mesh.first(run_checkpoints.number(kept) if kept else 0)
+        mesh, newest = step.state.mesh, run_checkpoints.newest(self.folder)
+        kept_step = mesh.first(run_checkpoints.number(newest) if newest else 0)
         moved = step.index - step.state.skipped_in_a_row  # the step that last moved the weights
         if step.last or not step.state.skipped_in_a_row or moved > kept_step:
             run_checkpoints.save(self.folder, step.state, self.tokenizer, self.source_tokenizer)
@@ -160,7 +162,7 @@ class Save:
                 run_checkpoints.rotate(self.folder, self.keep)
 
 
-class Agreed:
+class Rank0Hooks:
     """Hooks of the first process alone: a mistake that it meets there is everybody's."""
 
     def __init__(self, hooks: Iterable[Hook], mesh: Mesh) -> None:
@@ -172,9 +174,8 @@ class Agreed:
                 hook(step)
 
 
-class Sampled:
-    """What another process than the first does while that shows a sample: the same, since the model
-    needs all."""
+class PeerSample:
+    """Generates the sample on the other processes as well: a sharded model needs all of them."""
 
     def __init__(self, sample: Callable[[Any], str] | None, every: int) -> None:
         self.sample, self.every = sample, every
@@ -190,8 +191,8 @@ class Log:
     it is dropped."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
-        kept = [line for line in read_log(path) if line["step"] <= start] if start else []
-        files.write(path, "".join(json.dumps(line) + "\n" for line in kept))
+        lines = [line for line in read_log(path) if line["step"] <= start] if start else []
+        files.write(path, "".join(json.dumps(line) + "\n" for line in lines))
         try:
             self.file = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
@@ -291,15 +292,15 @@ def metrics(step: Step) -> dict[str, Any]:
 def _short(fact: Any) -> Any:
     """A fact to six digits, whatever it is made of; what is not finite is none."""
     if isinstance(fact, list):
-        return [_short(part) for part in fact]
+        return [_short(item) for item in fact]
     return float(f"{fact:.6g}") if math.isfinite(fact) else None
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
     """Every float in a fact, by its place: load/0/3."""
     if isinstance(value, list):
-        for place, part in enumerate(value):
-            yield from _numbers(f"{name}/{place}", part)
+        for place, item in enumerate(value):
+            yield from _numbers(f"{name}/{place}", item)
     elif isinstance(value, float):
         yield name, value
 

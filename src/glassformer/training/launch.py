@@ -28,13 +28,21 @@ from ..parallel.shard import draw as draw_weights
 from ..parallel.shard import gathered, shard
 from . import run_checkpoints
 from .execution import ExecutionSettings, choose_by_table, choose_execution
-from .hooks import Agreed, Evaluate, Hook, Log, Routing, Sampled, Save, TensorBoard, draw
+from .hooks import Evaluate, Hook, Log, PeerSample, Rank0Hooks, Routing, Save, TensorBoard, draw
 from .loop import State, Step, Stuck, train
 from .optimizer import Optimizer
 from .plan import RunPlan, plan_run
 from .prefetch import read_ahead
 from .prepare import RunData, base_of, build, digest, run_data
-from .processes import check, in_pieces, layout_of, one_voice, previous, say_layout, with_tokenizer
+from .processes import (
+    check,
+    in_pieces,
+    layout_of,
+    previous,
+    rank0_logging,
+    say_layout,
+    with_tokenizer,
+)
 from .progress import Live
 from .report import duration
 from .resume import is_stale, must_be_same, restore_newest
@@ -47,8 +55,8 @@ source has its own."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a run ended: at which step, with which losses, and by which signal if it was stopped."""
+class RunResult:
+    """Result of a run: its last step, the losses, and the signal if it was stopped by one."""
 
     folder: Path
     step: int
@@ -65,7 +73,7 @@ def run(
     sample: Sampler | None = None,
     command: str = "",
     chosen: str = "",
-) -> Ended:
+) -> RunResult:
     """Train as ``settings`` say into the folder ``out``; ``resume`` goes on with the run that is
     there.
 
@@ -76,12 +84,12 @@ def run(
     """
     with (
         started(settings.parallel, settings.train.device) as mesh,
-        one_voice(mesh),
-        contextlib.ExitStack() as held,
+        rank0_logging(mesh),
+        contextlib.ExitStack() as stack,
     ):
         with mesh.agreeing():
             if mesh.is_first:
-                held.enter_context(files.lock(out, "training"))
+                stack.enter_context(files.lock(out, "training"))
                 run_checkpoints.tidy(out)
         before = previous(settings, out, resume, mesh)
         if chosen:
@@ -99,29 +107,29 @@ def _train(
     command: str,
     chosen: str,
     mesh: Mesh,
-) -> Ended:
-    how = in_pieces(settings.train, before, mesh, out)
+) -> RunResult:
+    train_config = in_pieces(settings.train, before, mesh, out)
     named = mesh.first(str(run_checkpoints.newest(out) or "") if before else "")
     start = Path(named) if named else None
-    here = importlib.util.find_spec("tensorboard") is not None
+    has_tensorboard = importlib.util.find_spec("tensorboard") is not None
     need(
-        here or not how.tensorboard,
+        has_tensorboard or not train_config.tensorboard,
         "train.tensorboard is true, but it is missing: pip install tensorboard.",
     )
     device = mesh.device
-    if how.device or device.type != "cpu":
+    if train_config.device or device.type != "cpu":
         note(f"Training on {devices.title(device)}.")
-    plan = with_tokenizer(plan_run(replace(settings, train=how), start), mesh)
-    check(how, plan.model, mesh)
+    plan = with_tokenizer(plan_run(replace(settings, train=train_config), start), mesh)
+    check(train_config, plan.model, mesh)
     if before:
         must_be_same(before.get("model"), serial.to_dict(plan.model), out, "model")
     if "extended" in before:
         note(before["extended"])
-    with mesh.in_turn():
+    with mesh.rank0_first():
         data = run_data(plan, mesh)
     data = replace(data, batches=read_ahead(data.batches, device))
-    layout = layout_of(plan, how, mesh, how.dtype)
-    needed = plan.memory(how.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
+    layout = layout_of(plan, train_config, mesh, train_config.dtype)
+    needed = plan.memory(train_config.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
     free = available_memory(device)
     if free is not None and needed > free:
         sentence = (
@@ -140,13 +148,13 @@ def _train(
     if before.get("execution"):  # as decided for the run that is resumed
         execution: ExecutionSettings = serial.from_dict(ExecutionSettings, before["execution"])
     elif not mesh.alone:
-        table = mesh.first(serial.to_dict(choose_by_table(plan.model, device, how)))
+        table = mesh.first(serial.to_dict(choose_by_table(plan.model, device, train_config)))
         execution = serial.from_dict(ExecutionSettings, table)
     else:
         cursor = data.batches.state()
         batch = next(data.batches)
         data.batches.restore(cursor)
-        execution = choose_execution(model, batch, how.objective, how)
+        execution = choose_execution(model, batch, train_config.objective, train_config)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     if not mesh.alone:
         empty = next(model.parameters()).is_meta
@@ -154,10 +162,10 @@ def _train(
         if empty:
             model.to_empty(device=device)
             if start is None:
-                draw_weights(model, mesh, how.seed)
+                draw_weights(model, mesh, train_config.seed)
     state = State(
         model,
-        Optimizer(model, how.optimizer, mesh),
+        Optimizer(model, train_config.optimizer, mesh),
         data.batches,
         labels=plan.labels,
         base_model=base,
@@ -165,93 +173,108 @@ def _train(
     state.mesh, state.frozen_digest = mesh, frozen_digest
     state.earlier_ends = tuple(before.get("ended", ()))
     if start is not None:
-        restore_newest(out, start, state, how.keep)
-        note(f"Going on from {start}, step {state.step} of {how.steps}.")
+        restore_newest(out, start, state, train_config.keep)
+        note(f"Going on from {start}, step {state.step} of {train_config.steps}.")
     announce(plan, data, execution, frozen)
-    say_layout(layout_of(plan, how, mesh, execution.dtype), how, plan.context, mesh)
-    about: dict[str, Any] = {"data": settings.data, "train": settings.train, "model": plan.model}
-    about |= {"execution": execution, "pieces": how.accumulate}
-    about |= {
+    say_layout(
+        layout_of(plan, train_config, mesh, execution.dtype), train_config, plan.context, mesh
+    )
+    run_info: dict[str, Any] = {"data": settings.data, "train": settings.train, "model": plan.model}
+    run_info |= {"execution": execution, "pieces": train_config.accumulate}
+    run_info |= {
         "ended": state.earlier_ends,
         "glassformer": 1,
         "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint,
     }
     if plan.source_tokenizer is not None:
-        about["source_tokenizer"] = plan.source_tokenizer.fingerprint
-    about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
+        run_info["source_tokenizer"] = plan.source_tokenizer.fingerprint
+    run_info |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
     with mesh.agreeing():
         if mesh.is_first:
-            files.write(out / "run.json", serial.dumps(about))
+            files.write(out / "run.json", serial.dumps(run_info))
 
     with Signals(out if mesh.is_first else None, patient=not mesh.alone) as signals:
         with contextlib.ExitStack() as opened:
             # sides are seldom equally long
             two_sided = isinstance(plan.model, config.EncoderDecoder)
             flops = 0.0 if two_sided else plan.cost.training_flops
-            shown = Live(
+            live = Live(
                 flops,
                 execution.peak,
                 _sampling(sample, plan, data, mesh),
-                how.sample_every,
+                train_config.sample_every,
                 written=out / "samples.jsonl",
             )
             if mesh.is_first:
-                opened.enter_context(shown)
-            hooks, save = _hooks(opened, plan, data, state, shown, out)
-            ended = _stale(state, how)
+                opened.enter_context(live)
+            hooks, save = _hooks(opened, plan, data, state, live, out)
+            ended = _stale(state, train_config)
             steps = (
                 ()
                 if ended
                 else train(
-                    model, data.batches, how.objective, how, state=state, execution=execution
+                    model,
+                    data.batches,
+                    train_config.objective,
+                    train_config,
+                    state=state,
+                    execution=execution,
                 )
             )
 
-            def ends() -> Any:
+            def should_stop() -> Any:
                 # the time that is left is of steps, not of pauses
-                shown.began += signals.wait_with(mesh)
-                return signals.heard_by(mesh) or _stale(state, how)
+                live.began += signals.wait_with(mesh)
+                return signals.heard_by(mesh) or _stale(state, train_config)
 
-            step, valid = _consume(steps, hooks, save, ends)
+            step, valid = _consume(steps, hooks, save, should_stop)
         if signals.number and step and not step.last:
-            kept = run_checkpoints.newest(out)
-            where = f"the last checkpoint is {kept}" if kept else "nothing was saved yet"
+            newest = run_checkpoints.newest(out)
+            location = f"the last checkpoint is {newest}" if newest else "nothing was saved yet"
             note(
                 f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; "
-                f"{where}. Continue with:"
+                f"{location}. Continue with:"
             )
             note(f"  {command}")
-            return Ended(out, step.index, step.loss, valid, signals.number)
+            return RunResult(out, step.index, step.loss, valid, signals.number)
         if mesh.is_first:
-            _conclude(state, how, data, out)
-    return Ended(out, state.step, step.loss if step else None, valid)
+            _conclude(state, train_config, data, out)
+    return RunResult(out, state.step, step.loss if step else None, valid)
 
 
 def _hooks(
     opened: contextlib.ExitStack, plan: RunPlan, data: RunData, state: State, live: Live, out: Path
 ) -> tuple[list[Hook], Save]:
-    """What every step goes through, closed with ``opened``; what is logged comes before what is
-    saved."""
-    how, logs, mesh = plan.settings.train, list[Any](), state.mesh
-    save = Save(out, how.save_every, how.keep, plan.tokenizer, plan.source_tokenizer)
-    evaluate = Evaluate(data.validation, how.objective, how.evaluate_every, plan.labels, mesh)
+    """The hooks of every step, closed with ``opened``; logs come before checkpoints."""
+    train_config, logs, mesh = plan.settings.train, list[Any](), state.mesh
+    save = Save(
+        out, train_config.save_every, train_config.keep, plan.tokenizer, plan.source_tokenizer
+    )
+    evaluate = Evaluate(
+        data.validation, train_config.objective, train_config.evaluate_every, plan.labels, mesh
+    )
     if not mesh.is_first:
-        return [evaluate, Agreed((), mesh), Sampled(live.sample, live.sample_every), save], save
+        return [
+            evaluate,
+            Rank0Hooks((), mesh),
+            PeerSample(live.sample, live.sample_every),
+            save,
+        ], save
     if any(isinstance(module, MoE) for module in state.model.modules()):
         logs.append(
             Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer)
         )
-    if how.tensorboard is not False:
+    if train_config.tensorboard is not False:
         with contextlib.suppress(ImportError):  # by default it is used where it is installed
             logs.append(TensorBoard(out / "tensorboard", state.step))
     logs.append(Log(out / "log.jsonl", state.step))
     for log in logs:
         opened.enter_context(contextlib.closing(log))
-    return [evaluate, Agreed(logs, mesh), live, save], save
+    return [evaluate, Rank0Hooks(logs, mesh), live, save], save
 
 
 def _consume(
-    steps: Iterable[Step], hooks: list[Hook], save: Save, ends: Callable[[], Any]
+    steps: Iterable[Step], hooks: list[Hook], save: Save, should_stop: Callable[[], Any]
 ) -> tuple[Step | None, float | None]:
     """Put each step through the hooks, until there are no more or the run ``ends``; the last one,
     and the last validation loss. What was learned is saved in either case, also before UserError
@@ -263,30 +286,33 @@ def _consume(
             for hook in hooks:
                 hook(step)
             valid = valid if step.valid_loss is None else step.valid_loss
-            if ends() and not step.last:
+            if should_stop() and not step.last:
                 save.save(step)
                 break
     except Stuck as error:
         assert step is not None
         save.save(step)
-        kept = run_checkpoints.newest(save.folder) or "no checkpoint: none moved"
-        raise UserError(f"{error} They are in {kept}.") from None
+        newest = run_checkpoints.newest(save.folder) or "no checkpoint: none moved"
+        raise UserError(f"{error} They are in {newest}.") from None
     return step, valid
 
 
-def _conclude(state: State, how: Train, data: RunData, out: Path) -> None:
+def _conclude(state: State, train_config: Train, data: RunData, out: Path) -> None:
     """Say why the run ended, which checkpoint is used, and where everything is."""
-    if _stale(state, how):
+    if _stale(state, train_config):
         since = (
             f"Validation has not fallen since step {state.best_step}, so the run ends at "
             f"step {state.step}"
         )
-        more = f"to go further than that, --resume --steps N with N above {how.steps}"
-        note(f"{since} of {how.steps}; --resume --early-stop 0 goes on. Or, {more}.")
+        more = f"to go further than that, --resume --steps N with N above {train_config.steps}"
+        note(f"{since} of {train_config.steps}; --resume --early-stop 0 goes on. Or, {more}.")
     if state.best_step is not None:
         best = f"validation loss {state.best:.4f}"
         if data.held_out:  # of running text also in bits per byte, comparable between tokenizers
-            tokens, size = sum(map(len, data.held_out)), sum(part.bytes for part in data.held_out)
+            tokens, size = (
+                sum(map(len, data.held_out)),
+                sum(shards.bytes for shards in data.held_out),
+            )
             best += f", {state.best / math.log(2) * tokens / size:.2f} bits per byte"
         note(f"The best checkpoint is that of step {state.best_step}: {best}. It is used.")
     note(
@@ -297,24 +323,31 @@ def _conclude(state: State, how: Train, data: RunData, out: Path) -> None:
         note(f"Which tokens go to which expert is in {out / 'routing.jsonl'}.")
 
 
-def _stale(state: State, how: Train) -> bool:
+def _stale(state: State, train_config: Train) -> bool:
     return is_stale(
-        state.step, state.best_step, state.earlier_ends, how.early_stop, how.evaluate_every
+        state.step,
+        state.best_step,
+        state.earlier_ends,
+        train_config.early_stop,
+        train_config.evaluate_every,
     )
 
 
 def _sampling(
     sample: Sampler | None, plan: RunPlan, data: RunData, mesh: Mesh
 ) -> Callable[[Any], str] | None:
-    """What writes a sample: the model's own text, or its answer to a source that is held out."""
+    """Returns a function that generates a sample: a continuation, or the answer to a held-out
+    source."""
     if sample is None or not plan.settings.train.objective.generates:
         return None
-    own = {} if plan.source_tokenizer is None else {"source_tokenizer": plan.source_tokenizer}
+    tokenizers = (
+        {} if plan.source_tokenizer is None else {"source_tokenizer": plan.source_tokenizer}
+    )
 
     def written(model: Any) -> str:
         try:
             with gathered(model, mesh, plan.cost.total * FP32):
-                return sample(model, plan.tokenizer, data.prompt, **own)
+                return sample(model, plan.tokenizer, data.prompt, **tokenizers)
         except UserError as error:  # what is only looked at ends no training
             return f"(none: {error})"
 
@@ -322,22 +355,28 @@ def _sampling(
 
 
 def announce(plan: RunPlan, data: RunData, execution: ExecutionSettings, frozen: int) -> None:
-    """What is about to be done, with what, and how long it will take; ``frozen`` weights do not
+    """Prints the parameters, data, memory and expected time of a run; ``frozen`` weights do not
     train."""
-    how, cost = plan.settings.train, plan.cost
+    train_config, cost = plan.settings.train, plan.cost
     memory = gibibytes(plan.memory(execution.dtype, frozen))
     flops = f"{cost.training_flops / 1e6:,.1f} MFLOP a {cost.flops_unit}"
     note(f"{cost.total:,} parameters, {flops}, about {memory} of memory.")
-    epochs = how.steps * how.batch / data.rows
-    evaluations = math.ceil(how.steps / how.evaluate_every) if how.evaluate_every else 0
+    epochs = train_config.steps * train_config.batch / data.rows
+    evaluations = (
+        math.ceil(train_config.steps / train_config.evaluate_every)
+        if train_config.evaluate_every
+        else 0
+    )
     # each a third of a step: there is no backward
     batches = sum(1 for _ in data.validation()) if evaluations else 0
     steps = (
-        f"{how.steps:,} steps of {how.batch * plan.context:,} tokens on {data.name}, "
+        f"{train_config.steps:,} steps of {train_config.batch * plan.context:,} tokens on {data.name}, "
         f"{epochs:.1f} times over"
     )
-    note(f"{steps}: about {duration(execution.seconds * (how.steps + evaluations * batches / 3))}.")
-    if epochs > MANY_EPOCHS and how.objective.every_token:
+    note(
+        f"{steps}: about {duration(execution.seconds * (train_config.steps + evaluations * batches / 3))}."
+    )
+    if epochs > MANY_EPOCHS and train_config.objective.every_token:
         note(
             "The text is read so often that the model will learn it by heart; take more text or "
             "fewer --steps."

@@ -37,7 +37,7 @@ from .shared import shared_gradients
 
 @dataclass
 class State:
-    """What training moves: the weights, the optimizer, the cursor in the data, and how far it is.
+    """State of a training: the weights, the optimizer, the position in the data, the step.
 
     ``best`` is the lowest validation loss so far, of step ``best_step``. Training may run through
     ``bf16_replica``, a copy of the model. Where only a change of another model is trained,
@@ -105,12 +105,10 @@ class Step:
 
     @property
     def last(self) -> bool:
-        """Whether the run ends here."""
         return self.index == self.steps
 
     def due(self, every: int) -> bool:
-        """Whether something that happens ``every`` so many steps (0: never), and at the end,
-        happens now."""
+        """True at every ``every``th step (0: never) and at the last one."""
         return every > 0 and (self.index % every == 0 or self.last)
 
 
@@ -146,7 +144,7 @@ def train(
         runner = compiled_with_loss(runner, execution.blocks)
     base_lr = max(group["base_lr"] for group in state.optimizer.groups())
     while state.step < settings.steps:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         if not model.training:
             model.train()
         if replica is not None:
@@ -165,8 +163,8 @@ def train(
                     runner, batch, objective, settings.accumulate, settings.label_smoothing, draws
                 )
         count = max(1, sums.count)
-        found = state.optimizer.gradients()
-        grads, norm = list(found.values()), state.optimizer.norm(found) / count
+        named_grads = state.optimizer.gradients()
+        grads, norm = list(named_grads.values()), state.optimizer.norm(named_grads) / count
         factor = factor_in_extended_run(
             settings.schedule, state.step + 1, settings.steps, state.earlier_ends
         )
@@ -181,7 +179,7 @@ def train(
             _scale(grads, norm, count, settings.clip)
             state.optimizer.step(factor)
         state.optimizer.clear()
-        del found, grads
+        del named_grads, grads
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
         state.step += 1
         state.tokens += sums.tokens
@@ -193,7 +191,7 @@ def train(
             lrs={group["name"]: group["base_lr"] * factor for group in state.optimizer.groups()},
             grad_norm=norm,
             tokens=sums.tokens,
-            seconds=time.perf_counter() - begun,
+            seconds=time.perf_counter() - start,
             epoch=getattr(batches, "epoch", 0),
             state=state,
             skipped=skipped,

@@ -57,7 +57,7 @@ class Loss:
 
     @property
     def total(self) -> Tensor:
-        """What backward starts from; divide its gradients by the count of the whole batch."""
+        """The scalar for backward; divide its gradients by the count of the whole batch."""
         return self.sum if self.aux is None else self.sum + self.aux * self.count
 
     @property
@@ -69,29 +69,33 @@ class Loss:
 def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
     """The output of a model of any shape for a batch; no logits, the losses ask the head
     themselves."""
-    given: dict[str, Any] = {"pos": batch.pos, "document_ids": batch.document_ids, "logits": "none"}
+    kwargs: dict[str, Any] = {
+        "pos": batch.pos,
+        "document_ids": batch.document_ids,
+        "logits": "none",
+    }
     if tape is not None:  # each is another: it would be compiled anew each time
-        model, given["tape"] = getattr(model, "_orig_mod", model), tape
+        model, kwargs["tape"] = getattr(model, "_orig_mod", model), tape
     extras = ("source", "source_pos", "source_document_ids", "segments", "prefix")
-    given |= {name: part for name in extras if (part := getattr(batch, name)) is not None}
+    kwargs |= {name: value for name in extras if (value := getattr(batch, name)) is not None}
     for side in ("", "source_"):
         if batch.host is not None and (pos := getattr(batch.host, f"{side}pos")) is not None:
             ids = getattr(batch.host, f"{side}document_ids")
-            given[f"{side}packing"] = Packing(pos, ids, batch.tokens.device)
-    output: Output = model(batch.tokens, **given)
+            kwargs[f"{side}packing"] = Packing(pos, ids, batch.tokens.device)
+    output: Output = model(batch.tokens, **kwargs)
     return output
 
 
 def token_loss(
-    model: Any, output: Output, targets: Tensor, smoothing: float, asked: Tensor | None = None
+    model: Any, output: Output, targets: Tensor, smoothing: float, indices: Tensor | None = None
 ) -> Loss:
     """The cross-entropy of the tokens at each place (B, T); only at those that are ``asked``, where
     they are few."""
     head, hidden, targets = model.head, output.hidden.flatten(0, 1), targets.flatten()
     counted = targets >= 0
     count = counted.sum()
-    if asked is not None:
-        hidden, targets = hidden[asked], targets[asked]
+    if indices is not None:
+        hidden, targets = hidden[indices], targets[indices]
     total = (head.cross_entropy or cross_entropy)(
         head.prepare(hidden),
         targets,
@@ -109,7 +113,7 @@ def chosen_loss(model: Any, batch: Batch, smoothing: float) -> Loss:
     # which are compiled for on a GPU
     few_shapes = 1 if batch.host is None else max(1, batch.tokens.numel() // 16)
     loss = token_loss(
-        model, forward(model, batch), batch.targets, smoothing, batch.asked(few_shapes)
+        model, forward(model, batch), batch.targets, smoothing, batch.target_indices(few_shapes)
     )
     return dataclasses.replace(loss, tokens=tokens_in(batch))
 
@@ -120,14 +124,14 @@ def tokens_in(batch: Batch) -> int | Tensor:
 
 
 def aux_loss(output: Output) -> Tensor | None:
-    """What the model itself adds to the loss."""
+    """The sum of the model's auxiliary losses; None without any."""
     return sum(output.aux.values()) if output.aux else None  # type: ignore[return-value]
 
 
 @dataclass
 class Sums:
-    """What a batch gave: ``total`` with aux and ``loss`` as sums over ``count`` targets; tokens
-    read; mean facts."""
+    """Results of a batch: ``total`` with aux and ``loss`` as sums over ``count`` targets; tokens
+    read; mean metrics."""
 
     total: float
     loss: float
@@ -151,23 +155,23 @@ def gradients(
     piece draws from.
     """
     device = next(model.parameters()).device
-    parts = [piece.to(device) for piece in split(batch, pieces)]
-    if objective.all_pieces is not None and len(parts) > 1:
-        losses = objective.all_pieces(model, Pieces(parts, draws), smoothing)
+    micro_batches = [piece.to(device) for piece in split(batch, pieces)]
+    if objective.all_pieces is not None and len(micro_batches) > 1:
+        losses = objective.all_pieces(model, Pieces(micro_batches, draws), smoothing)
     else:
         losses = []
-        for number, part in enumerate(parts):
+        for number, micro_batch in enumerate(micro_batches):
             if draws is not None:
                 draws(number)
-            losses.append(backward(model, part, objective, smoothing))
+            losses.append(backward(model, micro_batch, objective, smoothing))
     return sums(losses)
 
 
 def backward(
-    model: Any, part: Batch, objective: Objective, smoothing: float, weight: float = 1.0
+    model: Any, micro_batch: Batch, objective: Objective, smoothing: float, weight: float = 1.0
 ) -> Loss:
     """Add a piece's gradients, times a ``weight``, to ``.grad``; its loss, without a graph."""
-    return backward_from(objective.loss(model, part, smoothing), weight)
+    return backward_from(objective.loss(model, micro_batch, smoothing), weight)
 
 
 def backward_from(loss: Loss, weight: float = 1.0) -> Loss:
@@ -178,13 +182,13 @@ def backward_from(loss: Loss, weight: float = 1.0) -> Loss:
 
 
 def sums(losses: Sequence[Loss]) -> Sums:
-    """Those of a batch from its pieces' losses, in their order; the device is waited for once."""
+    """Returns the ``Sums`` of a batch from its pieces' losses, in order, with one device sync."""
     device = losses[0].sum.device
-    found: list[Any] = [sum(loss.total for loss in losses), sum(loss.sum for loss in losses)]
-    found += [sum(loss.count for loss in losses), sum(loss.tokens for loss in losses)]
+    totals: list[Any] = [sum(loss.total for loss in losses), sum(loss.sum for loss in losses)]
+    totals += [sum(loss.count for loss in losses), sum(loss.tokens for loss in losses)]
     # fp32, and counts below 2^53
-    parts = [torch.as_tensor(one, device=device).detach().double() for one in found]
-    total, loss, count, tokens = torch.stack(parts).tolist()
+    scalars = [torch.as_tensor(value, device=device).detach().double() for value in totals]
+    total, loss, count, tokens = torch.stack(scalars).tolist()
     return Sums(total, loss, int(count), int(tokens), mean_metrics(losses))
 
 
@@ -236,8 +240,8 @@ def cross_entropy(
         )
     rows = max(1, (limit or ONE_SHOT) // len(table))
     to_grad = _compiled_to_grad() if fused else _to_grad
-    given = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad)
-    total: Tensor = _HeadLoss.apply(*given)  # type: ignore[no-untyped-call]
+    args = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad)
+    total: Tensor = _HeadLoss.apply(*args)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -280,21 +284,21 @@ class _HeadLoss(torch.autograd.Function):
             torch.zeros_like(bias, dtype=_sum_dtype(hidden)) if train and bias is not None else None
         )
         for start in range(0, len(hidden), rows):
-            part = hidden[start : start + rows]
+            chunk = hidden[start : start + rows]
             # (rows, V): logits now, their gradient after the next line
-            grad = F.linear(part, table, bias)
+            grad = F.linear(chunk, table, bias)
             total += to_grad(grad, targets[start : start + rows], softcap, smoothing, train)
             if to_hidden is not None:
                 torch.mm(grad, table, out=to_hidden[start : start + rows])
             if ctx.needs_input_grad[1]:
-                found = torch.mm(grad.mT, part)
-                whole = len(hidden) <= rows
+                table_grad = torch.mm(grad.mT, chunk)
+                single_chunk = len(hidden) <= rows
                 to_table = (
-                    found
-                    if whole
-                    else found.to(total.dtype)
+                    table_grad
+                    if single_chunk
+                    else table_grad.to(total.dtype)
                     if to_table is None
-                    else to_table.add_(found)
+                    else to_table.add_(table_grad)
                 )
             if to_bias is not None:
                 to_bias += grad.sum(0, dtype=to_bias.dtype)
@@ -304,12 +308,12 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
-        found: tuple[Tensor | None, ...] = ctx.saved_tensors
+        grads: tuple[Tensor | None, ...] = ctx.saved_tensors
         # usually it is 1: spare a pass over the vocabulary
         if scale.device.type != "cpu" or float(scale) != 1.0:
-            found = tuple(None if grad is None else grad * scale for grad in found)
+            grads = tuple(None if grad is None else grad * scale for grad in grads)
         to_hidden, to_table, to_bias = (
-            None if grad is None else grad.to(ctx.dtype) for grad in found
+            None if grad is None else grad.to(ctx.dtype) for grad in grads
         )
         return to_hidden, to_table, to_bias, None, None, None, None, None
 
@@ -322,20 +326,20 @@ def _to_grad(
     total = logits.new_zeros((), dtype=_sum_dtype(logits))
     vocab = logits.shape[1]
     block_rows = max(1, LOGITS_IN_CACHE // vocab) if logits.device.type == "cpu" else len(logits)
-    for block, own in zip(
+    for block, block_targets in zip(
         torch.split(logits, block_rows), torch.split(targets, block_rows), strict=True
     ):
         scores = block.to(total.dtype)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        probabilities, target = scores.softmax(-1), own.clamp(min=0)[:, None]
+        probabilities, target = scores.softmax(-1), block_targets.clamp(min=0)[:, None]
         # logsumexp from the largest probability, which is at least 1 / V, so that its logarithm is
         # exact
         denominator = scores.amax(-1) - probabilities.amax(-1).log()
         loss = denominator - (1 - smoothing) * scores.gather(1, target)[:, 0]
         if smoothing:
             loss -= smoothing * scores.mean(-1)
-        total += loss.masked_fill(own < 0, 0.0).sum()
+        total += loss.masked_fill(block_targets < 0, 0.0).sum()
         if train:
             probabilities.scatter_add_(
                 1, target, probabilities.new_full(target.shape, smoothing - 1)
@@ -344,10 +348,10 @@ def _to_grad(
                 probabilities -= smoothing / vocab
             if softcap is not None:
                 probabilities *= 1 - (scores / softcap).square()
-            block.copy_(probabilities.masked_fill_((own < 0)[:, None], 0.0))
+            block.copy_(probabilities.masked_fill_((block_targets < 0)[:, None], 0.0))
     return total
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
-    """What its numbers are added up in: fp32 at least."""
+    """The dtype for sums of x: fp32 at least."""
     return torch.promote_types(x.dtype, torch.float32)

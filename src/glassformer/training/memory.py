@@ -35,13 +35,13 @@ def keep_freed_memory(several: bool = False) -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     # 1 << 16 is glibc's own
-    told = [(M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_MAX, 1 << 16 if several else 0)]
-    told += (
+    options = [(M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_MAX, 1 << 16 if several else 0)]
+    options += (
         [(M_MMAP_THRESHOLD, LARGE)]
         if several and "MALLOC_MMAP_THRESHOLD_" not in os.environ
         else []
     )
-    return sum(bool(mallopt(*setting)) for setting in told) == len(told)
+    return sum(bool(mallopt(*setting)) for setting in options) == len(options)
 
 
 def reset_peak_memory() -> None:
@@ -58,9 +58,9 @@ def peak_memory() -> int:
     """The most bytes that this process held since ``reset_peak_memory``, or, where that cannot be
     told, ever."""
     with contextlib.suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if found:
-            return int(found[1]) * 1024
+        match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if match:
+            return int(match[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )

@@ -26,42 +26,48 @@ class Optimizer:
     schedule's."""
 
     def __init__(self, model: nn.Module, settings: run.Optimizer, mesh: Mesh = ALONE) -> None:
-        """Of a model in shards (``parallel.shard``) each process moves its own numbers, in
-        windows."""
+        """Builds the parameter groups. In a sharded model (``parallel.shard``) each process updates
+        its local numbers, in windows."""
         self.model, self.mesh = model, mesh
-        whole = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.windows = windows(model, mesh) if in_shards(model) else None
         self.parameters = (
-            whole if self.windows is None else {n: one.tensor for n, one in self.windows.items()}
+            trainable
+            if self.windows is None
+            else {n: window.tensor for n, window in self.windows.items()}
         )
-        left, flat = dict(self.parameters), vectors(model)
-        self.parts: list[torch.optim.Optimizer] = []
+        remaining, flat = dict(self.parameters), vectors(model)
+        self.optimizers: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
-            matrices = [name for name in left if whole[name].ndim in (2, 3) and name not in flat]
+            matrices = [
+                name for name in remaining if trainable[name].ndim in (2, 3) and name not in flat
+            ]
             if chosen := {
-                name: left.pop(name) for name in matrices if matches(name, settings.paths)
+                name: remaining.pop(name) for name in matrices if matches(name, settings.paths)
             }:
                 groups = _groups(
                     "Muon", chosen, settings.groups, settings.lr, settings.weight_decay, set()
                 )
-                self.parts.append(Muon(groups, settings.momentum, mesh, self.windows))
+                self.optimizers.append(Muon(groups, settings.momentum, mesh, self.windows))
             settings = settings.rest
-        if left:
-            undecayed = flat | {name for name in left if matches(name, settings.undecayed)}
+        if remaining:
+            undecayed = flat | {name for name in remaining if matches(name, settings.undecayed)}
             groups = _groups(
-                "AdamW", left, settings.groups, settings.lr, settings.weight_decay, undecayed
+                "AdamW", remaining, settings.groups, settings.lr, settings.weight_decay, undecayed
             )
-            devices = {p.device.type for p in left.values()}
-            fused = devices <= {"cpu", "cuda"} and all(p.is_floating_point() for p in left.values())
-            self.parts.append(
+            devices = {p.device.type for p in remaining.values()}
+            fused = devices <= {"cpu", "cuda"} and all(
+                p.is_floating_point() for p in remaining.values()
+            )
+            self.optimizers.append(
                 torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=fused)
             )
 
     def groups(self) -> Iterator[dict[str, Any]]:
         """Every parameter group: its ``name``, ``paths``, ``base_lr``, ``lr`` now and
         ``weight_decay``."""
-        for part in self.parts:
-            yield from part.param_groups
+        for optimizer in self.optimizers:
+            yield from optimizer.param_groups
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients that backward left, by their parameters' paths; of a model in shards our
@@ -81,8 +87,8 @@ class Optimizer:
         """Move the weights along their gradients at ``factor`` times each group's rate."""
         for group in self.groups():
             group["lr"] = group["base_lr"] * factor
-        for part in self.parts:
-            part.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         for window in (self.windows or {}).values():
             window.push()
 
@@ -96,57 +102,57 @@ class Optimizer:
     def state(self) -> dict[str, Any]:
         """The moments and counts, each named ``parameter path:what``; of a model in shards as
         ``Share``s."""
-        found: dict[str, Any] = {}
-        for part in self.parts:
+        tensors: dict[str, Any] = {}
+        for optimizer in self.optimizers:
             for name, parameter in self.parameters.items():
-                for what, value in part.state.get(parameter, {}).items():
-                    found[f"{name}:{what}"] = (
+                for state_name, value in optimizer.state.get(parameter, {}).items():
+                    tensors[f"{name}:{state_name}"] = (
                         torch.as_tensor(value)
-                        if self.windows is None or what == "step"
+                        if self.windows is None or state_name == "step"
                         else self.windows[name].share(value)
                     )
-        return found
+        return tensors
 
     def place(self, key: str) -> Place | None:
-        """Where this process's numbers lie of what ``state()`` has under this key; None where it is
-        whole."""
-        name, _, what = key.rpartition(":")
+        """The place of this process's numbers in the tensor that ``state()`` has under this key; None
+        where it is not sharded."""
+        name, _, state_name = key.rpartition(":")
         windows = self.windows or {}
-        return None if what == "step" or name not in windows else windows[name].place
+        return None if state_name == "step" or name not in windows else windows[name].place
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
         """Take up a ``state()`` again; UserError when it is another model's or another
         optimizer's."""
-        parts = {
-            name: part
-            for part in self.parts
-            for group in part.param_groups
+        optimizer_of = {
+            name: optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
             for name in group["paths"]
         }
-        for part in self.parts:
-            part.state.clear()
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
         for key, tensor in tensors.items():
-            name, _, what = key.rpartition(":")
+            name, _, state_name = key.rpartition(":")
             parameter = self.parameters.get(name)
             if parameter is None:
                 raise UserError(
                     f'The checkpoint\'s optimizer knows "{name}", this model does '
                     "not; check the config."
                 )
-            if what not in KEPT[type(parts[name])]:
+            if state_name not in STATE_NAMES[type(optimizer_of[name])]:
                 raise UserError(
-                    f'The checkpoint keeps "{what}" of "{name}": it is another '
+                    f'The checkpoint keeps "{state_name}" of "{name}": it is another '
                     "optimizer's; set that one."
                 )
-            window = None if self.windows is None or what == "step" else self.windows[name]
+            window = None if self.windows is None or state_name == "step" else self.windows[name]
             shape = parameter.shape if window is None else window.place.shape
-            if what != "step" and tensor.shape != shape:
+            if state_name != "step" and tensor.shape != shape:
                 shapes = f"{list(tensor.shape)}, this model {list(shape)}"
                 raise UserError(
                     f'The checkpoint\'s optimizer has "{name}" as {shapes}; check the config.'
                 )
-            held = tensor if window is None else window.widened(tensor.numbers.reshape(-1))
-            parts[name].state[parameter][what] = held.to(parameter.device, copy=True)
+            local = tensor if window is None else window.widened(tensor.numbers.reshape(-1))
+            optimizer_of[name].state[parameter][state_name] = local.to(parameter.device, copy=True)
         for window in (self.windows or {}).values():  # the weights were put in place before
             window.refresh()
 
@@ -171,7 +177,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """As torch's; there is no closure."""
+        """Updates the weights as torch's Muon does; there is no closure."""
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
             grads = [p.grad for p in moved]
@@ -187,13 +193,15 @@ class Muon(torch.optim.Optimizer):
             if self.windows is not None:
                 self._move_windows(group, ahead)
                 continue
-            wanted, weights = _matrices(ahead), _matrices(moved)
-            for indices in _alike([tuple(weight.shape) for weight in weights], _together(weights)):
-                wide = torch.stack([_wide(wanted[i]).bfloat16() for i in indices])
-                found = orthogonal(wide)
+            directions, weights = _matrices(ahead), _matrices(moved)
+            for indices in _stack_indices(
+                [tuple(weight.shape) for weight in weights], _stack_numel(weights)
+            ):
+                wide = torch.stack([_wide(directions[i]).bfloat16() for i in indices])
+                updates = orthogonal(wide)
                 # the longer side: of AdamW's size
-                rate = group["lr"] * 0.2 * math.sqrt(found.shape[2])
-                for i, update in zip(indices, found, strict=True):
+                rate = group["lr"] * 0.2 * math.sqrt(updates.shape[2])
+                for i, update in zip(indices, updates, strict=True):
                     _wide(weights[i]).add_(update, alpha=-rate)
 
     def _move_windows(self, group: dict[str, Any], ahead: Sequence[Tensor]) -> None:
@@ -205,7 +213,8 @@ class Muon(torch.optim.Optimizer):
         )
         if moved not in self.owners:
             alike = functools.partial(
-                _alike, together=_together([self.windows[name].tensor for name in moved])
+                _stack_indices,
+                max_numel=_stack_numel([self.windows[name].tensor for name in moved]),
             )
             self.owners[moved] = Owners(self.mesh, [self.windows[name] for name in moved], alike)
         directions = self.owners[moved].orthogonal(ahead, _solved)
@@ -225,37 +234,39 @@ def orthogonal(x: Tensor) -> Tensor:
     return x
 
 
-TOGETHER = 1 << 20
+STACK_NUMEL = 1 << 20
 """Numbers in a stack of matrices at most: they stay in the cache, and bigger ones gain nothing from
 company."""
-TOGETHER_ON_GPU = 1 << 24
+STACK_NUMEL_GPU = 1 << 24
 """There a matrix alone is fifteen launches that a GPU is soon done with: 28 of 768 x 768 at once.
 Not measured yet."""
 
 
 def _solved(matrices: list[Tensor]) -> list[Tensor]:
     """The directions of one stack's matrices (R, C), in bf16."""
-    found = orthogonal(torch.stack([_wide(matrix).bfloat16() for matrix in matrices]))
+    updates = orthogonal(torch.stack([_wide(matrix).bfloat16() for matrix in matrices]))
     turned = [matrix.shape[0] > matrix.shape[1] for matrix in matrices]
-    return [one.mT if turn else one for one, turn in zip(found, turned, strict=True)]
+    return [update.mT if turn else update for update, turn in zip(updates, turned, strict=True)]
 
 
-def _together(weights: Sequence[Tensor]) -> int:
-    """How many numbers a stack of these has at most."""
-    return TOGETHER if not weights or weights[0].is_cpu else TOGETHER_ON_GPU
+def _stack_numel(weights: Sequence[Tensor]) -> int:
+    """The largest number of elements in a stack of these matrices."""
+    return STACK_NUMEL if not weights or weights[0].is_cpu else STACK_NUMEL_GPU
 
 
-def _alike(matrices: Sequence[tuple[int, ...]], together: int = TOGETHER) -> list[list[int]]:
-    """Indices of matrices to stack: of one shape once tall ones are transposed, ``together``
+def _stack_indices(
+    matrices: Sequence[tuple[int, ...]], max_numel: int = STACK_NUMEL
+) -> list[list[int]]:
+    """Indices of matrices to stack: of one shape once tall ones are transposed, ``max_numel``
     numbers at most."""
     shapes: dict[tuple[int, ...], list[int]] = {}
     for i, shape in enumerate(matrices):
         shapes.setdefault((min(shape), max(shape)), []).append(i)
-    sizes = {shape: max(1, together // math.prod(shape)) for shape in shapes}
+    sizes = {shape: max(1, max_numel // math.prod(shape)) for shape in shapes}
     return [
-        same[i : i + sizes[shape]]
-        for shape, same in shapes.items()
-        for i in range(0, len(same), sizes[shape])
+        indices[i : i + sizes[shape]]
+        for shape, indices in shapes.items()
+        for i in range(0, len(indices), sizes[shape])
     ]
 
 
@@ -272,7 +283,7 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
-KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
+STATE_NAMES = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
 
 
 def _groups(

@@ -19,20 +19,20 @@ Order = Callable[[int, int], Array]
 """Rows number low to high - 1 of an epoch, as their places in the corpus."""
 
 LISTED, COMPUTED = 2, 3
-"""The ways there are; kept in checkpoints, since a run must go on as it began."""
+"""Kinds of order; saved in checkpoints, since a resumed run must use the same one."""
 IN_MEMORY = 1 << 24
 """Rows whose order is a list: 128 MiB."""
 ROUNDS = 8
 
 
-def way_for(rows: int) -> int:
-    """How a corpus of so many rows is put in order by a run that begins now."""
+def order_kind_for(rows: int) -> int:
+    """The kind of order (LISTED or COMPUTED) for a new run over so many rows."""
     return LISTED if rows <= IN_MEMORY else COMPUTED
 
 
-def order_of(size: int, seed: np.random.SeedSequence, way: int) -> Order:
+def order_of(size: int, seed: np.random.SeedSequence, kind: int) -> Order:
     """A random order of 0 to size - 1."""
-    if way == COMPUTED:
+    if kind == COMPUTED:
         return _computed(size, seed.generate_state(ROUNDS, np.uint64))
     # RandomState's stream is the same in all versions of NumPy; 8 bytes a row
     listed = np.random.RandomState(np.random.PCG64(seed)).permutation(size)
@@ -53,11 +53,11 @@ def _computed(size: int, keys: Array) -> Order:
         return place
 
     def order(low: int, high: int) -> Array:
-        found = permuted(np.arange(low, high, dtype=np.uint64))
+        places = permuted(np.arange(low, high, dtype=np.uint64))
         # on along its cycle until it is back among the rows
-        while (outside := found >= size).any():
-            found[outside] = permuted(found[outside])
-        return found.astype(np.int64)
+        while (outside := places >= size).any():
+            places[outside] = permuted(places[outside])
+        return places.astype(np.int64)
 
     return order
 

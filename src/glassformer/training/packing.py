@@ -36,12 +36,12 @@ def pack(sizes: Array, room: int, order: Array) -> list[Array]:
     for low in range(0, len(order), POOL):
         waiting = np.concatenate((waiting, order[low : low + POOL]))
         last = low + POOL >= len(order)
-        made, waiting = _fill(sizes[waiting], room, waiting, 0 if last else POOL // 4)
-        rows += made
+        full_rows, waiting = _fill(sizes[waiting], room, waiting, 0 if last else POOL // 4)
+        rows += full_rows
     return rows
 
 
-def _fill(sizes: Array, room: int, pool: Array, rest: int) -> tuple[list[Array], Array]:
+def _fill(sizes: Array, room: int, pool: Array, leftover: int) -> tuple[list[Array], Array]:
     """Rows out of a pool until no more than ``rest`` examples are left, and these."""
     shapes, shape = np.unique(sizes, axis=0, return_inverse=True)
     shape = shape.ravel()
@@ -49,13 +49,13 @@ def _fill(sizes: Array, room: int, pool: Array, rest: int) -> tuple[list[Array],
     for place in range(len(pool) - 1, -1, -1):
         of_shape[shape[place]].append(place)
     count = np.bincount(shape, minlength=len(shapes))
-    used, oldest, left = np.zeros(len(pool), bool), 0, len(pool)
+    is_used, oldest, remaining = np.zeros(len(pool), bool), 0, len(pool)
     rows = []
-    while left > rest:
+    while remaining > leftover:
         row: list[int] = []
         gap = np.full(sizes.shape[1], room)
-        while left > len(row):
-            while used[oldest]:
+        while remaining > len(row):
+            while is_used[oldest]:
                 oldest += 1
             place = oldest
             if row and (gap.min() <= room // 4 or (sizes[place] > gap).any()):
@@ -63,16 +63,16 @@ def _fill(sizes: Array, room: int, pool: Array, rest: int) -> tuple[list[Array],
                 if not fits.any():
                     break
                 best = of_shape[np.where(fits, shapes @ gap, -1).argmax()]
-                while used[best[-1]]:
+                while is_used[best[-1]]:
                     best.pop()
                 place = best.pop()
             row.append(place)
-            used[place] = True
+            is_used[place] = True
             count[shape[place]] -= 1
             gap = gap - sizes[place]
         rows.append(pool[row])
-        left -= len(row)
-    return rows, pool[~used]
+        remaining -= len(row)
+    return rows, pool[~is_used]
 
 
 def in_order(sizes: Array, room: int) -> Iterator[Array]:
@@ -94,7 +94,7 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int, full: str = 
     The side with the column ``full`` is ``context`` wide: fewer shapes to compile for.
     """
     items = np.concatenate(rows)
-    row = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
+    row = np.repeat(np.arange(len(rows)), [len(examples) for examples in rows])
     filled: dict[str, Array] = {}
     step = max(8, context // 16)  # few different widths
     for side in encoded.sides:
@@ -107,12 +107,12 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int, full: str = 
             if full in side.columns
             else min(context, -(-int((at + size).max()) // step) * step)
         )
-        there, here = (
-            np.repeat(begin, size) + inside for begin in (side.starts[items], row * width + at)
+        sources, destinations = (
+            np.repeat(start, size) + inside for start in (side.starts[items], row * width + at)
         )
         for name, column in side.columns.items():
             filled[name] = np.full(len(rows) * width, EMPTY[name], np.int64)
-            filled[name][here] = column[there]
+            filled[name][destinations] = column[sources]
             filled[name] = filled[name].reshape(len(rows), width)
     for pos, document_ids in (("pos", "document_ids"), ("source_pos", "source_document_ids")):
         if pos in filled:
@@ -149,9 +149,9 @@ class ExampleBatches(Iterator[Batch]):
     def __next__(self) -> Batch:
         rows: list[Array] = []
         while len(rows) < self.batch:
-            some = self._rows[self._index : self._index + self.batch - len(rows)]
-            rows += some
-            self._index += len(some)
+            chunk = self._rows[self._index : self._index + self.batch - len(rows)]
+            rows += chunk
+            self._index += len(chunk)
             if self._index == len(self._rows):
                 self._go(self._epoch + 1, 0)
         return batch_of(self.encoded, rows, self.context)
@@ -167,7 +167,7 @@ class ExampleBatches(Iterator[Batch]):
         return float(self._sizes.sum() / (len(self._rows) * self.context * self._sizes.shape[1]))
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands, as JSON holds it."""
+        """Returns the iterator's position as JSON values."""
         return {**self._identity(), "cursor": [self._epoch, self._index]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -184,5 +184,5 @@ def each_once(encoded: Encoded, batch: int, context: int) -> Iterator[Batch]:
     """The examples in their own order, each once; the last batch may have fewer rows."""
     check_sizes(batch, context)
     rows = in_order(np.stack([side.sizes for side in encoded.sides], 1), context)
-    while held := list(itertools.islice(rows, batch)):
-        yield batch_of(encoded, held, context)
+    while batch_rows := list(itertools.islice(rows, batch)):
+        yield batch_of(encoded, batch_rows, context)

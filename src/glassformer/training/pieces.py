@@ -27,17 +27,17 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def read(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
+    def iterate(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
         """Each piece, and whether it counts; ``backward``: gradients are taken of it before the
         next is asked for.
 
         One that does not count is read for the sake of others, who wait for this process's weights.
         """
         for place, batch in enumerate(self.batches):
-            self.begin(place, batch.tokens.device)
+            self.start_generators(place, batch.tokens.device)
             yield batch, True
 
-    def begin(self, place: int, device: torch.device) -> None:
+    def start_generators(self, place: int, device: torch.device) -> None:
         """Start the generators for a piece."""
         if self.draws is not None:
             self.draws(place)
@@ -53,14 +53,14 @@ class Pieces:
             self._states[place] = dropout.get_state()
 
     def gather(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """What was found of each piece here, as that of all pieces of the batch, in their order."""
+        """Gathers a tensor per local piece into one per piece of the batch, in order."""
         return list(vectors)
 
-    def own(self, every: Sequence[Tensor]) -> list[Tensor]:
-        """Of one thing for each piece of the batch, those for the pieces here."""
+    def local(self, every: Sequence[Tensor]) -> list[Tensor]:
+        """Selects the local pieces' tensors from one per piece of the batch."""
         return list(every)
 
     @property
     def has_first(self) -> bool:
-        """Whether the batch's first piece is here."""
+        """True on the process that has the batch's first piece."""
         return True

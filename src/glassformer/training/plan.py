@@ -34,9 +34,9 @@ def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
 
     Raises UserError where the parts do not fit together.
     """
-    how = settings.train
-    fits = not how.new_embeddings or (
-        settings.checkpoint is not None and isinstance(how.tune, Full)
+    train_config = settings.train
+    fits = not train_config.new_embeddings or (
+        settings.checkpoint is not None and isinstance(train_config.tune, Full)
     )
     need(
         fits,
@@ -50,8 +50,8 @@ def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What ``settings`` come to. ``base``: the config of the recipe or checkpoint, or the run
-    file's whole one.
+    """A resolved run file. ``base``: the config of the recipe or checkpoint, or the run file's
+    complete one.
 
     ``tokenizer`` is None where one has yet to be trained or opened: ``with_tokenizer`` does it.
     ``source_tokenizer`` is the encoder's own, None where both sides have one. What needs the data
@@ -96,7 +96,7 @@ class RunPlan:
 
     def _vocab(self, source: bool = False) -> int:
         if (self.source_tokenizer if source else self.tokenizer) is None:
-            kind, vocab = self._wanted(source)
+            kind, vocab = self._tokenizer_spec(source)
             match kind:
                 case "bpe":
                     return vocab or DEFAULT_SIZE
@@ -108,18 +108,18 @@ class RunPlan:
 
     @property
     def two_tokenizers(self) -> bool:
-        """Whether the source has a tokenizer of its own."""
+        """True if the source has a separate tokenizer."""
         return self.source_tokenizer is not None or two_tokenizers(self.settings)
 
-    def _wanted(self, source: bool) -> tuple[str, int | None]:
+    def _tokenizer_spec(self, source: bool) -> tuple[str, int | None]:
         """The tokenizer to find, and how many entries to train one of."""
         data = self.settings.data
         if not source:
             return data.tokenizer or "bpe", data.vocab
         assert isinstance(data, Examples) and data.source_tokenizer is not None
         kind = data.source_tokenizer
-        same = data.vocab if kind in ("bpe", "words") else None
-        return kind, data.source_vocab or same
+        shared_vocab = data.vocab if kind in ("bpe", "words") else None
+        return kind, data.source_vocab or shared_vocab
 
     @cached_property
     def _with_heads(self) -> tuple[config.Model, list[str]]:
@@ -133,7 +133,7 @@ class RunPlan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What had to be added to the model or left out for its objective, in sentences."""
+        """Sentences about heads added to the model or left out for its objective."""
         return tuple(self._with_heads[1])
 
     @property
@@ -144,8 +144,8 @@ class RunPlan:
     @cached_property
     def cost(self) -> Cost:
         """The cost of a step's pieces."""
-        how = self.settings.train
-        return cost(self.model, -(-how.batch // how.accumulate), self.context)
+        train_config = self.settings.train
+        return cost(self.model, -(-train_config.batch // train_config.accumulate), self.context)
 
     def memory(self, dtype: str, frozen: int | None = None) -> int:
         """Bytes to train in ``dtype``; a weight that does not train has no gradient and no
@@ -157,44 +157,46 @@ class RunPlan:
     def check(self, model: config.Model) -> None:
         """UserError for an objective that does not fit the model, the kind of data or the
         tokenizers."""
-        how, examples = self.settings.train, isinstance(self.settings.data, Examples)
+        train_config, examples = self.settings.train, isinstance(self.settings.data, Examples)
         if self.two_tokenizers:
-            asked, objective, shape = (
+            in_settings, objective, shape = (
                 two_tokenizers(self.settings),
-                type(how.objective).__name__,
+                type(train_config.objective).__name__,
                 type(model).__name__,
             )
-            leave = "leave out data.source_tokenizer" if asked else "begin from another model"
-            whose = "data.source_tokenizer" if asked else "The model's source tokenizer"
+            leave = "leave out data.source_tokenizer" if in_settings else "begin from another model"
+            field_title = "data.source_tokenizer" if in_settings else "The model's source tokenizer"
             none = (
-                f"{whose} is for a source beside a target, and the objective {objective} has "
+                f"{field_title} is for a source beside a target, and the objective {objective} has "
                 f"none; {leave}"
             )
             need(
-                {"source", "target"} <= {*how.objective.example_fields},
+                {"source", "target"} <= {*train_config.objective.example_fields},
                 f'{none}, or set train.objective = "Seq2Seq".',
             )
-            one = (
-                f"{whose} is for an encoder that reads the source, and a {shape} reads both "
+            mismatch = (
+                f"{field_title} is for an encoder that reads the source, and a {shape} reads both "
                 "sides as one text"
             )
             fits = isinstance(model, config.EncoderDecoder)
-            need(fits, f"{one}; {leave}, or choose the recipe of an encoder-decoder.")
-        how.objective.check(model, self.tokenizer, examples=examples, tune=how.tune)
+            need(fits, f"{mismatch}; {leave}, or choose the recipe of an encoder-decoder.")
+        train_config.objective.check(
+            model, self.tokenizer, examples=examples, tune=train_config.tune
+        )
 
     def with_tokenizer(self) -> RunPlan:
         """The plan with its tokenizer or both of them, opened, or trained on the data."""
         tokenizer = self.find_tokenizer()
-        own = self.find_tokenizer(source=True) if self.two_tokenizers else None
+        source_tokenizer = self.find_tokenizer(source=True) if self.two_tokenizers else None
         if (
             self.tokenizer is None
             and self.settings.checkpoint is not None
             and not self.settings.train.new_embeddings
         ):
-            _must_be_its_own(self.settings, tokenizer, own)
-        plan = replace(self, tokenizer=tokenizer, source_tokenizer=own)
+            _must_be_its_own(self.settings, tokenizer, source_tokenizer)
+        plan = replace(self, tokenizer=tokenizer, source_tokenizer=source_tokenizer)
         # not read twice
-        vars(plan).update({name: made for name, made in vars(self).items() if name == "examples"})
+        vars(plan).update({name: value for name, value in vars(self).items() if name == "examples"})
         plan.check(plan.shape)
         return plan
 
@@ -202,11 +204,11 @@ class RunPlan:
         """The tokenizer of the checkpoint, the one that data.tokenizer names, or one trained on the
         data; for the ``source`` its own one.
         """
-        known = self.source_tokenizer if source else self.tokenizer
-        if known is not None:
-            return known
+        tokenizer = self.source_tokenizer if source else self.tokenizer
+        if tokenizer is not None:
+            return tokenizer
         data = self.settings.data
-        kind, vocab = self._wanted(source)
+        kind, vocab = self._tokenizer_spec(source)
         kinds = (
             ("char", "byte", "bpe", "words")
             if isinstance(data, Examples)
@@ -221,8 +223,8 @@ class RunPlan:
         path = Path(kind).expanduser()
         if path.exists():
             folder = resolve.checkpoint_folder(path) if path.is_dir() else path
-            own = folder / checkpoint.SOURCE
-            return open_tokenizer(own if source and own.is_file() else folder)
+            source_path = folder / checkpoint.SOURCE
+            return open_tokenizer(source_path if source and source_path.is_file() else folder)
         if kind in pretrained.KNOWN:
             return pretrained.find(kind)
         near, field = (
@@ -235,11 +237,11 @@ class RunPlan:
 
     @property
     def specials(self) -> tuple[str, ...]:
-        """What a tokenizer that is trained has besides text."""
+        """Special tokens of a tokenizer trained for this run."""
         return self.settings.train.objective.specials or (END,)
 
     def texts(self, source: bool = False) -> Iterable[str]:
-        """What a tokenizer is trained on: all texts, or with two tokenizers those of its side."""
+        """Texts that a tokenizer is trained on: all, or with two tokenizers those of its side."""
         data = self.settings.data
         if isinstance(data, Data):
             sources = [find_corpus(name, data.field, data.separator) for name in data.sources()]
@@ -249,21 +251,21 @@ class RunPlan:
 
 
 def two_tokenizers(settings: Run) -> bool:
-    """Whether the settings name a tokenizer of the source's own."""
+    """True if the settings name a separate tokenizer for the source."""
     return isinstance(settings.data, Examples) and settings.data.source_tokenizer is not None
 
 
 def _must_be_its_own(settings: Run, tokenizer: Tokenizer, source: Tokenizer | None) -> None:
     """UserError where the checkpoint's embeddings stand for the tokens of another tokenizer."""
     assert settings.checkpoint is not None
-    found = Checkpoint.open(settings.checkpoint)
-    own = found.tokenizer()
+    base = Checkpoint.open(settings.checkpoint)
+    base_tokenizer = base.tokenizer()
     sides = (
-        ("tokenizer", tokenizer, own),
-        ("source_tokenizer", source, found.source_tokenizer() or own),
+        ("tokenizer", tokenizer, base_tokenizer),
+        ("source_tokenizer", source, base.source_tokenizer() or base_tokenizer),
     )
-    for field, named, known in sides:
-        if named is not None and known is not None and not _same_tokens(named, known):
+    for field, named, expected in sides:
+        if named is not None and expected is not None and not _same_tokens(named, expected):
             sentence = (
                 f"data.{field} has other tokens than the tokenizer of "
                 f"{settings.checkpoint}, whose embeddings"
@@ -275,22 +277,22 @@ def _must_be_its_own(settings: Run, tokenizer: Tokenizer, source: Tokenizer | No
             raise UserError(f"{sentence} mean nothing for them; {take}.")
 
 
-def _same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether each number that both have is the same token."""
-    names, others = (
-        {id: token for token, id in some.vocabulary().items()} for some in (one, other)
+def _same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
+    """True if each id that both have is the same token."""
+    names, second_names = (
+        {id: token for token, id in tokenizer.vocabulary().items()} for tokenizer in (first, second)
     )
-    return one.fingerprint == other.fingerprint or all(
-        names[id] == others[id] for id in names.keys() & others.keys()
+    return first.fingerprint == second.fingerprint or all(
+        names[id] == second_names[id] for id in names.keys() & second_names.keys()
     )
 
 
-def _announced(what: str, texts: Iterable[str]) -> Iterable[str]:
+def _announced(title: str, texts: Iterable[str]) -> Iterable[str]:
     """The texts, with a line on standard error once the first has been read without an error."""
-    for number, one in enumerate(texts):
+    for number, text in enumerate(texts):
         if number == 0:
-            note(f"Training a {what}.")
-        yield one
+            note(f"Training a {title}.")
+        yield text
 
 
 def base_model(
@@ -307,23 +309,23 @@ def base_model(
         )
     name = settings.checkpoint
     if "recipe" not in table and name is None:
-        whole = {key: value for key, value in table.items() if "." not in key}
-        return serial.from_dict(config.Model, whole, "model"), tokenizer, source
+        model_table = {key: value for key, value in table.items() if "." not in key}
+        return serial.from_dict(config.Model, model_table, "model"), tokenizer, source
     if "recipe" in table:
         return recipes.find(str(table["recipe"])), tokenizer, source
     assert name is not None
-    found = Checkpoint.open(name)
-    if found.folder is not None and settings.data.tokenizer is None and tokenizer is None:
-        tokenizer = found.tokenizer()
+    base = Checkpoint.open(name)
+    if base.folder is not None and settings.data.tokenizer is None and tokenizer is None:
+        tokenizer = base.tokenizer()
         sentence = f"{name} has no tokenizer; name the one that it was trained with: data.tokenizer"
         need(tokenizer is not None, f"{sentence} = a file, a folder or a name such as gpt2.")
     if (
         start is None
-        and getattr(found.config, "source_embed", None) is not None
+        and getattr(base.config, "source_embed", None) is not None
         and not two_tokenizers(settings)
     ):
-        source = found.source_tokenizer()
-    return found.config, tokenizer, source
+        source = base.source_tokenizer()
+    return base.config, tokenizer, source
 
 
 def with_overrides(
@@ -331,15 +333,15 @@ def with_overrides(
 ) -> config.Model:
     """The config with the run's changes, the tokenizers' vocabularies if known and the run's
     context in it."""
-    table, how = settings.model, settings.train
-    whole = "recipe" not in table and "from" not in table
-    changes = {k: v for k, v in model_changes(table).items() if not whole or "." in k}
-    sized = "recipe" in table or how.new_embeddings
+    table, train_config = settings.model, settings.train
+    full_config = "recipe" not in table and "from" not in table
+    changes = {k: v for k, v in model_changes(table).items() if not full_config or "." in k}
+    sized = "recipe" in table or train_config.new_embeddings
     if sized:
         named = "embed.vocab" in changes or "vocab" in dict(changes.get("embed") or {})
         changes = changes if named or vocab is None else {"embed.vocab": vocab, **changes}
-        if how.context is not None and "recipe" in table:
-            changes = {"context": how.context, **changes}
+        if train_config.context is not None and "recipe" in table:
+            changes = {"context": train_config.context, **changes}
     if (
         two_tokenizers(settings)
         and isinstance(base, config.EncoderDecoder)
@@ -374,11 +376,11 @@ def with_overrides(
             raise UserError(
                 f"{sentence}{embed.vocab}; raise it or give data.{field} the model's own."
             )
-    if (how.context or 1) > model.context:
+    if (train_config.context or 1) > model.context:
         sentence = (
-            f"train.context {how.context} is more than the model's context "
+            f"train.context {train_config.context} is more than the model's context "
             f"{model.context}; lower it, or raise "
         )
-        sentence += f"the model's: --model.context {how.context}."
+        sentence += f"the model's: --model.context {train_config.context}."
         raise UserError(sentence + longer_hint(model))
     return model

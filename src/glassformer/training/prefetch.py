@@ -16,7 +16,7 @@ from .batches import Batch, next_pieces
 
 
 class Prefetched(Iterator[Any]):
-    """What ``draw`` gives of ``batches``, ``depth`` of them ahead; or ``pieces`` of them, then
+    """Results of ``draw`` over ``batches``, prefetched ``depth`` ahead; or ``pieces`` of them, then
     always the same ones.
 
     ``state()`` and ``epoch`` are those of the batch that was handed out last, so that a run goes on
@@ -35,25 +35,29 @@ class Prefetched(Iterator[Any]):
     def __next__(self) -> Any:
         return self._next(self.draw)
 
-    def pieces(self, count: int, mine: Iterable[int]) -> list[Batch]:
-        """As ``next_pieces`` of ``batches``, in turn."""
-        drawn: list[Batch] = self._next(functools.partial(next_pieces, count=count, mine=mine))
+    def pieces(self, count: int, indices: Iterable[int]) -> list[Batch]:
+        """Returns ``next_pieces`` of ``batches``, prefetched."""
+        drawn: list[Batch] = self._next(
+            functools.partial(next_pieces, count=count, indices=indices)
+        )
         return drawn
 
     def _next(self, draw: Callable[[Any], Any]) -> Any:
         while len(self._ahead) <= self.depth:
-            self._ahead.append(self._thread.submit(self._one, draw))
+            self._ahead.append(self._thread.submit(self._draw_next, draw))
         drawn, self._state, self.epoch = self._ahead.popleft().result()
         return drawn
 
-    def _one(self, draw: Callable[[Any], Any]) -> Any:
+    def _draw_next(self, draw: Callable[[Any], Any]) -> Any:
         drawn = draw(self.batches)
         if self.pin:
-            drawn = [one.pinned() for one in drawn] if isinstance(drawn, list) else drawn.pinned()
+            drawn = (
+                [batch.pinned() for batch in drawn] if isinstance(drawn, list) else drawn.pinned()
+            )
         return drawn, self.batches.state(), self.batches.epoch
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands, as JSON holds it."""
+        """Returns the position after the last batch handed out, as JSON values."""
         state: dict[str, Any] = self._state
         return state
 

@@ -44,32 +44,32 @@ def build(
     """
     settings = plan.settings
     seed, tune = settings.train.seed, settings.train.tune
-    whole = isinstance(tune, Full)
+    full_tune = isinstance(tune, Full)
     sentence = (
         f'{type(tune).__name__} changes a model that was trained; name it, [model] from = "FOLDER".'
     )
     name = settings.checkpoint
-    need(whole or name is not None, sentence)
-    if name is None or (whole and not fresh):
+    need(full_tune or name is not None, sentence)
+    if name is None or (full_tune and not fresh):
         return build_model(plan.model, device=device if mesh.alone else "meta", seed=seed), []
     anew = TOKEN_WEIGHTS if settings.train.new_embeddings else ()
-    found = Checkpoint.open(name).model_as(
+    loaded = Checkpoint.open(name).model_as(
         plan.model, seed=seed, dtype=torch.float32, device=device, anew=anew
     )
-    drawn = sorted({path.rpartition(".")[0] for path in found.new})
+    drawn = sorted({path.rpartition(".")[0] for path in loaded.new})
     why = (
         f"New embeddings: {', '.join(drawn)} are"
         if anew
         else (f"{name} has no weights for {', '.join(drawn)}:")
     )
     notes = [f"{why} drawn anew."] if drawn else []
-    lora.tune(found.model, tune, found.new, seed)
-    if not whole:
-        moving = sum(weight.numel() for _, weight in lora.trained(found.model))
+    lora.tune(loaded.model, tune, loaded.new, seed)
+    if not full_tune:
+        moving = sum(weight.numel() for _, weight in lora.trained(loaded.model))
         notes.append(
             f"{type(tune).__name__} trains {moving:,} weights; the others stay as they are."
         )
-    return found.model, notes if fresh else []
+    return loaded.model, notes if fresh else []
 
 
 def base_of(settings: Run) -> str | None:
@@ -79,10 +79,10 @@ def base_of(settings: Run) -> str | None:
         return None
     name = settings.checkpoint
     assert name is not None
-    found = resolve.resolve(name)
+    location = resolve.resolve(name)
     return (
-        str(found.resolve())
-        if isinstance(found, Path) and Path(name).expanduser().is_dir()
+        str(location.resolve())
+        if isinstance(location, Path) and Path(name).expanduser().is_dir()
         else name
     )
 
@@ -100,7 +100,7 @@ def digest(model: Any) -> str:
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run learns from: endless ``batches``, and those it is validated on.
+    """Data of a run: endless ``batches``, and the validation batches.
 
     ``name`` says what it is and how much, ``rows`` how many rows it fills; ``prompt`` is a source
     to show an answer to, ``held_out`` the running text that validation reads (all of it or some).
@@ -118,14 +118,16 @@ class RunData:
 def run_data(plan: RunPlan, mesh: Mesh = ALONE) -> RunData:
     """The run's batches and those it is validated on; the plan has its tokenizer.
 
-    Of several processes the first of each machine comes before its others (``mesh.in_turn``).
+    Of several processes the first of each machine comes before its others (``mesh.rank0_first``).
     """
-    how = plan.settings.train
-    found = _running_text(plan, mesh) if plan.examples is None else _examples(plan)
-    asked = how.objective, plan.tokenizer, how.seed
-    batches = Prepared(found.batches, *asked) if how.objective.prepares else found.batches
+    train_config = plan.settings.train
+    data = _running_text(plan, mesh) if plan.examples is None else _examples(plan)
+    prepare_args = train_config.objective, plan.tokenizer, train_config.seed
+    batches = (
+        Prepared(data.batches, *prepare_args) if train_config.objective.prepares else data.batches
+    )
     return replace(
-        found, batches=batches, validation=lambda: prepared_alike(found.validation(), *asked)
+        data, batches=batches, validation=lambda: prepared_alike(data.validation(), *prepare_args)
     )
 
 
@@ -136,22 +138,24 @@ def _tokenised(name: str, plan: RunPlan, mesh: Mesh) -> Shards:
     assert isinstance(data, Data) and plan.tokenizer is not None
     source = find_corpus(name, data.field, data.separator)
     if not mesh.is_first_here:
-        return shards_under(mesh.told(f"shards of {name}"), source, plan.tokenizer)
+        return shards_under(mesh.fetch(f"shards of {name}"), source, plan.tokenizer)
     noted = time.monotonic()
 
-    def progress(read: int, there: int) -> None:
+    def progress(bytes_read: int, total: int) -> None:
         nonlocal noted
         if time.monotonic() - noted > PROGRESS:
             noted = time.monotonic()
-            note(f"  tokenised {read / max(1, there):.0%} of {source.name} ({gibibytes(there)})")
+            note(
+                f"  tokenised {bytes_read / max(1, total):.0%} of {source.name} ({gibibytes(total)})"
+            )
 
     shards = tokenise(source, plan.tokenizer, progress=progress)
-    mesh.tell(f"shards of {name}", shards.whole.key)
+    mesh.publish(f"shards of {name}", shards.whole.key)
     return shards
 
 
 def _running_text(plan: RunPlan, mesh: Mesh) -> RunData:
-    data, how, context = plan.settings.data, plan.settings.train, plan.context
+    data, train_config, context = plan.settings.data, plan.settings.train, plan.context
     assert isinstance(data, Data)
     training: list[tuple[Shards, float]] = []
     held_out: list[Shards] = []
@@ -167,57 +171,62 @@ def _running_text(plan: RunPlan, mesh: Mesh) -> RunData:
                 if data.split == "end"
                 else shards.spread(data.valid, count)
             )
-            held_out += [rest for _, rest in pieces]
-            size = sum(len(part) for part, _ in pieces)
-            training += [(part, weight * (len(part) / size)) for part, _ in pieces]
+            held_out += [valid_shards for _, valid_shards in pieces]
+            size = sum(len(train_shards) for train_shards, _ in pieces)
+            training += [
+                (train_shards, weight * (len(train_shards) / size)) for train_shards, _ in pieces
+            ]
         else:
             training.append((shards, weight))
     if isinstance(data.valid, str):
         held_out.append(_tokenised(data.valid, plan, mesh))
-    batches = Batches(training, how.batch, context, how.seed)
-    short = next((part for part in held_out if len(part) < 2), None)
-    if short is not None and how.evaluate_every:
+    batches = Batches(training, train_config.batch, context, train_config.seed)
+    short = next((corpus for corpus in held_out if len(corpus) < 2), None)
+    if short is not None and train_config.evaluate_every:
         raise UserError(
             f"{short.name} sets aside {len(short)} token to validate on; raise "
             "data.valid or give a file."
         )
-    names = ", ".join(dict.fromkeys(part.name for part, _ in training))
-    tokens = sum(len(part) for part, _ in training)
+    names = ", ".join(dict.fromkeys(corpus.name for corpus, _ in training))
+    tokens = sum(len(corpus) for corpus, _ in training)
     return RunData(
         batches,
-        _validation(held_out, how, context),
+        _validation(held_out, train_config, context),
         f"{names} ({tokens:,} tokens)",
         tokens / context,
         tuple(notes),
-        held_out=tuple(held_out) if how.objective.every_token else (),
+        held_out=tuple(held_out) if train_config.objective.every_token else (),
     )
 
 
-def _validation(held_out: list[Shards], how: Train, context: int) -> Callable[[], Iterable[Batch]]:
-    """What is evaluated each time: all of the held-out text where it is short, else the same random
-    rows of it."""
+def _validation(
+    held_out: list[Shards], train_config: Train, context: int
+) -> Callable[[], Iterable[Batch]]:
+    """Validation batches: all of the held-out text where it is short, else the same random rows of
+    it each time."""
     if (
-        sum(map(len, held_out)) <= how.evaluate_batches * how.batch * context
+        sum(map(len, held_out)) <= train_config.evaluate_batches * train_config.batch * context
         or min(map(len, held_out)) <= context
     ):
-        everything = [(shards, how.batch, context) for shards in held_out]
+        everything = [(shards, train_config.batch, context) for shards in held_out]
         return lambda: itertools.chain.from_iterable(
             itertools.starmap(every_token_once, everything)
         )
-    parts = [(shards, float(len(shards))) for shards in held_out]
+    mixture = [(shards, float(len(shards))) for shards in held_out]
     return lambda: itertools.islice(
-        Batches(parts, how.batch, context, how.seed), how.evaluate_batches
+        Batches(mixture, train_config.batch, context, train_config.seed),
+        train_config.evaluate_batches,
     )
 
 
 def _examples(plan: RunPlan) -> RunData:
-    data, how, context = plan.settings.data, plan.settings.train, plan.context
+    data, train_config, context = plan.settings.data, plan.settings.train, plan.context
     assert plan.examples is not None and plan.tokenizer is not None and not isinstance(data, Data)
     train, valid = (
         encode(
             table,
             plan.tokenizer,
-            how.objective,
+            train_config.objective,
             plan.model,
             context,
             data.truncate,
@@ -225,15 +234,16 @@ def _examples(plan: RunPlan) -> RunData:
         )
         for table in plan.examples
     )
-    batches = ExampleBatches(train, how.batch, context, how.seed)
+    batches = ExampleBatches(train, train_config.batch, context, train_config.seed)
     rows = train.tokens / (len(train.sides) * context * batches.fill)
     return RunData(
         batches,
-        lambda: each_once(valid, how.batch, context),
+        lambda: each_once(valid, train_config.batch, context),
         f"{train.name} ({len(train):,} examples in {rows:,.0f} rows, {batches.fill:.0%} full)",
         rows,
         tuple(line for table in plan.examples for line in table.notes),
         min(
-            (one.first for one in plan.examples[1]), key=lambda text: abs(len(text) - PROMPT_LENGTH)
+            (example.first for example in plan.examples[1]),
+            key=lambda text: abs(len(text) - PROMPT_LENGTH),
         ),
     )

@@ -127,19 +127,23 @@ class Live:
         """The panel's numbers by name, formatted: loss, validation, tokens/s, time left, a machine
         that is shared."""
         done = step.index - (self.first or 0)
-        left = (time.monotonic() - self.began) / max(1, done) * (step.steps - step.index)
+        remaining = (time.monotonic() - self.began) / max(1, done) * (step.steps - step.index)
         recent = self.losses[-max(1, min(20, len(self.losses) // 4)) :]
-        found = {"loss": f"{sum(recent) / len(recent):.4f}" if recent else "none"}
+        numbers = {"loss": f"{sum(recent) / len(recent):.4f}" if recent else "none"}
         if math.isfinite(self.valid):
-            found["validation"] = f"{self.valid:.4f}"
-        found |= {name.removeprefix("valid_"): f"{fact:.4f}" for name, fact in self.metrics.items()}
-        found["tokens/s"] = f"{self.speed:,.0f}"
+            numbers["validation"] = f"{self.valid:.4f}"
+        numbers |= {
+            name.removeprefix("valid_"): f"{fact:.4f}" for name, fact in self.metrics.items()
+        }
+        numbers["tokens/s"] = f"{self.speed:,.0f}"
         if self.flops and self.peak:
             # it was measured once, perhaps in a busy moment
             self.peak = max(self.peak, self.flops * self.speed)
-            found["of this machine's peak"] = f"{self.flops * self.speed / self.peak:.0%}"
+            numbers["of this machine's peak"] = f"{self.flops * self.speed / self.peak:.0%}"
         return (
-            found | {"left": duration(left)} | ({"machine": self.machine} if self.machine else {})
+            numbers
+            | {"left": duration(remaining)}
+            | ({"machine": self.machine} if self.machine else {})
         )
 
     def panel(self, step: Step) -> Any:
@@ -161,12 +165,12 @@ class Live:
             for name, value in self.numbers(step).items()
         ]
         losses = Text(sparkline(self.losses, BAR_WIDTH), style="cyan", no_wrap=True)
-        shown: list[Any] = [bar, Columns(numbers, padding=(0, 2)), losses]
+        lines: list[Any] = [bar, Columns(numbers, padding=(0, 2)), losses]
         if self.text:
-            shown.append(
+            lines.append(
                 Text("\n".join(self.text.splitlines()[:LINES]), style="italic", overflow="fold")
             )
-        framed = Panel(Group(*shown), title=f"step {step.index:,} of {step.steps:,}", expand=False)
+        framed = Panel(Group(*lines), title=f"step {step.index:,} of {step.steps:,}", expand=False)
         return Constrain(framed, 100)
 
 

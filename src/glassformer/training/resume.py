@@ -17,7 +17,7 @@ from .schedule import describe
 
 
 def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
-    """What run.json says of the run that is being resumed; empty for a new one.
+    """Reads run.json of the run that is being resumed; empty for a new one.
 
     Raises UserError where there is a run and none was to be resumed, or none, or one with other
     settings.
@@ -32,25 +32,25 @@ def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
         f"{out} holds a run already; add --resume to go on with it, or choose another folder.",
     )
     before: dict[str, Any] = run_checkpoints.read_json(out / "run.json")
-    recipe, given = (
+    recipe, new_recipe = (
         dict(table or {}).get("recipe") for table in (before.get("asked"), settings.model)
     )
-    if recipe and given:  # said before what follows from it
-        must_be_same(recipe, given, out, "recipe")
+    if recipe and new_recipe:  # said before what follows from it
+        must_be_same(recipe, new_recipe, out, "recipe")
     _extend(before, settings.train, out)
-    for name, mine in (("data", settings.data), ("train", settings.train)):
+    for name, settings_table in (("data", settings.data), ("train", settings.train)):
         saved = dict(before.get(name) or {})
         # a setting that is younger than the run has its default
         with contextlib.suppress(UserError):
-            saved = serial.to_dict(serial.from_dict(type(mine), saved))
+            saved = serial.to_dict(serial.from_dict(type(settings_table), saved))
         free = dict.fromkeys(MAY_CHANGE_ON_RESUME)
-        must_be_same({**saved, **free}, {**serial.to_dict(mine), **free}, out, name)
+        must_be_same({**saved, **free}, {**serial.to_dict(settings_table), **free}, out, name)
     return before
 
 
-def must_be_same(saved: Any, given: Any, out: Path, name: str) -> None:
+def must_be_same(saved: Any, current: Any, out: Path, name: str) -> None:
     """UserError that names the first setting in which a run differs from the one in ``out``."""
-    differs = run_checkpoints.difference(saved, json.loads(json.dumps(given)), name)
+    differs = run_checkpoints.difference(saved, json.loads(json.dumps(current)), name)
     sentence = (
         f"{out} cannot be resumed with another config: {differs}; set it back or choose "
         "another --out."
@@ -58,19 +58,21 @@ def must_be_same(saved: Any, given: Any, out: Path, name: str) -> None:
     need(differs is None, sentence)
 
 
-def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
+def _extend(before: dict[str, Any], train_config: Train, out: Path) -> None:
     """Let a run that ended, after its steps or early, go on with more: ``before`` then has them,
     and a sentence."""
     train, newest = dict(before.get("train") or {}), run_checkpoints.newest(out)
     steps = train.get("steps")
-    if not isinstance(steps, int) or how.steps == steps:
+    if not isinstance(steps, int) or train_config.steps == steps:
         return
-    differs = f"train.steps is {steps} there and {how.steps} here, and steps can only be raised"
+    differs = (
+        f"train.steps is {steps} there and {train_config.steps} here, and steps can only be raised"
+    )
     sentence = (
         f"{out} cannot be resumed with another config: {differs}; set it back or choose "
         "another --out."
     )
-    need(how.steps > steps, sentence)
+    need(train_config.steps > steps, sentence)
     step = run_checkpoints.number(newest) if newest else 0
     ended, early = before.get("ended", []), False
     if newest and step < steps:
@@ -82,16 +84,16 @@ def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
         f"{out} stands at step {step} of {steps}; give --steps {steps} to finish that "
         "first, then --steps"
     )
-    need(early or step == steps, f"{finish} {how.steps}.")
-    before |= {"train": {**train, "steps": how.steps}, "ended": [*ended, step]}
-    goes_on = describe(how.schedule, how.steps - step)
+    need(early or step == steps, f"{finish} {train_config.steps}.")
+    before |= {"train": {**train, "steps": train_config.steps}, "ended": [*ended, step]}
+    goes_on = describe(train_config.schedule, train_config.steps - step)
     before["extended"] = (
-        f"The run had ended at step {step:,} and goes on to {how.steps:,}: {goes_on}."
+        f"The run had ended at step {step:,} and goes on to {train_config.steps:,}: {goes_on}."
     )
 
 
 def is_stale(step: int, best: int | None, ended: Any, early_stop: int, evaluate_every: int) -> bool:
-    """Whether a run ends early: ``early_stop`` evaluations in a row brought no lower validation
+    """True if a run ends early: ``early_stop`` evaluations in a row brought no lower validation
     loss than the ``best``.
 
     They are counted anew where a run that had ``ended`` was given more steps.

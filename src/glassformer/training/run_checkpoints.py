@@ -34,7 +34,7 @@ from ..parallel.shard import cuts_of, place_in
 from .loop import State
 
 STEP = re.compile(r"step-(\d{6,})")
-LEFT = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.+\.)?(part|old)")
+LEFTOVERS = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.+\.)?(part|old)")
 
 
 def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: Any = None) -> Path:
@@ -47,8 +47,8 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
     if not mesh.first(path.exists()):
         with mesh.agreeing():
             for name, tensor in state.model.named_parameters():
-                held = tensor if not hasattr(tensor, "to_local") else tensor.to_local()
-                if not bool(torch.isfinite(held).all()):
+                local = tensor if not hasattr(tensor, "to_local") else tensor.to_local()
+                if not bool(torch.isfinite(local).all()):
                     raise UserError(
                         f'The weights of "{name}" are not finite; nothing was saved, use the '
                         "last checkpoint."
@@ -60,30 +60,33 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                 "source_tokenizer": source_tokenizer,
             }
             joined = [name for name, _ in lora.trained(state.model)] if state.base_model else []
-            with shares.whole(state.model, joined, mesh), shares.uncut(state.model, mesh) as filled:
+            with (
+                shares.gathered_weights(state.model, joined, mesh),
+                shares.uncut(state.model, mesh) as filled,
+            ):
                 contents = store.contents_of(state.model, tokenizer, "glassformer", **named)
                 shares.write(beside, filled(contents), mesh)
-            kept: dict[str, Any] = state.optimizer.state()
+            tensors: dict[str, Any] = state.optimizer.state()
             numbers = {name: getattr(state, name) for name in ("step", "tokens", "best_step")}
             # as older checkpoints have them
             numbers |= {"bad": state.skipped_in_a_row, "content": state.frozen_digest}
             numbers["best"] = state.best if math.isfinite(state.best) else None
             numbers["batches"] = state.batches.state()
             if not state.draws_by_piece:
-                kept["random:torch"] = torch.get_rng_state()
+                tensors["random:torch"] = torch.get_rng_state()
                 if torch.cuda.is_available():
-                    kept |= {
-                        f"random:cuda:{i}": one
-                        for i, one in enumerate(torch.cuda.get_rng_state_all())
+                    tensors |= {
+                        f"random:cuda:{i}": rng_state
+                        for i, rng_state in enumerate(torch.cuda.get_rng_state_all())
                     }
                 numbers["random"] = {"python": random.getstate(), "numpy": np.random.get_state()}
             if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
                 cuts = cuts_of(state.model)
                 for name, weight in lora.trained(state.model):
-                    kept[f"weight:{name}"] = (
+                    tensors[f"weight:{name}"] = (
                         share_of(weight, mesh, cuts.get(name)) or weight.detach()
                     )
-            (content,) = tensorfiles.contents(tensorfiles.plain(kept), limit=1 << 62).values()
+            (content,) = tensorfiles.contents(tensorfiles.plain(tensors), limit=1 << 62).values()
             written = {
                 "state.safetensors": content,
                 "state.json": json.dumps(numbers, default=_json_value) + "\n",
@@ -92,9 +95,11 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
             with mesh.agreeing():
                 if mesh.is_first and tokenizer is not None:
                     tokenizer.save(beside)
-            found = shares.sums(beside, mesh)
+            digests = shares.sums(beside, mesh)
             shares.write(
-                beside, {SUMS: "".join(f"{one}  {name}\n" for name, one in found.items())}, mesh
+                beside,
+                {SUMS: "".join(f"{digest}  {name}\n" for name, digest in digests.items())},
+                mesh,
             )
     point(folder, state)
     return path
@@ -136,39 +141,45 @@ def restore(path: Path, state: State) -> dict[str, Any]:
         f"{path} is a checkpoint of another model: {differs}; give the same config "
         "or another folder.",
     )
-    same = saved_state.get("content") == state.frozen_digest
+    unchanged = saved_state.get("content") == state.frozen_digest
     need(
-        same,
+        unchanged,
         f"{state.base_model} has other weights than when {path} was made; put back those "
         "it began with.",
     )
-    kept = tensorfiles.open_file(path / "state.safetensors")
-    names = [name for name in kept.entries if not name.startswith(("random:", "weight:"))]
-    randoms = {name: kept.read(name) for name in kept.entries if name.startswith("random:")}
-    weights = {name[7:]: (kept, name) for name in kept.entries if name.startswith("weight:")}
+    state_file = tensorfiles.open_file(path / "state.safetensors")
+    names = [name for name in state_file.entries if not name.startswith(("random:", "weight:"))]
+    randoms = {
+        name: state_file.read(name) for name in state_file.entries if name.startswith("random:")
+    }
+    weights = {
+        name[7:]: (state_file, name) for name in state_file.entries if name.startswith("weight:")
+    }
     if not weights:
-        held = tensorfiles.open_files(path)
-        weights = {name: (held, name) for name in held.entries}
-    mine: dict[str, Any] = dict(
+        weight_files = tensorfiles.open_files(path)
+        weights = {name: (weight_files, name) for name in weight_files.entries}
+    parameters: dict[str, Any] = dict(
         state.model.named_parameters() if state.base_model is None else lora.trained(state.model)
     )
-    places = {name: place_in(state.model, name, mesh) for name in mine}
-    here = {name: list((places[name] or weight).shape) for name, weight in mine.items()}
-    there = {name: list(file.entries[own].shape) for name, (file, own) in weights.items()}
-    differs = difference(there, here)
+    places = {name: place_in(state.model, name, mesh) for name in parameters}
+    model_shapes = {
+        name: list((places[name] or weight).shape) for name, weight in parameters.items()
+    }
+    saved_shapes = {name: list(file.entries[key].shape) for name, (file, key) in weights.items()}
+    differs = difference(saved_shapes, model_shapes)
     need(
         not differs,
         f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.",
     )
     with torch.no_grad():
-        for name, weight in mine.items():
-            found: Any = shares.read(*weights[name], places[name])
+        for name, weight in parameters.items():
+            value: Any = shares.read_share(*weights[name], places[name])
             if places[name] is not None:
-                weight.to_local().copy_(found.numbers)
+                weight.to_local().copy_(value.numbers)
             else:
-                weight.copy_(found)
+                weight.copy_(value)
     state.optimizer.restore(
-        {name: shares.read(kept, name, state.optimizer.place(name)) for name in names}
+        {name: shares.read_share(state_file, name, state.optimizer.place(name)) for name in names}
     )
     state.draws_by_piece = "random:torch" not in randoms
     try:
@@ -201,9 +212,9 @@ def newest(folder: Path) -> Path | None:
 
 def steps(folder: Path) -> list[Path]:
     """The checkpoints of a run folder, oldest first."""
-    found = folder.iterdir() if folder.is_dir() else ()
+    entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(
-        (path for path in found if STEP.fullmatch(path.name) and path.is_dir()), key=number
+        (path for path in entries if STEP.fullmatch(path.name) and path.is_dir()), key=number
     )
 
 
@@ -228,7 +239,7 @@ def tidy(folder: Path) -> None:
     """Remove what a killed process left half-written, and nothing of the user's; call it with the
     folder locked."""
     for path in folder.glob(".*"):
-        if LEFT.fullmatch(path.name):
+        if LEFTOVERS.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
                 missing_ok=True
             )
@@ -241,27 +252,32 @@ def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
     Raises UserError where fewer are kept or one is damaged. (Vaswani et al. 2017, section 6.1)
     """
     need(last > 0, f"--last is {last}; give a number of checkpoints above 0.")
-    found = steps(folder)
-    need(bool(found), f"{folder} holds no checkpoints; give the folder of a run.")
-    held = "1 checkpoint" if len(found) == 1 else f"{len(found)} checkpoints"
-    few = f"{folder} keeps {held}; give --last {len(found)}, or train with --keep {last}."
-    need(last <= len(found), few)
-    model, tokenizer = store.load(found[-1], dtype=torch.float32, mapped=False)
+    paths = steps(folder)
+    need(bool(paths), f"{folder} holds no checkpoints; give the folder of a run.")
+    count = "1 checkpoint" if len(paths) == 1 else f"{len(paths)} checkpoints"
+    few = f"{folder} keeps {count}; give --last {len(paths)}, or train with --keep {last}."
+    need(last <= len(paths), few)
+    model, tokenizer = store.load(paths[-1], dtype=torch.float32, mapped=False)
     mean = dict(model.named_parameters())
     with torch.no_grad():
-        for path in found[-last:-1]:
-            other = dict(store.load(path, dtype=torch.float32)[0].named_parameters())
-            same = {n: w.shape for n, w in other.items()} == {n: w.shape for n, w in mean.items()}
-            need(same, f"{path} holds another model than {found[-1]}; give the folder of one run.")
-            torch._foreach_add_(list(mean.values()), [other[name] for name in mean])
+        for path in paths[-last:-1]:
+            weights = dict(store.load(path, dtype=torch.float32)[0].named_parameters())
+            matching = {n: w.shape for n, w in weights.items()} == {
+                n: w.shape for n, w in mean.items()
+            }
+            need(
+                matching,
+                f"{path} holds another model than {paths[-1]}; give the folder of one run.",
+            )
+            torch._foreach_add_(list(mean.values()), [weights[name] for name in mean])
         torch._foreach_div_(list(mean.values()), last)
-    return model, tokenizer, Checkpoint.open(found[-1]).labels
+    return model, tokenizer, Checkpoint.open(paths[-1]).labels
 
 
-def difference(there: Any, here: Any, where: str = "") -> str | None:
+def difference(saved: Any, current: Any, path: str = "") -> str | None:
     """The first place where two nested values differ, in words; None when they are equal."""
-    found = next(differences(there, here, where), None)
-    return found and f"{found[0] or 'it'} is {_short(found[1])} there and {_short(found[2])} here"
+    first = next(differences(saved, current, path), None)
+    return first and f"{first[0] or 'it'} is {_short(first[1])} there and {_short(first[2])} here"
 
 
 def _short(value: Any) -> str:

@@ -27,10 +27,10 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
             return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
         case WarmupStableDecay(decay=decay, floor=floor):
             decaying = _steps(decay, steps)
-            left = 1.0
+            share = 1.0
             if decaying:  # + 1: no step is without effect
-                left = min(1.0, (max(0, steps - step) + 1) / (decaying + 1))
-            return floor + (1 - floor) * left
+                share = min(1.0, (max(0, steps - step) + 1) / (decaying + 1))
+            return floor + (1 - floor) * share
     raise TypeError(schedule)
 
 
@@ -45,14 +45,14 @@ def factor_in_extended_run(
     """
     if isinstance(schedule, Constant | InverseSqrt):
         return factor(schedule, step, ended[0] if ended else steps)
-    begin = max((end for end in ended if end < step), default=0)
+    start = max((end for end in ended if end < step), default=0)
     return factor(
-        schedule, step - begin, min(end for end in (*ended, steps) if end >= step) - begin
+        schedule, step - start, min(end for end in (*ended, steps) if end >= step) - start
     )
 
 
 def describe(schedule: Schedule, added: int) -> str:
-    """What ``factor_in_extended_run`` does for the added steps, in words."""
+    """A sentence about the rate in the added steps, as ``factor_in_extended_run`` computes it."""
     name = type(schedule).__name__
     if isinstance(schedule, Constant | InverseSqrt):
         return f"the rate goes on as {name} has it"

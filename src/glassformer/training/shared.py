@@ -42,31 +42,31 @@ def shared_gradients(
     draws: Callable[[int], None] | None,
     mesh: Mesh,
 ) -> Sums:
-    """As ``loss.gradients`` of the next batch; this process's pieces are ``mesh.row`` and every
-    ``mesh.rows`` on."""
-    mine = range(mesh.row, settings.accumulate, mesh.rows)
+    """Leaves gradients as ``loss.gradients`` of the next batch does; this process's pieces are
+    ``mesh.row`` and every ``mesh.data_parallel_size`` on."""
+    indices = range(mesh.row, settings.accumulate, mesh.data_parallel_size)
     device = mesh.device
     source: Any = batches
     if isinstance(batches, Prefetched):
-        source, own = batches.batches, batches.pieces(settings.accumulate, mine)
+        source, local_batches = batches.batches, batches.pieces(settings.accumulate, indices)
     else:
-        own = next_pieces(batches, settings.accumulate, mine)
-    parts = [piece.to(device) for piece in own]
-    present = [mesh.rows] * len(parts)
+        local_batches = next_pieces(batches, settings.accumulate, indices)
+    micro_batches = [piece.to(device) for piece in local_batches]
+    present = [mesh.data_parallel_size] * len(micro_batches)
     # what an objective prepares may have fewer rows than were read
     if not isinstance(source, Batches):
-        full = mesh.gather(torch.tensor([int(len(part.tokens) > 0) for part in parts]))
-        present = torch.stack([full[rank] for rank in mesh.neighbours(*ROWS)]).sum(0).tolist()
-        few = (
-            f"A batch came to fewer than {mesh.rows} rows, one for each process; raise train.batch."
+        full = mesh.gather(
+            torch.tensor([int(len(micro_batch.tokens) > 0) for micro_batch in micro_batches])
         )
-        need(present[0] == mesh.rows, few)
+        present = torch.stack([full[rank] for rank in mesh.neighbours(*ROWS)]).sum(0).tolist()
+        few = f"A batch came to fewer than {mesh.data_parallel_size} rows, one for each process; raise train.batch."
+        need(present[0] == mesh.data_parallel_size, few)
 
-    def begin(place: int) -> None:
+    def start_rng(place: int) -> None:
         if draws is not None:  # other columns of a piece, and other stages, draw other numbers
-            draws(mine[place] + settings.accumulate * mesh.index("pipeline", "context"))
+            draws(indices[place] + settings.accumulate * mesh.index("pipeline", "context"))
 
-    pieces = SharedPieces(parts, begin, model, present, mesh)
+    pieces = SharedPieces(micro_batches, start_rng, model, present, mesh)
     losses: list[Loss] = []
     with columns(model, mesh) as cut:
         if objective.all_pieces is not None:
@@ -75,11 +75,15 @@ def shared_gradients(
             compute = functools.partial(objective.loss, model, smoothing=settings.label_smoothing)
             losses = one_forward_one_backward(model, pieces, compute)
         else:
-            for part, counts in pieces.read(backward=True):
+            for micro_batch, is_real in pieces.iterate(backward=True):
                 loss = backward(
-                    model, cut(part), objective, settings.label_smoothing, weight=float(counts)
+                    model,
+                    cut(micro_batch),
+                    objective,
+                    settings.label_smoothing,
+                    weight=float(is_real),
                 )
-                losses += [loss] * counts
+                losses += [loss] * is_real
     add_columns(model, mesh)
     if mesh.extent("pipeline") > 1:
         model.stage.settle(model)
@@ -97,14 +101,14 @@ def one_forward_one_backward(
     begin_round(model, True, pieces.present[0])
 
     def back() -> None:
-        place, found, counts = waiting.popleft()
-        losses.extend([backward_from(found, float(counts))] * counts)
+        place, loss_value, is_real = waiting.popleft()
+        losses.extend([backward_from(loss_value, float(is_real))] * is_real)
         # now, while all weights are in shards: the next forward pass leaves some whole
         if place + 1 < len(pieces):
             begin_round(model, False, pieces.present[place + 1])
 
-    for place, (part, counts) in enumerate(pieces.read()):
-        waiting.append((place, loss(part), counts))
+    for place, (micro_batch, is_real) in enumerate(pieces.iterate()):
+        waiting.append((place, loss(micro_batch), is_real))
         if len(waiting) == model.stage.count - model.stage.index:
             back()
     while waiting:
@@ -113,7 +117,7 @@ def one_forward_one_backward(
 
 
 class SharedPieces(Pieces):
-    """Those of this process; in each round of pieces so many processes are ``present`` with one."""
+    """The pieces of this process; in each round so many processes are ``present`` with one."""
 
     def __init__(
         self,
@@ -126,31 +130,33 @@ class SharedPieces(Pieces):
         super().__init__(batches, draws)
         self.model, self.present, self.mesh = model, present, mesh
 
-    def read(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
-        """Where this process has no piece and others have, its first one, which does not count."""
-        for place, (batch, there) in enumerate(zip(self.batches, self.present, strict=True)):
-            self.begin(place, batch.tokens.device)
+    def iterate(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
+        """Yields each piece; where only other processes have one, the first again, not counted."""
+        for place, (batch, present_count) in enumerate(
+            zip(self.batches, self.present, strict=True)
+        ):
+            self.start_generators(place, batch.tokens.device)
             if backward and in_shards(self.model):
-                begin_round(self.model, place == 0, there)
-            counts = len(batch.tokens) > 0
-            if there:
-                yield batch if counts else self.batches[0], counts
+                begin_round(self.model, place == 0, present_count)
+            is_real = len(batch.tokens) > 0
+            if present_count:
+                yield batch if is_real else self.batches[0], is_real
 
     def gather(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Of each round what the processes found, in the order of their rows."""
+        """Gathers the tensors of each round from all processes, in the order of their rows."""
         from safetensors.torch import load, save
 
         content = save(
-            {f"{place:06}": found.cpu().contiguous() for place, found in enumerate(vectors)}
+            {f"{place:06}": tensor.cpu().contiguous() for place, tensor in enumerate(vectors)}
         )
-        every = [load(part) for part in self.mesh.gather_bytes(content)]
+        every = [load(content_bytes) for content_bytes in self.mesh.gather_bytes(content)]
         shares = [every[rank] for rank in self.mesh.neighbours(*ROWS)]
         return [
             share[place].to(self.mesh.device) for place in sorted(shares[0]) for share in shares
         ]
 
-    def own(self, every: Sequence[Tensor]) -> list[Tensor]:
-        return list(every[self.mesh.row :: self.mesh.rows])
+    def local(self, every: Sequence[Tensor]) -> list[Tensor]:
+        return list(every[self.mesh.row :: self.mesh.data_parallel_size])
 
     @property
     def has_first(self) -> bool:
@@ -167,7 +173,7 @@ def columns(model: Any, mesh: Mesh) -> Iterator[Callable[[Batch], Batch]]:
     group = mesh.group("context")
     if group is None:
         if mesh.extent("pipeline") > 1:
-            model.stage.begin(model)
+            model.stage.lend_table(model)
         with (
             mesh.watched()
             if mesh.extent("pipeline", "tensor", "expert") > 1
@@ -192,60 +198,77 @@ def add_columns(model: Any, mesh: Mesh) -> None:
     if group is None:
         return
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    left = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
-    while left:
-        parts, size = [left.pop()], 0
-        while left and (size := size + parts[-1].numel()) + left[-1].numel() <= AT_ONCE:
-            parts.append(left.pop())
+    pending = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
+    while pending:
+        bucket, size = [pending.pop()], 0
+        while pending and (size := size + bucket[-1].numel()) + pending[-1].numel() <= AT_ONCE:
+            bucket.append(pending.pop())
         with mesh.watched():
-            whole = summed(torch.cat([part.reshape(-1) for part in parts]), group)
-        for part, found in zip(parts, torch.split(whole, [p.numel() for p in parts]), strict=True):
-            part.copy_(found.view_as(part))
+            total = summed(torch.cat([grad.reshape(-1) for grad in bucket]), group)
+        for grad, reduced in zip(
+            bucket, torch.split(total, [p.numel() for p in bucket]), strict=True
+        ):
+            grad.copy_(reduced.view_as(grad))
 
 
 def in_order(losses: Sequence[Loss], mesh: Mesh) -> list[Loss]:
     """Everybody's losses, the first of each process, then the second of each, as tensors on this
     device."""
-    every = [_unpacked(part, mesh.device) for part in mesh.gather_bytes(_packed(losses))]
+    every = [_unpacked(content, mesh.device) for content in mesh.gather_bytes(_packed(losses))]
     shares = []
     for rank in mesh.neighbours(*ROWS):
         axis, join = (
             ("pipeline", _of_stages) if mesh.extent("pipeline") > 1 else ("context", _joined)
         )
-        pieces = zip(*(every[other] for other in mesh.neighbours(axis, of=rank)), strict=True)
+        pieces = zip(
+            *(every[neighbour] for neighbour in mesh.neighbours(axis, of=rank)), strict=True
+        )
         shares.append([join(piece) for piece in pieces])
     return [share[turn] for turn in range(len(shares[0])) for share in shares if turn < len(share)]
 
 
-def _joined(parts: Sequence[Loss]) -> Loss:
+def _joined(column_losses: Sequence[Loss]) -> Loss:
     """The loss of a piece from those of its columns; ``aux`` is of all of them on each."""
-    if len(parts) == 1:
-        return parts[0]
-    sums, count = [loss.sum for loss in parts], int(sum(loss.count for loss in parts))
+    if len(column_losses) == 1:
+        return column_losses[0]
+    sums, count = (
+        [loss.sum for loss in column_losses],
+        int(sum(loss.count for loss in column_losses)),
+    )
     metrics: dict[str, Any] = {
-        name: sum(one.metrics[name] * one.count for one in parts) / max(1, count)
-        for name in parts[0].metrics
+        name: sum(loss.metrics[name] * loss.count for loss in column_losses) / max(1, count)
+        for name in column_losses[0].metrics
     }
-    said = {
-        name: torch.cat([getattr(one, name) for one in parts])
+    outputs = {
+        name: torch.cat([getattr(loss, name) for loss in column_losses])
         for name in ("predictions", "labels")
-        if getattr(parts[0], name) is not None
+        if getattr(column_losses[0], name) is not None
     }
-    tokens = sum(loss.tokens for loss in parts)
+    tokens = sum(loss.tokens for loss in column_losses)
     return replace(
-        parts[0], sum=torch.stack(sums).sum(), count=count, tokens=tokens, metrics=metrics, **said
+        column_losses[0],
+        sum=torch.stack(sums).sum(),
+        count=count,
+        tokens=tokens,
+        metrics=metrics,
+        **outputs,
     )
 
 
-def _of_stages(parts: Sequence[Loss]) -> Loss:
+def _of_stages(stage_losses: Sequence[Loss]) -> Loss:
     """The loss of a piece: the last stage has it, with what the mixtures of all stages add to it
     and say."""
-    flow, aux = Flow(parts[0].sum), [loss.aux for loss in parts if loss.aux is not None]
-    for loss in parts:
+    flow, aux = (
+        Flow(stage_losses[0].sum),
+        [loss.aux for loss in stage_losses if loss.aux is not None],
+    )
+    for loss in stage_losses:
         for name, layers in loss.metrics.items():
             for layer in layers:
                 flow.add_metric(name, layer)
-    return replace(parts[-1], aux=torch.stack(aux).sum() if aux else None, metrics=flow.metrics)
+    return replace(
+        stage_losses[-1], aux=torch.stack(aux).sum() if aux else None, metrics=flow.metrics
+    )
 
 
 def _packed(losses: Sequence[Loss]) -> bytes:
@@ -273,15 +296,17 @@ def _packed(losses: Sequence[Loss]) -> bytes:
 def _unpacked(content: bytes, device: torch.device) -> list[Loss]:
     from safetensors.torch import load
 
-    found: dict[int, dict[str, Tensor]] = {}
+    by_piece: dict[int, dict[str, Tensor]] = {}
     for key, tensor in load(content).items():
         piece, _, name = key.partition(".")
-        found.setdefault(int(piece), {})[name] = tensor.to(device)
+        by_piece.setdefault(int(piece), {})[name] = tensor.to(device)
     losses = []
-    for _, parts in sorted(found.items()):
-        count, tokens = parts.pop("counts").tolist()
-        metrics = {name[8:]: parts.pop(name) for name in list(parts) if name.startswith("metrics.")}
-        losses.append(Loss(count=count, tokens=tokens, metrics=metrics, **parts))
+    for _, fields in sorted(by_piece.items()):
+        count, tokens = fields.pop("counts").tolist()
+        metrics = {
+            name[8:]: fields.pop(name) for name in list(fields) if name.startswith("metrics.")
+        }
+        losses.append(Loss(count=count, tokens=tokens, metrics=metrics, **fields))
     return losses
 
 
@@ -289,7 +314,7 @@ def shared_out(batches: Iterable[Batch], mesh: Mesh) -> Iterator[tuple[Batch, bo
     """This process's batches of those, and whether each counts: all take part in the last round."""
     last, turn = None, 0
     for number, batch in enumerate(batches):
-        turn = number % mesh.rows
+        turn = number % mesh.data_parallel_size
         last = batch if last is None or turn == mesh.row else last
         if turn == mesh.row:
             yield batch, True

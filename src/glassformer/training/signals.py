@@ -64,44 +64,44 @@ class Signals:
     def heard_by(self, mesh: Mesh) -> int | None:
         """The signal that any process heard so far."""
         if not mesh.alone:
-            self.number = int(mesh.most(self.heard() or 0)) or None
+            self.number = int(mesh.maximum(self.heard() or 0)) or None
         return self.heard()
 
     def wait_with(self, mesh: Mesh) -> float:
         """``wait``, of all processes together: none waits for another longer than a second."""
         if mesh.alone:
             return self.wait()
-        begun = time.monotonic()
-        while mesh.most(self.wait(1.0)) and not mesh.most(self.number or 0):
+        start = time.monotonic()
+        while mesh.maximum(self.wait(1.0)) and not mesh.maximum(self.number or 0):
             pass
-        return time.monotonic() - begun if mesh.is_first else 0.0
+        return time.monotonic() - start if mesh.is_first else 0.0
 
-    def wait(self, most: float = math.inf) -> float:
-        """Wait as long as the run is paused and nothing ends it, or ``most`` seconds; the seconds
-        that it took."""
+    def wait(self, timeout: float = math.inf) -> float:
+        """Wait as long as the run is paused and nothing ends it, or ``timeout`` seconds; the
+        seconds that it took."""
         if self.pause is None or self.number is not None or not self.pause.exists():
             if self.paused and self.number is None:
                 note("Going on.")
             self.paused = False
             return 0.0
-        begun, told = time.monotonic(), -math.inf
+        start, last_pulse = time.monotonic(), -math.inf
         if not self.paused:
             note(
                 f"Paused by {self.pause}: it goes on when that file is gone. Ctrl-C saves and ends."
             )
         self.paused = True
-        while self.heard() is None and self.pause.exists() and time.monotonic() < begun + most:
-            if time.monotonic() - told > PULSE:
-                told = time.monotonic()
+        while self.heard() is None and self.pause.exists() and time.monotonic() < start + timeout:
+            if time.monotonic() - last_pulse > PULSE:
+                last_pulse = time.monotonic()
                 # made by others, never by the run
                 with contextlib.suppress(OSError), self.pause.open("r+") as opened:
                     opened.write(PAUSED)
                     opened.truncate()
             time.sleep(0.1)
-        if most == math.inf and self.number is None:
+        if timeout == math.inf and self.number is None:
             self.paused = False
             note("Going on.")
-        return time.monotonic() - begun
+        return time.monotonic() - start
 
     def notice(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:

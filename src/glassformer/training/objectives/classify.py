@@ -56,7 +56,7 @@ class Classify(Objective):
         """UserError for R-Drop without dropout too."""
         super().check(model, tokenizer, examples=examples)
         rates = [body.dropout for body in bodies(model).values()]
-        rates += [getattr(part, "dropout", 0.0) for part in (model.pool, tune)]
+        rates += [getattr(settings, "dropout", 0.0) for settings in (model.pool, tune)]
         sentence = (
             "Classify.rdrop compares readings with different dropout, and this model has none; set"
         )
@@ -79,9 +79,9 @@ class Classify(Objective):
         """One text or two between what opens and closes them."""
         around = framing.around
 
-        def lay(one: Example, first: list[int], second: list[int] | None) -> list[Item]:
+        def lay(example: Example, first: list[int], second: list[int] | None) -> list[Item]:
             texts = [first] if second is None else [first, second]
-            return [framing.texts(fit(one, texts, around(len(texts)), "text"))]
+            return [framing.texts(fit(example, texts, around(len(texts)), "text"))]
 
         return lay
 
@@ -103,11 +103,11 @@ class Classify(Objective):
         answer, metrics = self._answer(output), dict(output.metrics)
         total = self._error(answer, labels, smoothing)
         if self.rdrop and model.training:
-            other = self._answer(forward(model, batch))
+            second_answer = self._answer(forward(model, batch))
             total = (
                 total
-                + self._error(other, labels, smoothing)
-                + self.rdrop * self.divergence(answer, other)
+                + self._error(second_answer, labels, smoothing)
+                + self.rdrop * self.divergence(answer, second_answer)
             ) / 2
         if tape is not None:
             (embedded,) = tape.records.values()
@@ -148,12 +148,12 @@ class Classify(Objective):
             return (answer - labels).square().sum()
         return cross_entropy(answer, labels, reduction="sum", label_smoothing=smoothing)
 
-    def divergence(self, one: Tensor, other: Tensor) -> Tensor:
-        """Of two answers, the Kullback-Leibler divergence both ways (Liang et al. 2021, 2), or the
-        square; summed."""
+    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        """Kullback-Leibler divergence both ways between two answers (Liang et al. 2021, 2), or the
+        squared difference; summed."""
         if self.regression:
-            return (one - other).square().sum()
-        p, q = one.log_softmax(-1), other.log_softmax(-1)
+            return (first - second).square().sum()
+        p, q = first.log_softmax(-1), second.log_softmax(-1)
         return ((p.exp() - q.exp()) * (p - q)).sum() / 2
 
 
@@ -168,13 +168,13 @@ def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None, documents: int) -
     pos = torch.arange(grad.shape[1], device=grad.device).expand_as(lengths) if pos is None else pos
     which = (document_starts(pos).flatten().cumsum(0) - 1).clamp(min=0)
     real = (pos.flatten() >= 0).float()
-    parts = (
+    sums = (
         torch.stack(
             (grad.float().square().sum(-1).flatten(), lengths.flatten(), torch.ones_like(real))
         )
         * real
     )
     # of each document
-    square, length, tokens = lengths.new_zeros(3, documents).index_add_(1, which, parts)
+    square, length, tokens = lengths.new_zeros(3, documents).index_add_(1, which, sums)
     scale: Tensor = length / tokens / square.sqrt().clamp(min=1e-30)
     return grad * scale[which].view(*lengths.shape, 1).to(grad.dtype)

@@ -35,10 +35,12 @@ class SomeTokens(Objective):
         return chosen_loss(model, batch, smoothing)
 
 
-def share(part: object, name: str) -> None:
+def check_share(settings: object, name: str) -> None:
     """UserError unless the setting ``name`` is between 0 and 1."""
-    value = getattr(part, name)
-    need(0 < value < 1, f"{type(part).__name__}.{name} is {value}; give a share between 0 and 1.")
+    value = getattr(settings, name)
+    need(
+        0 < value < 1, f"{type(settings).__name__}.{name} is {value}; give a share between 0 and 1."
+    )
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Documents:
 
     @property
     def place(self) -> Array:
-        """How far each token is from the beginning of its document (B, T)."""
+        """Position of each token in its document (B, T)."""
         return np.arange(self.of.size).reshape(self.of.shape) - self.starts[self.of]
 
 
@@ -81,18 +83,20 @@ def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:
 def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, list[str]]:
     """The config with a pool that ends in so many labels, or in a vector (0), and notes of what
     else changed."""
-    made, notes = without_head(objective, model)
-    if getattr(made, "token_head", None) is not None:
-        made = serial.change(made, {"token_head": None})
+    config, notes = without_head(objective, model)
+    if getattr(config, "token_head", None) is not None:
+        config = serial.change(config, {"token_head": None})
         notes.append("The head over labels of tokens is left out.")
-    if made.pool is not None:
+    if config.pool is not None:
         return replace(
-            made,
-            pool=replace(made.pool, labels=labels, normalize=made.pool.normalize and not labels),
+            config,
+            pool=replace(
+                config.pool, labels=labels, normalize=config.pool.normalize and not labels
+            ),
         ), notes
     labelled = (
-        Pool("last", None, labels) if isinstance(made, Decoder) else Pool("first", "tanh", labels)
+        Pool("last", None, labels) if isinstance(config, Decoder) else Pool("first", "tanh", labels)
     )
     pool = labelled if labels else Pool("mean", normalize=True)
     notes.append(f'The model has no pool; one of the kind "{pool.mode}" is added.')
-    return replace(made, pool=pool), notes
+    return replace(config, pool=pool), notes

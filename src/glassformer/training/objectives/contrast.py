@@ -50,12 +50,12 @@ class Contrast(Objective):
         """Two documents side by side, so that a pair never leaves its row."""
         around = 2 * framing.around(1)
 
-        def lay(one: Example, first: list[int], second: list[int] | None) -> list[Item]:
+        def lay(example: Example, first: list[int], second: list[int] | None) -> list[Item]:
             assert second is not None
-            left, right = (
-                framing.texts([text]) for text in fit(one, [first, second], around, "pair")
+            first_item, second_item = (
+                framing.texts([text]) for text in fit(example, [first, second], around, "pair")
             )
-            return [{name: left[name] + right[name] for name in left}]
+            return [{name: first_item[name] + second_item[name] for name in first_item}]
 
         return lay
 
@@ -100,32 +100,32 @@ class Contrast(Objective):
 
         from ..loss import Loss, aux_loss, forward, tokens_in
 
-        def pooled(piece: Batch, counts: bool) -> Tensor:
+        def pooled(piece: Batch, is_real: bool) -> Tensor:
             vectors = forward(model, piece).pooled
             assert vectors is not None
-            return vectors.detach() if counts else vectors.detach()[:0]
+            return vectors.detach() if is_real else vectors.detach()[:0]
 
-        vectors = pieces.gather([pooled(*piece) for piece in pieces.read()])
+        vectors = pieces.gather([pooled(*piece) for piece in pieces.iterate()])
         leaf = torch.cat(vectors).requires_grad_()
-        whole = self.of_vectors(leaf, smoothing)
-        whole.sum.backward()  # type: ignore[no-untyped-call]
+        batch_loss = self.of_vectors(leaf, smoothing)
+        batch_loss.sum.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
-        grads = pieces.own(torch.split(leaf.grad, [len(some) for some in vectors]))
-        found: list[Loss] = []
-        for (piece, counts), grad in zip(pieces.read(backward=True), grads, strict=True):
+        grads = pieces.local(torch.split(leaf.grad, [len(chunk) for chunk in vectors]))
+        losses: list[Loss] = []
+        for (piece, is_real), grad in zip(pieces.iterate(backward=True), grads, strict=True):
             output = forward(model, piece)
             assert output.pooled is not None
-            total = (output.pooled * (grad if counts else 0)).sum()
+            total = (output.pooled * (grad if is_real else 0)).sum()
             added, pairs = aux_loss(output), len(grad) // 2
             if added is not None:
                 total = total + added * pairs
             total.backward()  # type: ignore[no-untyped-call]
-            if counts:
-                first = pieces.has_first and not found
+            if is_real:
+                first = pieces.has_first and not losses
                 aux = None if added is None else added.detach()
                 metrics = {
                     name: metric.detach() for name, metric in output.metrics.items()
-                } | whole.metrics
-                loss = whole.sum.detach() if first else torch.zeros_like(whole.sum)
-                found.append(Loss(loss, pairs, aux, tokens_in(piece), metrics))
-        return found
+                } | batch_loss.metrics
+                loss = batch_loss.sum.detach() if first else torch.zeros_like(batch_loss.sum)
+                losses.append(Loss(loss, pairs, aux, tokens_in(piece), metrics))
+        return losses

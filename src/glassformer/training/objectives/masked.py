@@ -19,7 +19,7 @@ from ...config import Encoder, Model
 from ...config.objective import Tune
 from ...config.serial import frozen
 from ...errors import UserError
-from .common import ENCODER_SPECIALS, SomeTokens, documents, share
+from .common import ENCODER_SPECIALS, SomeTokens, check_share, documents
 
 if TYPE_CHECKING:
     from .common import Array, Batch, Tokenizer
@@ -39,7 +39,7 @@ class Masked(SomeTokens):
     specials = ENCODER_SPECIALS
 
     def __post_init__(self) -> None:
-        share(self, "mask_rate")
+        check_share(self, "mask_rate")
 
     def check(
         self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None
@@ -64,26 +64,30 @@ class Masked(SomeTokens):
         assert tokenizer is not None
         ordinary, opens = _kinds(tokenizer)
         tokens = batch.tokens.numpy()
-        found = documents(batch)
-        may = ordinary[tokens] & (found.of >= 0)
+        batch_documents = documents(batch)
+        may = ordinary[tokens] & (batch_documents.of >= 0)
         if self.whole_words:
             after = np.pad(may, ((0, 0), (1, 0)))[:, :-1]
             word = (
-                (opens[tokens] | (found.place == 0) | ~may | ~after).cumsum().reshape(tokens.shape)
+                (opens[tokens] | (batch_documents.place == 0) | ~may | ~after)
+                .cumsum()
+                .reshape(tokens.shape)
             )
             chosen = may & (random.random(word.max() + 1) < self.mask_rate)[word]
         else:
             chosen = may & (random.random(tokens.shape) < self.mask_rate)
         if not chosen.any() and may.any():
             chosen.flat[random.choice(np.flatnonzero(may))] = True  # a batch asks something
-        fate, others = random.random(tokens.shape), np.flatnonzero(ordinary)
-        shown = np.where(chosen & (fate < 0.8), mask, tokens)
-        shown = np.where(
-            chosen & (fate >= 0.9), others[random.integers(len(others), size=tokens.shape)], shown
+        fate, ordinary_ids = random.random(tokens.shape), np.flatnonzero(ordinary)
+        inputs = np.where(chosen & (fate < 0.8), mask, tokens)
+        inputs = np.where(
+            chosen & (fate >= 0.9),
+            ordinary_ids[random.integers(len(ordinary_ids), size=tokens.shape)],
+            inputs,
         )
         targets = np.where(chosen, tokens, -1)
         return dataclasses.replace(
-            batch, tokens=torch.from_numpy(shown), targets=torch.from_numpy(targets)
+            batch, tokens=torch.from_numpy(inputs), targets=torch.from_numpy(targets)
         )
 
 

@@ -41,14 +41,16 @@ class Prefix(SomeTokens):
         predicts too."""
         import torch
 
-        found = documents(batch)
-        shares = random.uniform(self.least, self.most, len(found.lengths))
+        batch_documents = documents(batch)
+        shares = random.uniform(self.least, self.most, len(batch_documents.lengths))
         cut = np.clip(
-            np.rint(shares * found.lengths).astype(np.int64), 1, np.maximum(found.lengths - 1, 1)
+            np.rint(shares * batch_documents.lengths).astype(np.int64),
+            1,
+            np.maximum(batch_documents.lengths - 1, 1),
         )
-        inside, place = found.of >= 0, found.place
-        prefix = torch.from_numpy(inside & (place < cut[found.of]))
-        asked = torch.from_numpy(inside & (place >= cut[found.of] - 1))
+        inside, place = batch_documents.of >= 0, batch_documents.place
+        prefix = torch.from_numpy(inside & (place < cut[batch_documents.of]))
+        has_target = torch.from_numpy(inside & (place >= cut[batch_documents.of] - 1))
         return dataclasses.replace(
-            batch, prefix=prefix, targets=torch.where(asked, batch.targets, -1)
+            batch, prefix=prefix, targets=torch.where(has_target, batch.targets, -1)
         )

@@ -37,22 +37,24 @@ class Seq2Seq(SomeTokens):
         the end is asked."""
         eos = framing.end_of_target
 
-        def pair(one: Example, source: list[int], target: list[int] | None) -> list[Item]:
+        def pair(example: Example, source: list[int], target: list[int] | None) -> list[Item]:
             assert target is not None
-            (source,) = fit(one, [source], 1, "source")
-            (target,) = fit(one, [target], 1, "target")
-            read = framing.source(source)
+            (source,) = fit(example, [source], 1, "source")
+            (target,) = fit(example, [target], 1, "target")
+            source_ids = framing.source(source)
             tokens, pos = [framing.decoder_start, *target], [*range(len(target) + 1)]
             written = {"tokens": tokens, "targets": [*target, eos], "pos": pos}
-            return [written, {"source": read, "source_pos": [*range(len(read))]}]
+            return [written, {"source": source_ids, "source_pos": [*range(len(source_ids))]}]
 
-        def one_text(one: Example, source: list[int], target: list[int] | None) -> list[Item]:
+        def one_text(example: Example, source: list[int], target: list[int] | None) -> list[Item]:
             assert target is not None
             source, target = fit(
-                one, [source, target], len(framing.question([])), "source and target"
+                example, [source, target], len(framing.question([])), "source and target"
             )
-            asked = framing.question(source)
-            targets = [-1] * (len(asked) - 1) + [*target, eos]
-            return [{"tokens": asked + target, "targets": targets, "pos": [*range(len(targets))]}]
+            question = framing.question(source)
+            targets = [-1] * (len(question) - 1) + [*target, eos]
+            return [
+                {"tokens": question + target, "targets": targets, "pos": [*range(len(targets))]}
+            ]
 
         return pair if isinstance(framing.model, EncoderDecoder) else one_text

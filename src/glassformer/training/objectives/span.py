@@ -14,7 +14,7 @@ from ...config import EncoderDecoder, Model
 from ...config.objective import Tune
 from ...config.serial import frozen
 from ...errors import UserError, above_zero, need
-from .common import SomeTokens, documents, share
+from .common import SomeTokens, check_share, documents
 
 if TYPE_CHECKING:
     from .common import Array, Batch, Tokenizer
@@ -38,7 +38,7 @@ class Span(SomeTokens):
     specials = ("<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(100)))
 
     def __post_init__(self) -> None:
-        share(self, "corruption_rate")
+        check_share(self, "corruption_rate")
         above_zero(self, "length")
 
     def check(
@@ -70,8 +70,8 @@ class Span(SomeTokens):
         sources: list[Array] = []
         targets: list[Array] = []
         row: list[int] = []  # in which each stands
-        flat, found = batch.tokens.flatten().numpy(), documents(batch)
-        for first, length in zip(found.starts, found.lengths, strict=True):
+        flat, batch_documents = batch.tokens.flatten().numpy(), documents(batch)
+        for first, length in zip(batch_documents.starts, batch_documents.lengths, strict=True):
             ids = flat[first : first + length]
             ids = ids[int(ids[0] == tokenizer.bos) : length - int(ids[-1] == eos)]
             if len(ids) >= SHORTEST:

@@ -32,14 +32,14 @@ class Tag(Objective):
 
     def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
         """A head over labels at every token."""
-        made, notes = without_head(self, model)
-        assert not isinstance(made, EncoderDecoder)
-        made, own = replace(made, pool=None), made.token_head
-        if own is not None:
-            return replace(made, token_head=replace(own, labels=labels, span=False)), notes
-        dropout = max(getattr(body, "dropout", 0.0) for body in bodies(made).values())
+        config, notes = without_head(self, model)
+        assert not isinstance(config, EncoderDecoder)
+        config, head = replace(config, pool=None), config.token_head
+        if head is not None:
+            return replace(config, token_head=replace(head, labels=labels, span=False)), notes
+        dropout = max(getattr(body, "dropout", 0.0) for body in bodies(config).values())
         notes.append("The model has no head over labels; one is added.")
-        return replace(made, token_head=TokenHead(labels, dropout=dropout)), notes
+        return replace(config, token_head=TokenHead(labels, dropout=dropout)), notes
 
     def example(self, row: Row) -> Example:
         """A sentence of words with a label each."""
@@ -48,10 +48,10 @@ class Tag(Objective):
         )
         need(not row.before, sentence)
         words, labels = row.words("tokens"), row.list("labels")
-        counts = (
+        mismatch = (
             f"{row.where} has {len(words)} words and {len(labels)} labels; give one for each word."
         )
-        need(len(words) == len(labels), counts)
+        need(len(words) == len(labels), mismatch)
         tags = tuple(row.labels.number(row.line, label) for label in labels)
         return Example(" ".join(words), line=row.line, words=words, tags=tags)
 
@@ -60,14 +60,14 @@ class Tag(Objective):
         opened = framing.texts([[-1]])["tokens"]
         start, around = opened.index(-1), len(opened) - 1
 
-        def lay(one: Example, words: list[list[int]], second: list[int] | None) -> list[Item]:
+        def lay(example: Example, words: list[list[int]], second: list[int] | None) -> list[Item]:
             ids = [id for word in words for id in word]
             tags = [
                 t
-                for tag, word in zip(one.tags, words, strict=True)
+                for tag, word in zip(example.tags, words, strict=True)
                 for t in (tag, *[-1] * (len(word) - 1))
             ]
-            (ids,), (tags,) = (fit(one, [part], around, "sentence") for part in (ids, tags))
+            (ids,), (tags,) = (fit(example, [values], around, "sentence") for values in (ids, tags))
             return [
                 {**framing.texts([ids]), "targets": [-1] * start + tags + [-1] * (around - start)}
             ]
@@ -84,8 +84,11 @@ class Tag(Objective):
 
         output = forward(model, batch)
         assert output.tagged is not None
-        asked = batch.asked()
-        answer, labels = output.tagged.flatten(0, 1)[asked].float(), batch.targets.flatten()[asked]
+        indices = batch.target_indices()
+        answer, labels = (
+            output.tagged.flatten(0, 1)[indices].float(),
+            batch.targets.flatten()[indices],
+        )
         total = cross_entropy(answer, labels, reduction="sum", label_smoothing=smoothing)
         chosen, count = answer.argmax(-1), len(labels)
         metrics = {**output.metrics, "accuracy": (chosen == labels).float().sum() / max(1, count)}
@@ -95,7 +98,7 @@ class Tag(Objective):
             if batch.pos is None
             else batch.pos
         )
-        sentence = document_starts(pos).flatten().cumsum(0)[asked]
+        sentence = document_starts(pos).flatten().cumsum(0)[indices]
         first = sentence.diff(prepend=sentence.new_zeros(1)).clamp(max=1)
         labels = torch.stack((labels, first), 1)
         return Loss(total, count, aux_loss(output), tokens_in(batch), metrics, chosen, labels)
@@ -103,7 +106,7 @@ class Tag(Objective):
     def metrics(
         self, predictions: Tensor, labels: Tensor, names: tuple[str, ...] = ()
     ) -> dict[str, float]:
-        """How many entities were found, if labels tell of any; labels (N, 2), and 1 where a
+        """Entity precision, recall and F1 if the labels are BIO; labels (N, 2), the second 1 where a
         sentence begins."""
         import torch
 
@@ -111,9 +114,9 @@ class Tag(Objective):
 
         if not are_bio(names):
             return {}
-        begins = labels[:, 1].nonzero()[1:, 0].cpu()
-        sides = (torch.tensor_split(side.cpu(), begins) for side in (predictions, labels[:, 0]))
+        starts = labels[:, 1].nonzero()[1:, 0].cpu()
+        sides = (torch.tensor_split(side.cpu(), starts) for side in (predictions, labels[:, 0]))
         predicted, true = (
-            [[names[label] for label in one.tolist()] for one in side] for side in sides
+            [[names[label] for label in sentence.tolist()] for sentence in side] for side in sides
         )
         return agreement(predicted, true)

@@ -280,7 +280,7 @@ class _Ring(torch.autograd.Function):
             kv = kv if ahead is None else wait_received(ahead)
         out = merged_out[0].to(q.dtype)
         ctx.save_for_backward(q, local_kv, out, merged_out[1])
-        ctx.ring, ctx.parts, ctx.call, ctx.shapes = ring, masks, call, (shape, k.shape)
+        ctx.ring, ctx.masks, ctx.call, ctx.shapes = ring, masks, call, (shape, k.shape)
         return out.view(shape)
 
     @staticmethod
@@ -292,7 +292,7 @@ class _Ring(torch.autograd.Function):
         for step in range(ring.size):
             ahead = ring.send(kv, 0) if step < ring.size - 1 else None
             dkv = torch.zeros_like(kv, dtype=delta.dtype)
-            for block_mask in ctx.parts[ring.shards(step)]:
+            for block_mask in ctx.masks[ring.shard_owner(step)]:
                 grads_here = call.backward(block_mask, (q, kv[0], kv[1]), dout, delta, lse, keep)
                 for grad_sum, grad in zip((dq, *dkv), grads_here, strict=True):
                     grad_sum.add_(grad)

@@ -107,7 +107,7 @@ def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
             p for pattern in patterns for p in sorted(data.glob(pattern)) if p.name != "SOURCE.txt"
         ]
         source = Source(
-            name, data, tuple(part for path in paths for part in find_corpus(path).parts)
+            name, data, tuple(part for path in paths for part in find_corpus(path).corpus_files)
         )
         pieces = [piece.text for piece in source.pieces()]
         size = sum(len(piece.encode()) for piece in pieces) / 1e6

@@ -47,7 +47,7 @@ def ours(
     from glassformer.classics import vocabulary, word2vec
 
     torch.set_num_threads(threads)
-    words = vocabulary.read(sentences, 5)
+    words = vocabulary.index_words(sentences, 5)
     model = word2vec.Word2Vec(words, word2vec.Settings(kind, epochs=epochs, seed=seed, **USUAL))
     begun = time.perf_counter()
     for _ in model.train():
@@ -118,7 +118,7 @@ def trainer(corpus: Path) -> None:
     from glassformer.classics import vocabulary, word2vec
 
     torch.set_num_threads(1)
-    words = vocabulary.read(read(corpus), 5)
+    words = vocabulary.index_words(read(corpus), 5)
     model = word2vec.Word2Vec(words, word2vec.Settings())
     ids, pos, reach = (part[: model.batch] for part in model._rows(0, min(len(words), 1 << 16)))
     batch = model._prepare(ids, pos, reach)

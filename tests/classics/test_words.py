@@ -43,8 +43,8 @@ def test_words_of_a_text() -> None:
     assert vocabulary.split("Don't PANIC: it’s the Earth's 2nd - café!") == [
         *("don't", "panic", "it’s", "the", "earth's", "2nd", "café")
     ]
-    read = vocabulary.read(vocabulary.sentences(["a b a\n...\nb c", "a d a"]), least=2)
-    assert read.words == ("a", "b") and read.counts.tolist() == [4, 2]
+    read = vocabulary.index_words(vocabulary.sentences(["a b a\n...\nb c", "a d a"]), least=2)
+    assert read.words == ("a", "b") and read.frequencies.tolist() == [4, 2]
     assert read.ids.tolist() == [0, 1, 0, 1, 0, 0] and read.sentence.tolist() == [0, 0, 0, 1, 2, 2]
 
 
@@ -58,7 +58,7 @@ def test_words_of_a_text() -> None:
 )
 def test_too_little_text_is_one_sentence(lines: list[list[str]], least: int, told: str) -> None:
     with pytest.raises(UserError, match=told if told != "(0)" else r"--least"):
-        vocabulary.read(lines, least)
+        vocabulary.index_words(lines, least)
 
 
 # ------------------------------------------------------------------------------------- word2vec
@@ -71,7 +71,7 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(
     """Every pair and noise word by itself, in a loop, from the same draws and at the same
     weights."""
     monkeypatch.setattr(word2vec, "ROW", 4)
-    words = vocabulary.read(
+    words = vocabulary.index_words(
         [[random.Random(i).choice("abcdefg") for _ in range(5)] for i in range(9)] + [[*"gfedcba"]]
     )
     model = Word2Vec(words, Settings(kind, dim=5, window=2, negative=4, sample=10.0, seed=3))
@@ -119,7 +119,7 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(
 
 
 def test_windows_end_with_the_sentence_and_frequent_words_are_thinned() -> None:
-    words = vocabulary.read(towns(200))
+    words = vocabulary.index_words(towns(200))
     model = Word2Vec(words, Settings(window=3, sample=1.0))
     ids, pos, reach = model._rows(0, len(words))
     order = ids[:, 3:-3].flatten()[: len(words)]
@@ -135,7 +135,7 @@ def test_windows_end_with_the_sentence_and_frequent_words_are_thinned() -> None:
     kept = int((thinned._rows(0, len(words))[2][:, 3:-3] >= 0).sum()) / len(words)
     assert kept == pytest.approx(math.sqrt(0.01 / share) + 0.01 / share, abs=0.05)
     noise = torch.diff(model.noise, prepend=torch.zeros(1))
-    wanted = torch.from_numpy(words.counts).double().pow(0.75)
+    wanted = torch.from_numpy(words.frequencies).double().pow(0.75)
     assert torch.allclose(noise.double(), wanted / wanted.sum(), atol=1e-6)
 
 
@@ -146,7 +146,9 @@ def test_small_numbers_and_large_ones_see_the_same(
 ) -> None:
     """Positions of 16 bits where they suffice: also where each sentence is a word or two and the
     window is wide."""
-    words = vocabulary.read([[*"abcdefg"[: 1 + i % 2]] for i in range(90)] + [[*"gfedcba"]] * 9)
+    words = vocabulary.index_words(
+        [[*"abcdefg"[: 1 + i % 2]] for i in range(90)] + [[*"gfedcba"]] * 9
+    )
     seen = []
     for far in (word2vec.FAR, 0):
         monkeypatch.setattr(word2vec, "FAR", far)
@@ -165,7 +167,7 @@ def test_words_that_keep_company_come_together_and_a_seed_repeats(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(word2vec, "REPORT", 1)
-    words = vocabulary.read(towns())
+    words = vocabulary.index_words(towns())
     how = Settings(kind, dim=16, window=3, sample=1.0, epochs=4, seed=5)
     runs = []
     for _ in range(2):
@@ -189,7 +191,7 @@ def test_words_that_keep_company_come_together_and_a_seed_repeats(
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_threads_learn_what_one_does(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word2vec, "AHEAD", 64)  # many blocks
-    words = vocabulary.read(towns())
+    words = vocabulary.index_words(towns())
     before, tables = torch.get_num_threads(), []
     try:
         for threads in (1, 2):
@@ -206,11 +208,11 @@ def test_two_threads_learn_what_one_does(kind: Any, monkeypatch: pytest.MonkeyPa
 
 def test_a_rate_too_high_and_an_unknown_kind_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word2vec, "REPORT", 1)
-    steady = [*Word2Vec(vocabulary.read(towns(300)), Settings(rate=0.1, sample=1.0)).train()]
+    steady = [*Word2Vec(vocabulary.index_words(towns(300)), Settings(rate=0.1, sample=1.0)).train()]
     # so few different words, so high a rate
     assert np.mean([step.loss for step in steady[-20:]]) < 2.0
     with pytest.raises(UserError, match=r"beyond all bounds; give a rate below 50\.0"):
-        [*Word2Vec(vocabulary.read(towns(300)), Settings(rate=50.0)).train()]
+        [*Word2Vec(vocabulary.index_words(towns(300)), Settings(rate=50.0)).train()]
     with pytest.raises(UserError, match="choose skip-gram or cbow"):
         Settings("glove")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"Settings\.window is 0"):
@@ -246,7 +248,7 @@ def test_worth_as_much_as_gensims_on_the_same_text(kind: Any, shared_data: Path)
 
     ours, theirs = [], []
     for seed in range(2):
-        model = Word2Vec(vocabulary.read(lines, 5), Settings(kind, epochs=3, seed=seed))
+        model = Word2Vec(vocabulary.index_words(lines, 5), Settings(kind, epochs=3, seed=seed))
         [*model.train()]
         ours.append(worth(model.vectors()))
         other = gensim.Word2Vec(
@@ -294,7 +296,7 @@ def test_files_that_gensim_opens_and_writes(few: Vectors, binary: bool, tmp_path
     assert theirs.index_to_key == [*given.words] and np.array_equal(theirs.vectors, given.table)
     theirs.save_word2vec_format(str(tmp_path / "theirs"), binary=binary)
     for file in (path, tmp_path / "theirs"):
-        back = vectors.read(file)
+        back = vectors.read_vectors(file)
         assert back.words == given.words and np.array_equal(back.table, given.table)
     nearest = [
         word for word, _ in theirs.most_similar(positive=["boy", "queen"], negative=["man"], topn=3)
@@ -310,7 +312,7 @@ def test_analogies_are_counted_as_gensim_counts_them(shared_data: Path, tmp_path
     names = sorted({word.lower() for question in questions[:3000] for word in question})
     noise = np.random.default_rng(0).normal(size=(len(names), 4)).astype(np.float32)
     vectors.save(Vectors(tuple(names), noise), tmp_path / "v.bin")
-    found = vectors.read(tmp_path / "v.bin")
+    found = vectors.read_vectors(tmp_path / "v.bin")
     right, asked = vectors.right_analogies(found, questions)
     theirs = keyed.load_word2vec_format(str(tmp_path / "v.bin"), binary=True)
     share, _ = theirs.evaluate_word_analogies(str(path))
@@ -323,7 +325,7 @@ def test_damaged_files_are_one_sentence(few: Vectors, tmp_path: Path) -> None:
     def refused(content: bytes, told: str) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match=told) as error:
-            vectors.read(path)
+            vectors.read_vectors(path)
         assert "\n" not in str(error.value)
 
     for binary in (True, False):
@@ -345,7 +347,7 @@ def test_damaged_files_are_one_sentence(few: Vectors, tmp_path: Path) -> None:
     refused(b"2 2\na 1 2\nb 1 nan\n", 'the vector of "b" holds what is not a number')
     refused(b"2 2\na 1 2\n\nb 1 2\n", "line 3 has 0 numbers and the first line says 2")
     with pytest.raises(UserError, match="is not a file"):
-        vectors.read(tmp_path / "nothing")
+        vectors.read_vectors(tmp_path / "nothing")
     with pytest.raises(UserError, match="has white space in it"):
         vectors.save(Vectors(("New York",), few.table[:1]), tmp_path / "w")
     assert not (tmp_path / "w").exists()
@@ -495,12 +497,12 @@ def test_layers_are_those_that_transformers_gives(minilm: tuple[Any, Any]) -> No
 
 def test_words_in_context(minilm: tuple[Any, Any], shared_data: Path) -> None:
     pairs = contexts.read_wic(shared_data / "wic", "train")
-    assert len(pairs) == 5428 and sum(pair.same for pair in pairs) == 2714
+    assert len(pairs) == 5428 and sum(pair.same_sense for pair in pairs) == 2714
     text, start, end = pairs[0].second
-    assert text[start:end] == "carries" and pairs[0].same is False
+    assert text[start:end] == "carries" and pairs[0].same_sense is False
     some = pairs[:150]
     cosines = pair_cosines(*minilm, [(pair.first, pair.second) for pair in some]).numpy()
-    same = np.array([pair.same for pair in some])
+    same = np.array([pair.same_sense for pair in some])
     assert cosines.shape == (150, 7)
     # the last layer tells senses apart
     assert cosines[same, -1].mean() > cosines[~same, -1].mean() + 0.03

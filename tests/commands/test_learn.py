@@ -69,7 +69,7 @@ def test_the_way_of_a_learner(
     path.write_text("# exercise: causal-mask\n")
     assert main(["learn", "check", "--json"]) == 1  # broken again: what was done stays done
     assert json.loads(capsys.readouterr().out)["state"] == "failed"
-    assert progress.state(find("causal-mask"), progress.read(tmp_path)) == "done"
+    assert progress.state(find("causal-mask"), progress.read_progress(tmp_path)) == "done"
 
 
 def test_the_real_command_over_a_class(tmp_path: Path) -> None:
@@ -205,6 +205,6 @@ def test_a_check_in_a_folder_that_cannot_be_written_still_says_what_it_found(
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("glassformer.files.write", full)
-    progress.keep(tmp_path, "int8", state="done")
+    progress.update_progress(tmp_path, "int8", state="done")
     assert "could not be kept" in capsys.readouterr().err
-    assert progress.state(catalogue()[0], progress.read(tmp_path)) == progress.NEW
+    assert progress.state(catalogue()[0], progress.read_progress(tmp_path)) == progress.NEW

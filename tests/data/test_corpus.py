@@ -77,7 +77,7 @@ def test_a_file_is_one_document_whatever_its_length(tmp_path: Path) -> None:
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert "".join(source.texts()) == text
     assert list(source.documents()) == [text]
-    assert pieces[-1].read == source.size
+    assert pieces[-1].bytes_read == source.size
     assert all(piece.text.endswith("\n") for piece in pieces[:-1])
 
 
@@ -150,7 +150,7 @@ def test_documents_between_separators(tmp_path: Path) -> None:
     assert tokens[:2] == [1, 5] and tokens[2] > 1  # the cache knows how the file was parted
     second = write(tmp_path / "both" / "b.txt", "more")
     path.rename(second.with_name("a.txt"))
-    reads = [piece.read for piece in find(tmp_path / "both").pieces()]
+    reads = [piece.bytes_read for piece in find(tmp_path / "both").pieces()]
     assert reads == sorted(reads) and reads[-1] == find(tmp_path / "both").size > reads[0] > len(
         "more"
     )
@@ -295,7 +295,7 @@ def test_split_of_many_documents_is_at_a_border(tmp_path: Path) -> None:
     assert abs(len(valid) / len(shards) - 0.1) < 0.01
     assert valid.starts[0] == 0
     assert valid.starts[-1] == len(valid)
-    assert np.shares_memory(valid.borders, shards.whole.starts)  # a billion of them cost nothing
+    assert np.shares_memory(valid.borders, shards.corpus.starts)  # a billion of them cost nothing
     assert valid.bytes == sum(len(text) for text in texts[train.documents :])
     first = valid.tokens[: valid.starts[1] - 1].tolist()
     assert bytes(first).decode() == texts[train.documents]
@@ -473,7 +473,9 @@ def test_tokens_of_a_published_corpus(tmp_path: Path, shared_data: Path) -> None
     """Our shards of TinyStories are, id for id, the ones that others published."""
     gpt2 = Tokenizer.from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
     source = Source(
-        "val", shared_data, (corpus.Part(shared_data / "tinystories" / "val.txt", "<|endoftext|>"),)
+        "val",
+        shared_data,
+        (corpus.CorpusFile(shared_data / "tinystories" / "val.txt", "<|endoftext|>"),),
     )
     theirs = np.fromfile(shared_data / "tinystories" / "val.bin", np.uint16)
     assert np.array_equal(tokenise(source, gpt2, cache=tmp_path / "cache").tokens, theirs)

@@ -18,7 +18,13 @@ from glassformer.cli import main
 from glassformer.config import run
 from glassformer.config.objective import Frozen, LoRA
 from glassformer.data.entities import agreement, are_bio, entities
-from glassformer.data.examples import Example, Table, read, training_and_validation, words_apart
+from glassformer.data.examples import (
+    Example,
+    Table,
+    encode_words,
+    read_examples,
+    training_and_validation,
+)
 from glassformer.nn import build_model
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
@@ -107,12 +113,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_both_forms_say_the_same(home: Path, tmp_path: Path) -> None:
-    columns, lines = (read(str(home / f"train.{kind}"), Tag()) for kind in ("conll", "jsonl"))
+    columns, lines = (
+        read_examples(str(home / f"train.{kind}"), Tag()) for kind in ("conll", "jsonl")
+    )
     assert columns.labels == lines.labels == LABELS and columns.fingerprint == lines.fingerprint
     told = [(list(one.words), [LABELS[tag] for tag in one.tags]) for one in columns]
     assert told == SENTENCES and [one.line for one in lines] == list(range(1, 121))
     assert columns.examples[1].line == len(SENTENCES[0][0]) + 2
-    other = read(str(home / "train.conll"), Tag(), labels=LABELS[::-1])
+    other = read_examples(str(home / "train.conll"), Tag(), labels=LABELS[::-1])
     assert other.labels == LABELS[::-1] and other.fingerprint != columns.fingerprint
     turned = tuple(replace(one, tags=one.tags[::-1]) for one in columns)
     assert replace(columns, examples=turned).fingerprint != columns.fingerprint
@@ -122,14 +130,16 @@ def test_both_forms_say_the_same(home: Path, tmp_path: Path) -> None:
         "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\r\nPeter NNP B-NP "
         "B-PER\r\n"
     )
-    table = read(str(tmp_path / "a.txt"), Tag(), columns={"tokens": "0", "labels": "3"})
+    table = read_examples(str(tmp_path / "a.txt"), Tag(), columns={"tokens": "0", "labels": "3"})
     assert [(one.words, one.line) for one in table] == [(("EU", "rejects"), 3), (("Peter",), 7)]
     assert table.labels == ("B-ORG", "B-PER", "O") and [one.tags for one in table] == [(0, 2), (1,)]
     (tmp_path / "b.tsv").write_text("word\tkind\nEU\tB-ORG\n\n# \tO\n")
-    headed = read(str(tmp_path / "b.tsv"), Tag(), columns={"tokens": "word", "labels": "kind"})
+    headed = read_examples(
+        str(tmp_path / "b.tsv"), Tag(), columns={"tokens": "word", "labels": "kind"}
+    )
     assert [one.words for one in headed] == [("EU",), ("# ",)]
     (tmp_path / "c.jsonl").write_text('{"words": ["New York", "is"], "ner_tags": [11, 2]}\n')
-    numbered = read(
+    numbered = read_examples(
         str(tmp_path / "c.jsonl"), Tag(), columns={"tokens": "words", "labels": "ner_tags"}
     )
     assert numbered.labels == ("2", "11") and numbered.examples[0].tags == (1, 0)
@@ -167,7 +177,7 @@ def test_bad_files_are_one_sentence(name: str, tmp_path: Path) -> None:
     content, sentence = BAD[name]
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=sentence) as caught:
-        read(str(tmp_path / name), Tag())
+        read_examples(str(tmp_path / name), Tag())
     assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
 
 
@@ -195,7 +205,7 @@ def test_words_are_encoded_one_by_one_as_transformers_does(home: Path) -> None:
         Checkpoint.open(home / "bert").tokenizer(),
     )
     cfg = replace(tiny.bert(), head=None, embed=config.Embed(len(PIECES), segments=2))
-    table = read(str(home / "train.jsonl"), Tag())
+    table = read_examples(str(home / "train.jsonl"), Tag())
     (side,) = encode(table, ours, Tag(), cfg, 32).sides
     for number, one in enumerate(table):
         right = theirs(list(one.words), is_split_into_words=True)
@@ -212,7 +222,7 @@ def test_words_are_encoded_one_by_one_as_transformers_does(home: Path) -> None:
 def test_words_apart_are_the_sentence(kind: str) -> None:
     joined = [" ".join(words) for words, _ in SENTENCES]
     tokenizer = train_tokenizer(kind, joined, 300 if kind == "bpe" else None)
-    apart = list(words_apart(tokenizer, [words for words, _ in SENTENCES]))
+    apart = list(encode_words(tokenizer, [words for words, _ in SENTENCES]))
     assert [[id for word in one for id in word] for one in apart] == tokenizer.encode_batch(joined)
     assert [len(one) for one in apart] == [len(words) for words, _ in SENTENCES]
 
@@ -221,7 +231,7 @@ def test_words_apart_are_the_sentence(kind: str) -> None:
 def test_words_apart_are_the_sentence_in_published_tokenizers(name: str, shared_data: Path) -> None:
     words = ["Ann", "saw", "the", "1,234", "Zürich-based", "ex-soldiers", ",", "didn't", "she", "?"]
     tokenizer = open_tokenizer(shared_data / f"tok-{name}")
-    (apart,) = words_apart(tokenizer, [words])
+    (apart,) = encode_words(tokenizer, [words])
     assert [id for word in apart for id in word] == tokenizer.encode(" ".join(words))
 
 
@@ -280,7 +290,7 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
     """The loss of packed rows, of a padded batch and of each sentence by itself; what is told of
     words is the same."""
     model, tokenizer = tiny.model(SHAPES[shape]), Checkpoint.open(home / "bert").tokenizer()
-    table = read(str(home / "train.conll"), Tag())
+    table = read_examples(str(home / "train.conll"), Tag())
     made = encode(table, tokenizer, Tag(), model.config, 32)
     objective = Tag()
     alone = []
@@ -334,7 +344,7 @@ def test_the_loss_is_that_of_transformers(home: Path, tmp_path: Path) -> None:
     store.save(model, tmp_path / "out", tokenizer, "hf", labels=LABELS)
     theirs = transformers.BertForTokenClassification.from_pretrained(tmp_path / "out").eval()
     assert theirs.config.id2label == dict(enumerate(LABELS))
-    table = read(str(home / "train.conll"), Tag())
+    table = read_examples(str(home / "train.conll"), Tag())
     some = replace(table, examples=(max(table, key=lambda one: len(one.words)),))
     batch = next(each_once(encode(some, tokenizer, Tag(), cfg, 32), 1, 32))
     there = batch.pos >= 0

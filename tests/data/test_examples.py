@@ -17,7 +17,7 @@ import tiny
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.config import run
-from glassformer.data.examples import Example, Table, read, training_and_validation
+from glassformer.data.examples import Example, Table, read_examples, training_and_validation
 from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
@@ -43,7 +43,7 @@ def first(table: Table) -> Example:
 def test_published_files_are_read_whole(shared_data: Path) -> None:
     """The counts that their authors give."""
     for name, count in (("train", 6920), ("dev", 872), ("test", 1821)):
-        table = read(str(shared_data / "sst2" / f"{name}.tsv"), Classify())
+        table = read_examples(str(shared_data / "sst2" / f"{name}.tsv"), Classify())
         assert len(table) == count and table.labels == ("0", "1") and not table.notes
     cola = {"text": "3", "label": "1"}
     for name, count in (
@@ -51,10 +51,10 @@ def test_published_files_are_read_whole(shared_data: Path) -> None:
         ("in_domain_dev", 527),
         ("out_of_domain_dev", 516),
     ):
-        table = read(str(shared_data / "cola" / f"{name}.tsv"), Classify(), columns=cola)
+        table = read_examples(str(shared_data / "cola" / f"{name}.tsv"), Classify(), columns=cola)
         assert len(table) == count and table.labels == ("0", "1")
     for name, count in (("train", 1992), ("dev", 619), ("test", 618)):
-        table = read(str(shared_data / "scitldr" / f"{name}.jsonl"), Seq2Seq())
+        table = read_examples(str(shared_data / "scitldr" / f"{name}.jsonl"), Seq2Seq())
         assert len(table) == count
         assert all(one.second == one.references[0] for one in table)
     raw = json.loads((shared_data / "scitldr" / "test.jsonl").read_text().splitlines()[0])
@@ -68,12 +68,14 @@ def test_published_files_are_read_whole(shared_data: Path) -> None:
         ("train_length", 16990),
         ("test_length", 3920),
     ):
-        assert len(read(str(shared_data / "scan" / f"tasks_{name}.txt"), Seq2Seq())) == count
+        assert (
+            len(read_examples(str(shared_data / "scan" / f"tasks_{name}.txt"), Seq2Seq())) == count
+        )
     sides = {
         part: str(shared_data / "multi30k" / f"train.{end}")
         for part, end in (("source", "en"), ("target", "de"))
     }
-    assert len(read(sides, Seq2Seq())) == 29000
+    assert len(read_examples(sides, Seq2Seq())) == 29000
 
 
 def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
@@ -92,13 +94,16 @@ def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
     sides = {part: str(tmp_path / part) for part in ("text", "label")}
     for part, column in zip(sides, zip(*rows, strict=True), strict=True):
         (tmp_path / part).write_text("\n".join(column))
-    found = [read(str(path), Classify()) for path in (tsv, comma, lines)]
-    found += [read(sides, Classify()), read(str(named), Classify(), columns={"text": "sentence"})]
+    found = [read_examples(str(path), Classify()) for path in (tsv, comma, lines)]
+    found += [
+        read_examples(sides, Classify()),
+        read_examples(str(named), Classify(), columns={"text": "sentence"}),
+    ]
     for table in found:
         assert [(one.first, table.labels[int(one.label)]) for one in table] == rows
         assert table.labels == ("no", "yes") and table.fingerprint == found[0].fingerprint
     assert [one.line for one in found[4]] == [2, 3, 4]
-    other = read(str(tsv), Classify(), labels=("yes", "no"), before="is: ")
+    other = read_examples(str(tsv), Classify(), labels=("yes", "no"), before="is: ")
     assert [one.label for one in other] == [0, 1, 0] and first(other).first == 'is: a "b c'
     assert other.fingerprint != found[0].fingerprint
 
@@ -106,23 +111,26 @@ def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
 def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("a\tb\t-2.5\nc\td\t1e1\n")
-    scores = read(str(path), Classify(regression=True))
+    scores = read_examples(str(path), Classify(regression=True))
     assert [(one.first, one.second, one.label) for one in scores] == [
         ("a", "b", -2.5),
         ("c", "d", 10.0),
     ]
     assert scores.labels is None
-    assert first(read(str(path), Contrast(), columns={"text": "1", "second": "0"})).second == "a"
+    assert (
+        first(read_examples(str(path), Contrast(), columns={"text": "1", "second": "0"})).second
+        == "a"
+    )
     (tmp_path / "b.jsonl").write_text(
         '{"text": "x", "second": "y", "label": 10}\n{"text": "", "second": "", "label": 9}\n'
     )
-    pairs = read(str(tmp_path / "b.jsonl"), Classify())
+    pairs = read_examples(str(tmp_path / "b.jsonl"), Classify())
     assert first(pairs) == Example("x", "y", 1, 1) and pairs.labels == ("9", "10"), (
         "numbers in their own order"
     )
     assert len(pairs) == 1 and "left out for an empty text: 1" in pairs.notes[0]
     (tmp_path / "c.jsonl").write_text('{"source": ["a.", "b."], "target": [["c.", "d."], "e."]}')
-    assert first(read(str(tmp_path / "c.jsonl"), Seq2Seq())).references[-1] == "e."
+    assert first(read_examples(str(tmp_path / "c.jsonl"), Seq2Seq())).references[-1] == "e."
     many = [{"text": f"{n}", "label": n % 3} for n in range(40)]
     (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, many)))
     data = run.Examples(train=str(tmp_path / "d.jsonl"), valid=0.25)
@@ -189,7 +197,7 @@ def test_bad_files_are_one_sentence(name: str, tmp_path: Path) -> None:
     content, objective, sentence = BAD[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
-        read(str(tmp_path / name), objective)  # type: ignore[arg-type]
+        read_examples(str(tmp_path / name), objective)  # type: ignore[arg-type]
 
 
 def test_what_does_not_fit_together_is_one_sentence(tmp_path: Path) -> None:
@@ -201,18 +209,18 @@ def test_what_does_not_fit_together_is_one_sentence(tmp_path: Path) -> None:
         match=r"en has 3 lines, .*de has 2 lines; parallel files need "
         r"the same number",
     ):
-        read(sides, Seq2Seq())
+        read_examples(sides, Seq2Seq())
     with pytest.raises(UserError, match="source and target, and there is one for source"):
-        read({"source": sides["source"]}, Seq2Seq())
+        read_examples({"source": sides["source"]}, Seq2Seq())
     with pytest.raises(UserError, match=r'no part "sorce".*Did you mean "source"'):
-        read({"sorce": "a", "target": "b"}, Seq2Seq())
+        read_examples({"sorce": "a", "target": "b"}, Seq2Seq())
     with pytest.raises(UserError, match=r'is not a file.*Did you mean "en"'):
-        read({"source": str(tmp_path / "enn"), "target": sides["target"]}, Seq2Seq())
+        read_examples({"source": str(tmp_path / "enn"), "target": sides["target"]}, Seq2Seq())
     (tmp_path / "a.tsv").write_text("a\tyes\nb\tnon\n")
     with pytest.raises(UserError, match=r'a.tsv line 2 has the label "non".*Did you mean "no"'):
-        read(str(tmp_path / "a.tsv"), Classify(), labels=("yes", "no"))
+        read_examples(str(tmp_path / "a.tsv"), Classify(), labels=("yes", "no"))
     with pytest.raises(UserError, match=r"too few to hold 0.9 of them out"):
-        read(str(tmp_path / "a.tsv"), Classify()).split(0.9)
+        read_examples(str(tmp_path / "a.tsv"), Classify()).split(0.9)
 
 
 # ------------------------------------------------------------------------------------- the ids
@@ -520,7 +528,7 @@ def test_multi30k_fills_its_rows(shared_data: Path) -> None:
     sides = {
         part: str(folder / f"valid.{end}") for part, end in (("source", "en"), ("target", "de"))
     }
-    found = read(sides, Seq2Seq())
+    found = read_examples(sides, Seq2Seq())
     tokenizer = train_tokenizer("words", found.texts())
     made = encode(found, tokenizer, Seq2Seq(), tiny.t5(), 128)
     assert ExampleBatches(made, 8, 128).fill > 0.94  # of its 29,000 training pairs 98 %

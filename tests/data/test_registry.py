@@ -152,4 +152,4 @@ def test_corpora_are_listed_with_origin_and_licence() -> None:
         "tinystories",
         "names",
     ]
-    assert all(corpus.what and corpus.origin and corpus.licence for corpus in corpora())
+    assert all(corpus.description and corpus.origin and corpus.licence for corpus in corpora())

@@ -66,7 +66,7 @@ def test_a_parquet_file_is_a_document_a_row(tmp_path: Path, kind: Any) -> None:
     )
     source = find(path, field="body")
     assert list(source.documents()) == FULL
-    reads = [piece.read for piece in source.pieces()]
+    reads = [piece.bytes_read for piece in source.pieces()]
     assert reads == sorted(reads) and reads[0] < reads[-1] == source.size
 
 

@@ -98,7 +98,7 @@ def test_what_lies_behind_the_journal_is_cut_off_and_a_journal_ahead_of_the_file
             ("tokens.bin", lambda raw: raw[:-1]),
             ("marks.bin", lambda raw: b""),
             ("journal.json", lambda raw: raw[:-5]),
-            ("journal.json", lambda raw: b'{"part": 1, "other": 2}'),
+            ("journal.json", lambda raw: b'{"file_index": 1, "other": 2}'),
         ]
     ):
         cache = tmp_path / f"cache{number}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.errors import UserError
-from glassformer.learn.exercise import ROAD, catalogue, find, read, without_answers
+from glassformer.learn.exercise import ROAD, catalogue, find, read_exercise, without_answers
 
 GOOD = '''"""A title.
 
@@ -42,7 +42,7 @@ def check(theirs, report):
 
 def test_what_a_file_says(tmp_path: Path) -> None:
     (tmp_path / "two_words.py").write_text(GOOD)
-    one = read(tmp_path / "two_words.py")
+    one = read_exercise(tmp_path / "two_words.py")
     assert (one.name, one.title, one.task, one.road) == ("two-words", "A title", "What to do.", 3.5)
     assert (one.hints, one.seconds, one.file, one.page) == (
         ("one", "two"),

@@ -21,8 +21,8 @@ def test_both_kinds_hold_the_same_code(name: str, tmp_path: Path) -> None:
     assert ast.get_docstring(ast.parse(text), clean=False).startswith(f"{one.title}\n")  # type: ignore[union-attr]
     assert one.starter in text and "# 1. " in text and f"learn check {path.name}" in text
     assert all(len(line) <= 120 for line in text.splitlines()), max(text.splitlines(), key=len)
-    assert starting.read(path).exercise == starting.read(notebook).exercise == name
-    assert one.starter.strip() in starting.read(notebook).code
+    assert starting.read_source(path).exercise == starting.read_source(notebook).exercise == name
+    assert one.starter.strip() in starting.read_source(notebook).code
     told = json.loads(notebook.read_text())
     assert (told["nbformat"], [cell["cell_type"] for cell in told["cells"]][:2]) == (
         4,
@@ -59,16 +59,16 @@ def test_what_cannot_be_read_is_said(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as refused:
-        starting.read(tmp_path / name)
+        starting.read_source(tmp_path / name)
     assert message in str(refused.value)
 
 
 def test_a_missing_file_gets_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "causal_mask.py").touch()
     with pytest.raises(UserError, match="Did you mean"):
-        starting.read(tmp_path / "casual_mask.py")
+        starting.read_source(tmp_path / "casual_mask.py")
     with pytest.raises(UserError, match=r"is a folder; .* check --all"):
-        starting.read(tmp_path)
+        starting.read_source(tmp_path)
 
 
 def test_cells_lines_and_magics(tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_cells_lines_and_magics(tmp_path: Path) -> None:
         {"cell_type": "code", "source": "if x:\n    !ls\nz = 3"},
     ]
     (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
-    source = starting.read(tmp_path / "n.ipynb")
+    source = starting.read_source(tmp_path / "n.ipynb")
     assert source.exercise == "int8"
     ast.parse(source.code)
-    assert [source.where(line) for line in (3, 6, 8, None)] == [
+    assert [source.location(line) for line in (3, 6, 8, None)] == [
         "code cell 1, line 3",
         "code cell 3, line 1",
         "code cell 3, line 3",

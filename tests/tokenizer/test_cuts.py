@@ -73,7 +73,7 @@ def test_bytes_before_any_token_are_those_of_the_whole(
     made = tokenise(source, tokenizer, cache=tmp_path / "cache")
     opening = int(tokenizer.bos not in (None, tokenizer.eos))
     for count, (_, end) in enumerate(tokenizer.offsets(text), 1):
-        assert made.whole.bytes_before(opening + count) == len(text[:end].encode())
+        assert made.corpus.bytes_before(opening + count) == len(text[:end].encode())
 
 
 def test_no_published_split_reaches_over_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:

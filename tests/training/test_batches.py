@@ -13,7 +13,7 @@ import torch
 
 from glassformer.config import MLP, Attention, Block, Decoder, Embed, Head, RMSNorm, Rotary, Stack
 from glassformer.data.corpus import Source
-from glassformer.data.shards import Shards, _Whole
+from glassformer.data.shards import Shards, _TokenizedCorpus
 from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ def corpus(
     tokenizer = cast(Tokenizer, SimpleNamespace(eos=eos, bos=bos, size=1 << 30))
     marks = np.stack([starts, starts], axis=1)
     source = Source(name, Path(name), ())
-    return Shards(tokens, 0, _Whole(source, tokenizer, name, marks, starts))
+    return Shards(tokens, 0, _TokenizedCorpus(source, tokenizer, name, marks, starts))
 
 
 def one_epoch(batches: Batches) -> list[Batch]:

@@ -49,12 +49,12 @@ def encoder(
 def _tokenizer(vectors: Vectors) -> Tokenizer:
     """Words as ``vocabulary.split`` finds them."""
     names = {word: row for row, word in enumerate((*vectors.words, *SPECIAL))}
-    made = tokenizers.Tokenizer(models.WordLevel(names, unk_token="<unk>"))
-    made.normalizer = normalizers.Lowercase()
-    made.pre_tokenizer = pre_tokenizers.Split(
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(names, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(
         tokenizers.Regex(WORD.pattern), "removed", invert=True
     )
-    made.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens(list(SPECIAL))
     return Tokenizer.from_json(
-        made.to_str(), {"pad": "<pad>", "unk": "<unk>"}, "The vocabulary of the vectors"
+        tokenizer.to_str(), {"pad": "<pad>", "unk": "<unk>"}, "The vocabulary of the vectors"
     )

@@ -55,7 +55,7 @@ class Bag:
         return self._unit(self._reader.transform(texts))
 
     def cosines(self) -> Array:
-        """How alike each two of the texts are (N, N), from 0 to 1."""
+        """Cosine of each pair of texts (N, N), from 0 to 1."""
         table: Array = (self.table @ self.table.T).toarray()
         return table
 
@@ -106,7 +106,7 @@ class BagClassifier:
         return int(self._model.coef_.size + self._model.intercept_.size)
 
     def strongest(self, most: int = 10) -> tuple[list[str], list[str]]:
-        """Of two labels: the words that speak most for the first, and for the second."""
+        """The words with the largest weights for the first label, and for the second (of two)."""
         order = np.argsort(self._model.coef_[0])
         words = self.bag.words
         return [words[i] for i in order[:most]], [words[i] for i in order[::-1][:most]]

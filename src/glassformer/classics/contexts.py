@@ -48,20 +48,22 @@ class Pair:
 
     first: Place
     second: Place
-    same: bool
+    same_sense: bool
 
 
-def read_wic(folder: Path, part: str) -> list[Pair]:
+def read_wic(folder: Path, split: str) -> list[Pair]:
     """A part ("train", "dev", "test") of Words in Context (Pilehvar & Camacho-Collados 2019,
     1808.09121).
 
     Raises UserError, with the line, for files that are not of its form.
     """
     pairs = []
-    names = (f"{part}.{kind}.txt" for kind in ("data", "gold"))
+    names = (f"{split}.{kind}.txt" for kind in ("data", "gold"))
     data, gold = (read_lines(folder / name, "give the folder of WiC's files") for name in names)
-    counts = f"{folder} has {len(data)} pairs in {part} and {len(gold)} answers; restore the files."
-    need(len(data) == len(gold), counts)
+    mismatch = (
+        f"{folder} has {len(data)} pairs in {split} and {len(gold)} answers; restore the files."
+    )
+    need(len(data) == len(gold), mismatch)
     for number, (line, answer) in enumerate(zip(data, gold, strict=True), 1):
         try:
             _, _, numbers, first, second = line.split("\t")
@@ -69,7 +71,7 @@ def read_wic(folder: Path, part: str) -> list[Pair]:
             places = [(text, *list(re.finditer(r"\S+", text))[int(n)].span()) for text, n in sides]
         except (ValueError, IndexError):
             raise UserError(
-                f"{folder / part}.data.txt line {number} is not of WiC's form; restore the file."
+                f"{folder / split}.data.txt line {number} is not of WiC's form; restore the file."
             ) from None
         pairs.append(Pair(places[0], places[1], answer.strip() == "T"))
     return pairs
@@ -78,27 +80,29 @@ def read_wic(folder: Path, part: str) -> list[Pair]:
 def static_cosines(vectors: Vectors, pairs: Sequence[Pair]) -> Array:
     """The cosine of each pair's two words by one table (N, 1): 1 for the same word, 0 where one is
     unknown."""
-    found = []
+    cosines = []
     for pair in pairs:
-        one, other = (text[start:end].lower() for text, start, end in (pair.first, pair.second))
-        known = vectors.find(one) is not None and vectors.find(other) is not None
-        found.append(1.0 if one == other else vectors.cosine(one, other) if known else 0.0)
-    return np.array(found)[:, None]
+        first, second = (text[start:end].lower() for text, start, end in (pair.first, pair.second))
+        in_vocabulary = vectors.find(first) is not None and vectors.find(second) is not None
+        cosines.append(
+            1.0 if first == second else vectors.cosine(first, second) if in_vocabulary else 0.0
+        )
+    return np.array(cosines)[:, None]
 
 
-def threshold(cosines: Array, same: Array) -> float:
+def threshold(cosines: Array, labels: Array) -> float:
     """The cosine from which "the same" is said so that most answers (N,) are right."""
     order = np.argsort(-cosines, kind="stable")
     # better than saying "other" throughout, by so many
-    right = np.cumsum(np.where(same[order], 1, -1))
-    ends = np.append(np.diff(cosines[order]) != 0, True)  # equal cosines get one answer
-    best = int(np.where(ends, right, -len(order)).argmax())
+    right = np.cumsum(np.where(labels[order], 1, -1))
+    is_last = np.append(np.diff(cosines[order]) != 0, True)  # equal cosines get one answer
+    best = int(np.where(is_last, right, -len(order)).argmax())
     if right[best] <= 0:
         return float(np.inf)
     after = cosines[order][best + 1] if best + 1 < len(order) else -1.0
     return float((cosines[order][best] + after) / 2)
 
 
-def accuracy(cosines: Array, same: Array, border: float) -> float:
+def accuracy(cosines: Array, labels: Array, border: float) -> float:
     """Right answers in per cent."""
-    return 100 * float(np.mean((cosines >= border) == same))
+    return 100 * float(np.mean((cosines >= border) == labels))

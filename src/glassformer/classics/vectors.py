@@ -59,7 +59,7 @@ class Vectors:
         return row
 
     def cosine(self, first: str, second: str) -> float:
-        """How alike two words are, from -1 to 1. Raises UserError for an unknown word."""
+        """Cosine of two words, from -1 to 1. Raises UserError for an unknown word."""
         return float(self.unit[self.row(first)] @ self.unit[self.row(second)])
 
     def near(self, word: str, most: int = 10) -> list[tuple[str, float]]:
@@ -68,13 +68,13 @@ class Vectors:
         return self._best(self.unit[row], (row,), most)
 
     def analogy(self, a: str, b: str, c: str, most: int = 10) -> list[tuple[str, float]]:
-        """What is to ``c`` as ``b`` is to ``a``: the words nearest to b - a + c, without those
+        """Answers "a is to b as c is to ...": the words nearest to b - a + c, without those
         three."""
         rows = [self.row(word) for word in (a, b, c)]
         return self._best(self.unit[rows[1]] - self.unit[rows[0]] + self.unit[rows[2]], rows, most)
 
-    def _best(self, wanted: Array, without: Sequence[int], most: int) -> list[tuple[str, float]]:
-        score = self.unit @ (wanted / max(1e-12, float(np.linalg.norm(wanted))))
+    def _best(self, target: Array, without: Sequence[int], most: int) -> list[tuple[str, float]]:
+        score = self.unit @ (target / max(1e-12, float(np.linalg.norm(target))))
         score[list(without)] = -np.inf
         best = np.argsort(-score, kind="stable")[
             : max(0, min(most, len(score) - len(set(without))))
@@ -85,52 +85,51 @@ class Vectors:
 def right_analogies(
     vectors: Vectors, questions: Sequence[tuple[str, str, str, str]], among: int = 30_000
 ) -> tuple[int, int]:
-    """How many of the questions (a is to b as c is to d) find d first, and how many are asked: all
-    words known.
+    """Analogies (a is to b as c is to d) answered right, and the number whose words are all known.
 
     Words are looked for ``among`` the first so many, as the authors' program does (Mikolov et al.
     2013).
     """
     number = {word.lower(): row for row, word in reversed([*enumerate(vectors.words[:among])])}
     rows = [[number.get(word.lower(), -1) for word in question] for question in questions]
-    asked = np.array([known for known in rows if min(known) >= 0], np.int64).reshape(-1, 4)
+    known_rows = np.array([row for row in rows if min(row) >= 0], np.int64).reshape(-1, 4)
     unit, right = vectors.unit[:among], 0
-    for part in np.array_split(asked, max(1, len(asked) // 256)):
-        a, b, c, d = part.T
+    for chunk in np.array_split(known_rows, max(1, len(known_rows) // 256)):
+        a, b, c, d = chunk.T
         score = (unit[b] - unit[a] + unit[c]) @ unit.T
-        for given in (a, b, c):
-            score[np.arange(len(part)), given] = -np.inf
+        for column in (a, b, c):
+            score[np.arange(len(chunk)), column] = -np.inf
         right += int((score.argmax(1) == d).sum())
-    return right, len(asked)
+    return right, len(known_rows)
 
 
 def read_pairs(path: Path) -> list[tuple[str, str, float]]:
     """Two words and how alike people find them, of each line. Raises UserError with the line for
     another form."""
-    found = []
+    pairs = []
     for number, line in _questions(path):
         try:
             first, second, right = line.split()
-            found.append((first, second, float(right)))
+            pairs.append((first, second, float(right)))
         except ValueError:
             raise UserError(
                 f"{path} line {number} is not two words and a number; fix or remove that line."
             ) from None
-    return found
+    return pairs
 
 
 def read_analogies(path: Path) -> list[tuple[str, str, str, str]]:
     """Four words of each line: a is to b as c is to d; lines that begin with a colon are
     headings."""
-    found = []
+    analogies = []
     for number, line in _questions(path):
         if not line.startswith(":"):
             words = line.split()
             need(
                 len(words) == 4, f"{path} line {number} is not four words; fix or remove that line."
             )
-            found.append((words[0], words[1], words[2], words[3]))
-    return found
+            analogies.append((words[0], words[1], words[2], words[3]))
+    return analogies
 
 
 def _questions(path: Path) -> list[tuple[int, str]]:
@@ -162,7 +161,7 @@ def save(vectors: Vectors, path: Path, binary: bool | None = None) -> None:
     files.write(path, put)
 
 
-def read(path: Path) -> Vectors:
+def read_vectors(path: Path) -> Vectors:
     """The vectors in a file of word2vec, binary or text.
 
     Raises UserError for a file that is none or is cut short, and for a vector of another width,
@@ -184,8 +183,8 @@ def read(path: Path) -> Vectors:
 
 
 def _read(content: mmap.mmap, path: Path) -> Vectors:
-    begin = content.find(b"\n", 0, FIRST) + 1
-    heading = re.fullmatch(rb"\s*(\d+)\s+(\d+)\s*", content[:begin])
+    start = content.find(b"\n", 0, FIRST) + 1
+    heading = re.fullmatch(rb"\s*(\d+)\s+(\d+)\s*", content[:start])
     if heading is None:
         raise UserError(
             f'{path} does not begin with "WORDS WIDTH"; give a file of vectors in '
@@ -199,17 +198,17 @@ def _read(content: mmap.mmap, path: Path) -> Vectors:
         "restore it."
     )
     need(2 * count * width <= len(content), promised)  # before room is made for them
-    text = _is_text(content, begin)
+    text = _is_text(content, start)
     words: list[str] = []
     table = np.empty((count, width), np.float32)
-    for word, vector in (_lines if text else _records)(content, begin, count, width, path):
+    for word, vector in (_lines if text else _records)(content, start, count, width, path):
         table[len(words)] = vector
         try:
             words.append(word.decode())
         except UnicodeDecodeError:
-            where = f"{path}: word {len(words) + 1} ({word[:20]!r}) is not UTF-8 text"
+            problem = f"{path}: word {len(words) + 1} ({word[:20]!r}) is not UTF-8 text"
             raise UserError(
-                f"{where}, or the first line tells another width than the file's; restore it."
+                f"{problem}, or the first line tells another width than the file's; restore it."
             ) from None
     if not np.isfinite(table).all():
         row = int(np.flatnonzero(~np.isfinite(table).all(1))[0])
@@ -219,9 +218,9 @@ def _read(content: mmap.mmap, path: Path) -> Vectors:
     return Vectors(tuple(words), table)
 
 
-def _is_text(content: mmap.mmap, begin: int) -> bool:
-    """Whether the first vector is written as numbers; a binary one hardly ever reads as such."""
-    content.seek(begin)
+def _is_text(content: mmap.mmap, start: int) -> bool:
+    """True where the first vector parses as text numbers, which binary data hardly ever does."""
+    content.seek(start)
     try:
         return bool([float(number) for number in content.readline().decode().split()[1:]])
     except ValueError:
@@ -229,9 +228,9 @@ def _is_text(content: mmap.mmap, begin: int) -> bool:
 
 
 def _lines(
-    content: mmap.mmap, begin: int, count: int, width: int, path: Path
+    content: mmap.mmap, start: int, count: int, width: int, path: Path
 ) -> Iterator[tuple[bytes, Array]]:
-    content.seek(begin)
+    content.seek(start)
     for number in range(count):
         line = content.readline()
         if not line:
@@ -243,29 +242,29 @@ def _lines(
             )
         word, *numbers = line.split() or (b"",)
         if len(numbers) != width:
-            found = (
+            problem = (
                 f"{path} line {number + 2} has {len(numbers)} numbers and the first line "
                 f"says {width}"
             )
-            raise UserError(f"{found}; fix or restore the file.")
+            raise UserError(f"{problem}; fix or restore the file.")
         try:
             yield word, np.array(numbers, np.float32)
         except ValueError:
             raise UserError(
                 f"{path} line {number + 2} holds what is not a number; fix or restore the file."
             ) from None
-    rest = content.read().strip()
+    tail = content.read().strip()
     need(
-        not rest,
-        f"{path} goes on after its {count:,} vectors ({rest[:20]!r}); fix its first "
+        not tail,
+        f"{path} goes on after its {count:,} vectors ({tail[:20]!r}); fix its first "
         "line or restore it.",
     )
 
 
 def _records(
-    content: mmap.mmap, begin: int, count: int, width: int, path: Path
+    content: mmap.mmap, start: int, count: int, width: int, path: Path
 ) -> Iterator[tuple[bytes, Array]]:
-    at, size = begin, 4 * width
+    at, size = start, 4 * width
     for number in range(count):
         space = content.find(b" ", at, at + FIRST)
         if space < 0 or space + 1 + size > len(content):

@@ -51,14 +51,14 @@ def sentences(texts: Iterable[str]) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Words:
-    """A text as numbers of its words: ``words`` and ``counts`` (V) from the most frequent on.
+    """A text as numbers of its words: ``words`` and ``frequencies`` (V) from the most frequent on.
 
     ``ids`` (N) are the known words in their order and ``sentence`` (N) the number of the sentence
     each is in, int32.
     """
 
     words: tuple[str, ...]
-    counts: Array
+    frequencies: Array
     ids: Array
     sentence: Array
 
@@ -66,20 +66,20 @@ class Words:
         return len(self.ids)
 
 
-def read(lines: Iterable[list[str]], least: int = 1, name: str = "The text") -> Words:
+def index_words(lines: Iterable[list[str]], least: int = 1, name: str = "The text") -> Words:
     """Sentences as numbers; words that occur fewer than ``least`` times are left out.
 
     Raises UserError for a text that has no words, or too few different ones.
     """
     number: dict[str, int] = {}  # in the order in which they first occur
-    met, ends = array("i"), array("i")
+    met, sentence_ends = array("i"), array("i")
     for words in lines:
         met.extend([number.setdefault(word, len(number)) for word in words])
-        ends.append(len(met))
+        sentence_ends.append(len(met))
     if not met:
         raise UserError(f"{name} has no words; give a text with some.")
-    found = np.frombuffer(met, np.int32)
-    count = np.bincount(found, minlength=len(number))
+    occurrence_ids = np.frombuffer(met, np.int32)
+    count = np.bincount(occurrence_ids, minlength=len(number))
     order = np.argsort(-count, kind="stable")
     order = order[count[order] >= least]
     if len(order) < FEWEST:
@@ -92,8 +92,8 @@ def read(lines: Iterable[list[str]], least: int = 1, name: str = "The text") -> 
     new = np.full(len(number), -1, np.int32)
     new[order] = np.arange(len(order))
     names = list(number)
-    ids = new[found]
-    sizes: Array = np.diff(np.frombuffer(ends, np.int32), prepend=0)
-    sentence = np.repeat(np.arange(len(ends), dtype=np.int32), sizes)
-    known = ids >= 0
-    return Words(tuple(names[i] for i in order), count[order], ids[known], sentence[known])
+    ids = new[occurrence_ids]
+    sizes: Array = np.diff(np.frombuffer(sentence_ends, np.int32), prepend=0)
+    sentence = np.repeat(np.arange(len(sentence_ends), dtype=np.int32), sizes)
+    is_known = ids >= 0
+    return Words(tuple(names[i] for i in order), count[order], ids[is_known], sentence[is_known])

@@ -43,7 +43,7 @@ LOWEST = 1e-4  # of the first rate: where it ends
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. ``window`` is the farthest neighbour, ``negative`` the noise words a pair; a
+    """Settings of training. ``window`` is the farthest neighbour, ``negative`` the noise words a pair; a
     word whose share of the text is above ``sample`` is often skipped; ``rate`` falls linearly to
     nearly nothing over ``epochs``.
     """
@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass
 class Step:
-    """How far training is: ``done`` of all words, the mean ``loss`` of a pair with its noise words,
+    """Progress of training: ``done`` of all words, the mean ``loss`` of a pair with its noise words,
     the rate."""
 
     epoch: int
@@ -82,7 +82,7 @@ class Batch(NamedTuple):
     ids: Tensor  # (B, O)
     inner: Tensor  # (B, T)
     # whose outputs are held against the row's T vectors: window words and noise, or noise alone
-    others: Tensor
+    output_ids: Tensor
     weight: Tensor  # how much each such pair counts, right ones first
     near: Tensor  # (B, T, O), 1 where a word belongs to another's company
     mean: Tensor  # (B, T, O), the same so that each row sums to 1; CBOW's alone
@@ -98,41 +98,43 @@ class Word2Vec:
         size, dim = len(text.words), settings.dim
         self.inputs = (torch.rand(size, dim, generator=self.random) - 0.5) / dim
         self.outputs = torch.zeros(size, dim)
-        counts = torch.from_numpy(text.counts).double()
-        share = counts / counts.sum() / settings.sample
+        frequencies = torch.from_numpy(text.frequencies).double()
+        share = frequencies / frequencies.sum() / settings.sample
         # as the authors' program has it; above 1 is always
         self.keep = (share.rsqrt() + 1 / share).float()
-        most = (counts * self.keep.clamp(max=1)).max() / (counts * self.keep.clamp(max=1)).sum()
+        most = (frequencies * self.keep.clamp(max=1)).max() / (
+            frequencies * self.keep.clamp(max=1)
+        ).sum()
         # few, where there are few different words
         at_once = max(1, int(MOST_MOVED / (settings.rate * most)))
         self.row, self.batch = min(ROW, at_once), max(1, min(ROWS, at_once // ROW))
-        noise = counts.pow(0.75)
+        noise = frequencies.pow(0.75)
         self.noise = (noise / noise.sum()).cumsum(0).float()
 
     def train(self) -> Iterator[Step]:
         """Go through the text ``epochs`` times; a Step every 131,072 words (REPORT), and at the
         end."""
-        how, words, done, reported = self.settings, len(self.text), 0, 0
-        for epoch in range(how.epochs):
+        settings, words, done, reported = self.settings, len(self.text), 0, 0
+        for epoch in range(settings.epochs):
             for low in range(0, words, CHUNK):
                 rows = self._rows(low, min(low + CHUNK, words))
                 # words of the text a row stands for
-                each = (min(low + CHUNK, words) - low) / len(rows[0])
+                words_per_row = (min(low + CHUNK, words) - low) / len(rows[0])
                 order = torch.randperm(len(rows[0]), generator=self.random)
-                begun = epoch * words + low
+                words_before = epoch * words + low
                 for first, batch in self._batches(rows, order):
-                    rate = how.rate * max(LOWEST, 1 - done / (how.epochs * words))
-                    done = begun + round(each * (first + len(batch.ids)))
-                    last = done == how.epochs * words
+                    rate = settings.rate * max(LOWEST, 1 - done / (settings.epochs * words))
+                    done = words_before + round(words_per_row * (first + len(batch.ids)))
+                    last = done == settings.epochs * words
                     report = last or done - reported >= REPORT
                     loss = self._learn(batch, rate, report)
                     if report:
                         reported = done
                         if not math.isfinite(loss):
                             raise UserError(
-                                f"The vectors grew beyond all bounds; give a rate below {how.rate}."
+                                f"The vectors grew beyond all bounds; give a rate below {settings.rate}."
                             )
-                        yield Step(epoch + 1, done / (how.epochs * words), loss, rate)
+                        yield Step(epoch + 1, done / (settings.epochs * words), loss, rate)
 
     def vectors(self) -> Vectors:
         """The words and their input vectors, as they are now."""
@@ -148,17 +150,18 @@ class Word2Vec:
         """
         window = self.settings.window
         ids, sentence = (
-            torch.from_numpy(part[low:high]).long() for part in (self.text.ids, self.text.sentence)
+            torch.from_numpy(column[low:high]).long()
+            for column in (self.text.ids, self.text.sentence)
         )
-        kept = torch.rand(len(ids), generator=self.random) < self.keep[ids]
-        ids, sentence = ids[kept], sentence[kept]
+        is_kept = torch.rand(len(ids), generator=self.random) < self.keep[ids]
+        ids, sentence = ids[is_kept], sentence[is_kept]
         pos = torch.arange(len(ids)) + sentence * window
         reach = torch.randint(1, window + 1, (len(ids),), generator=self.random)
-        ends = (window, window + max(-len(ids) % self.row, self.row * (len(ids) == 0)))
-        parts = ((ids, 0), (pos, -(2**40)), (reach, -1))
+        padding = (window, window + max(-len(ids) % self.row, self.row * (len(ids) == 0)))
+        columns = ((ids, 0), (pos, -(2**40)), (reach, -1))
         ids, pos, reach = (
-            F.pad(part, ends, value=x).unfold(0, self.row + 2 * window, self.row)
-            for part, x in parts
+            F.pad(column, padding, value=x).unfold(0, self.row + 2 * window, self.row)
+            for column, x in columns
         )
         return ids, pos, reach
 
@@ -168,16 +171,16 @@ class Word2Vec:
         many = max(1, AHEAD // (self.row * self.batch)) * self.batch
         starts = range(0, len(order), many)
 
-        def made(start: int) -> Batch:
+        def prepare(start: int) -> Batch:
             chosen = order[start : start + many]
-            return self._prepare(*(part[chosen] for part in rows))
+            return self._prepare(*(column[chosen] for column in rows))
 
-        with _helper_thread() as other:
-            ahead = other.submit(made, 0) if other else None
+        with _helper_thread() as helper:
+            ahead = helper.submit(prepare, 0) if helper else None
             for start in starts:
-                block = ahead.result() if ahead else made(start)
-                if other and start + many in starts:
-                    ahead = other.submit(made, start + many)
+                block = ahead.result() if ahead else prepare(start)
+                if helper and start + many in starts:
+                    ahead = helper.submit(prepare, start + many)
                 for first in range(0, len(block.ids), self.batch):
                     yield (
                         start + first,
@@ -186,17 +189,19 @@ class Word2Vec:
 
     def _prepare(self, ids: Tensor, pos: Tensor, reach: Tensor) -> Batch:
         """All that is known of some rows before the tables are looked at."""
-        how = self.settings
-        window, inner = how.window, ids[:, how.window : -how.window].contiguous()
+        settings = self.settings
+        window, inner = settings.window, ids[:, settings.window : -settings.window].contiguous()
         noise = torch.searchsorted(
-            self.noise, torch.rand(len(ids), how.negative, generator=self.random)
+            self.noise, torch.rand(len(ids), settings.negative, generator=self.random)
         )
         noise.clamp_(max=len(self.noise) - 1)
         # small numbers are fast, and FAR is never reached
         if (self.row + 2 * window) * (window + 1) < FAR:
             pos, reach = (pos - pos[:, window, None]).clamp_(-FAR, FAR).short(), reach.short()
         far = (pos[:, window:-window, None] - pos[:, None]).abs_()
-        if how.kind == "skip-gram":  # the words of the row are asked by each word that looks so far
+        if (
+            settings.kind == "skip-gram"
+        ):  # the words of the row are asked by each word that looks so far
             near = _off_diagonal(far <= reach[:, None], window).float()  # (B, T, O)
             against = near @ (ids[..., None] != noise[:, None]).float()
             return Batch(
@@ -205,10 +210,15 @@ class Word2Vec:
         # the mean of the words around each word of the row is asked
         near = _off_diagonal(far <= reach[:, window:-window, None], window).float()
         count = near.sum(2, keepdim=True)
-        there = (count > 0).float()
-        against = (inner[..., None] != noise[:, None]).float().mul_(there)
+        has_context = (count > 0).float()
+        against = (inner[..., None] != noise[:, None]).float().mul_(has_context)
         return Batch(
-            ids, inner, noise, torch.cat((there, against), 2), near, near / count.clamp_(min=1)
+            ids,
+            inner,
+            noise,
+            torch.cat((has_context, against), 2),
+            near,
+            near / count.clamp_(min=1),
         )
 
     def _learn(self, batch: Batch, rate: float, report: bool) -> float:
@@ -216,28 +226,28 @@ class Word2Vec:
         reported."""
         if self.settings.kind == "cbow":
             return self._cbow(batch, rate, report)
-        asked, outputs = _take(self.inputs, batch.inner), _take(self.outputs, batch.others)
-        score, window = asked @ outputs.mT, batch.near.shape[2]
+        centres, outputs = _take(self.inputs, batch.inner), _take(self.outputs, batch.output_ids)
+        score, window = centres @ outputs.mT, batch.near.shape[2]
         loss = _loss(score, batch.weight, window) if report else math.nan
         grad = score.sigmoid_().mul_(batch.weight).neg_()
         grad[..., :window] += batch.near
         grad *= rate
         input_grad = grad @ outputs
-        _add(self.outputs, batch.others, grad.mT @ asked)
+        _add(self.outputs, batch.output_ids, grad.mT @ centres)
         _add(self.inputs, batch.inner, input_grad)
         return loss
 
     def _cbow(self, batch: Batch, rate: float, report: bool) -> float:
-        given, own = _take(self.inputs, batch.ids), _take(self.outputs, batch.inner)
-        noise = _take(self.outputs, batch.others)
-        asked = batch.mean @ given
-        right, wrong = (asked * own).sum(2, keepdim=True), asked @ noise.mT
+        context, targets = _take(self.inputs, batch.ids), _take(self.outputs, batch.inner)
+        noise = _take(self.outputs, batch.output_ids)
+        mean_context = batch.mean @ context
+        right, wrong = (mean_context * targets).sum(2, keepdim=True), mean_context @ noise.mT
         loss = _loss(torch.cat((right, wrong), 2), batch.weight, 1) if report else math.nan
         right = right.neg_().sigmoid_().mul_(batch.weight[..., :1]).mul_(rate)
         wrong = wrong.sigmoid_().mul_(batch.weight[..., 1:]).mul_(-rate)
-        input_grad = torch.baddbmm(right * own, wrong, noise)
-        _add(self.outputs, batch.inner, right * asked)
-        _add(self.outputs, batch.others, wrong.mT @ asked)
+        input_grad = torch.baddbmm(right * targets, wrong, noise)
+        _add(self.outputs, batch.inner, right * mean_context)
+        _add(self.outputs, batch.output_ids, wrong.mT @ mean_context)
         # each word gets all of it, undivided, as in their program
         _add(self.inputs, batch.ids, batch.near.mT @ input_grad)
         return loss
@@ -253,8 +263,8 @@ def _helper_thread() -> Iterator[ThreadPoolExecutor | None]:
         return
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
-            yield other
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as executor:
+            yield executor
     finally:
         torch.set_num_threads(threads)
 

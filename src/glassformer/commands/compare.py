@@ -142,7 +142,7 @@ def check_test_set(args: argparse.Namespace, settings: Any) -> None:
     if (args.test is not None or args.bag) and not isinstance(objective, Tag):
         metrics.installed("sklearn" if isinstance(objective, Classify) else "sacrebleu")
     if args.test is not None and objective.labelled:
-        examples.read(args.test, objective, columns=data.columns)
+        examples.read_examples(args.test, objective, columns=data.columns)
 
 
 def evaluate_test_set(args: argparse.Namespace, settings: Any, ended: Any) -> None:

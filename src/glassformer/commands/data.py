@@ -82,12 +82,12 @@ def run(args: argparse.Namespace) -> None:
         corpora = registry.corpora()
         if args.json:
             named = [
-                {"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence}
+                {"name": c.name, "what": c.description, "origin": c.origin, "licence": c.licence}
                 for c in corpora
             ]
             print_json([*named, *example_sets()])
         else:
-            texts = [(c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora]
+            texts = [(c.name, f"{c.description} ({c.licence}, {c.origin})") for c in corpora]
             sets = [
                 (f"{s['name']}/", f"{', '.join(s['files'])} ({s['licence']}, {s['origin']})")
                 for s in example_sets()

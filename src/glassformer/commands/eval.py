@@ -345,7 +345,9 @@ def read_examples(
     from ..data import examples
 
     files = args.data if args.target is None else {"source": args.data, "target": args.target}
-    table = examples.read(files, objective, columns=args.columns, labels=labels, before=args.before)
+    table = examples.read_examples(
+        files, objective, columns=args.columns, labels=labels, before=args.before
+    )
     for line in table.notes:
         note(line)
     return table.examples

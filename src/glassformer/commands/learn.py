@@ -115,7 +115,7 @@ def _list(args: argparse.Namespace) -> int:
     from ..learn import progress
     from ..learn.exercise import catalogue
 
-    record, exercises = progress.read(args.out), catalogue(args.exercises)
+    record, exercises = progress.read_progress(args.out), catalogue(args.exercises)
     if args.json:
         entries: list[dict[str, Any]] = [
             {
@@ -157,10 +157,10 @@ def _list(args: argparse.Namespace) -> int:
 def _start(args: argparse.Namespace, exercise: Exercise) -> int:
     from ..learn import progress, starting
 
-    progress.read(args.out)  # a broken record is said before anything is written
+    progress.read_progress(args.out)  # a broken record is said before anything is written
     path = starting.write(exercise, args.out, args.notebook)
-    if progress.state(exercise, progress.read(args.out)) == progress.NEW:
-        progress.keep(args.out, exercise.name, state="started", file=path.name)
+    if progress.state(exercise, progress.read_progress(args.out)) == progress.NEW:
+        progress.update_progress(args.out, exercise.name, state="started", file=path.name)
     print(path)
     note(f"{exercise.title}. Fill in what is TODO, then: glassformer learn check {path}")
     return 0
@@ -174,10 +174,12 @@ def _check(args: argparse.Namespace, file: Path | None) -> int:
     with Checker(args.exercises) as checker:
         verdict = checker.check(file, args.seed, args.seconds)
     passed = verdict.state == "passed"
-    before = progress.read(file.parent).get(verdict.exercise, {})
+    before = progress.read_progress(file.parent).get(verdict.exercise, {})
     state = "done" if passed or before.get("state") == "done" else "started"
     checks = int(before.get("checks", 0)) + 1
-    progress.keep(file.parent, verdict.exercise, state=state, file=file.name, checks=checks)
+    progress.update_progress(
+        file.parent, verdict.exercise, state=state, file=file.name, checks=checks
+    )
     if args.json:
         print_json(verdict.to_dict())
         return int(not passed)
@@ -199,7 +201,7 @@ def _started_file(args: argparse.Namespace, named: Path) -> Path:
     """The file, or where there is none, the one that was begun for the exercise of this name."""
     from ..learn import progress
 
-    record = progress.read(args.out).get(str(named), {}) if not named.exists() else {}
+    record = progress.read_progress(args.out).get(str(named), {}) if not named.exists() else {}
     return args.out / record["file"] if "file" in record else named
 
 
@@ -210,7 +212,7 @@ def _latest_file(args: argparse.Namespace) -> Path:
     paths: list[Path] = [path for kind in ("*.py", "*.ipynb") for path in args.out.glob(kind)]
     for path in sorted(paths, key=lambda path: -path.stat().st_mtime):
         try:
-            starting.read(path)
+            starting.read_source(path)
         except UserError:
             continue
         note(f"{path}, which was changed last:")
@@ -264,16 +266,16 @@ def _hint(args: argparse.Namespace, exercise: Exercise) -> int:
         bool(exercise.hints),
         f"{exercise.name} has no hints; glassformer learn solution {exercise.name} shows it solved.",
     )
-    hints_taken = progress.read(args.out).get(exercise.name, {}).get("hints", 0)
+    hints_taken = progress.read_progress(args.out).get(exercise.name, {}).get("hints", 0)
     at = min(int(hints_taken), len(exercise.hints) - 1)
     hints = exercise.hints if args.all_hints else exercise.hints[at : at + 1]
     if args.json:
         print_json(list(hints))
     else:
         print("\n".join(hints))
-    state = progress.state(exercise, progress.read(args.out))
+    state = progress.state(exercise, progress.read_progress(args.out))
     state = "started" if state == progress.NEW else state
-    progress.keep(
+    progress.update_progress(
         args.out,
         exercise.name,
         state=state,

@@ -172,7 +172,7 @@ def example_pairs(
         "--context cuts a running text; an encoder-decoder's are cut to its context.",
     )
     files = args.fit if args.target is None else {"source": args.fit, "target": args.target}
-    table = examples.read(files, Seq2Seq(), columns=parse_columns(args.columns))
+    table = examples.read_examples(files, Seq2Seq(), columns=parse_columns(args.columns))
     for line in table.notes:
         note(line)
     texts = [(example.first, example.second or "") for example in table.examples]

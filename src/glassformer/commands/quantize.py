@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> None:
     model = opened.model(dtype=args.dtype)
     need(not quantized(model), already)  # a GGUF file's codes
     report_progress = _progress(text is not None)
-    report = quantize_model(model, layout, text, name=args.model, said=report_progress)
+    report = quantize_model(model, layout, text, name=args.model, progress=report_progress)
     report_progress("")
     written = json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n"
     store.save(model, out, tokenizer, labels=opened.labels, beside={REPORT: written})
@@ -183,7 +183,7 @@ def _text(args: argparse.Namespace, cfg: Any, tokenizer: Any) -> Any:
         isinstance(cfg, EncoderDecoder), f"{args.model} is no encoder-decoder; leave --target out."
     )
     objective = Seq2Seq()
-    table = examples.read({"source": args.calibrate, "target": args.target}, objective)
+    table = examples.read_examples({"source": args.calibrate, "target": args.target}, objective)
     encoded = encode(
         table, tokenizer, objective, cfg, cfg.context, "end", tokenizer.source_tokenizer
     )

@@ -189,7 +189,7 @@ def _train(args: argparse.Namespace) -> None:
         raise UserError(str(error).replace("Settings.", "--")) from None
     out = common.new_file(args.out, args.corpus)
     source = find_corpus(common.file_or_input(args.corpus), args.field, args.separator)
-    words = vocabulary.read(vocabulary.sentences(source.texts()), args.least, source.name)
+    words = vocabulary.index_words(vocabulary.sentences(source.texts()), args.least, source.name)
     note(f"{len(words):,} words of {source.name}, {len(words.words):,} different ones.")
     model, start = word2vec.Word2Vec(words, settings), time.perf_counter()
     for step in model.train():
@@ -212,7 +212,7 @@ def _train(args: argparse.Namespace) -> None:
 def _read(name: str) -> Vectors:
     from ..classics import vectors
 
-    return vectors.read(Path(name))
+    return vectors.read_vectors(Path(name))
 
 
 def _near(args: argparse.Namespace) -> None:
@@ -332,8 +332,8 @@ def learn_labels(
     from ..evaluation import metrics
     from ..training.objectives import Classify
 
-    learn = examples.read(train, Classify(), columns=columns)
-    held_out = examples.read(valid, Classify(), columns=columns, labels=learn.labels)
+    learn = examples.read_examples(train, Classify(), columns=columns)
+    held_out = examples.read_examples(valid, Classify(), columns=columns, labels=learn.labels)
     start, busy = time.perf_counter(), time.process_time()
     learned = bag.BagClassifier([e.first for e in learn], [int(e.label or 0) for e in learn], weigh)
     clocks = {"seconds": time.perf_counter() - start, "processor": time.process_time() - busy}
@@ -441,7 +441,7 @@ def _wic(args: argparse.Namespace) -> None:
         name: contexts.read_wic(Path(args.folder), name)[: args.first]
         for name in ("train", "dev", "test")
     }
-    labels = {name: np.array([pair.same for pair in pairs]) for name, pairs in splits.items()}
+    labels = {name: np.array([pair.same_sense for pair in pairs]) for name, pairs in splits.items()}
     measured: list[tuple[str, dict[str, Any]]] = []
     if args.vectors:
         vectors = _read(args.vectors)

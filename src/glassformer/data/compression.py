@@ -15,7 +15,7 @@ SLICE = 1 << 9  # packed bytes unpacked at a time: few, as each may become thous
 
 
 def plain_suffix(path: Path) -> str:
-    """What a file's name ends in once it is unpacked: .jsonl of a.jsonl.gz."""
+    """The suffix of a file without its compression suffix: .jsonl of a.jsonl.gz."""
     return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
 
@@ -54,7 +54,7 @@ class _Zstandard:
 
 
 def damage(path: Path) -> tuple[type[Exception], ...]:
-    """What reading a file may raise where it is damaged."""
+    """The exceptions that reading a damaged file may raise."""
     packed: tuple[type[Exception], ...] = (
         (_zstandard(path).ZstdError,) if path.suffix == ".zst" else ()
     )

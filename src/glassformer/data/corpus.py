@@ -1,6 +1,6 @@
 """A corpus: documents read from files as a stream of pieces, never whole.
 
-    file, folder, .jsonl, .gz, .zst, .parquet  ->  Part (one file, how its documents are told apart)  ->  Piece, Piece
+    file, folder, .jsonl, .gz, .zst, .parquet  ->  CorpusFile (one file)  ->  Piece, Piece
 
 A long document is cut where a line ends and the next begins with a letter or digit: there every
 published tokenizer gives the same ids as for the whole text, if it puts nothing in front of the
@@ -28,16 +28,16 @@ _HEAD = 8192  # bytes that tell whether a file of a folder is text
 
 
 class Piece(NamedTuple):
-    """Some text of one document; ``last`` when the document ends here, ``read`` bytes of the
-    corpus's files so far."""
+    """Some text of one document; ``last`` when the document ends here, ``bytes_read`` of
+    the corpus's files so far."""
 
     text: str
     last: bool
-    read: int
+    bytes_read: int
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusFile:
     """One file of a corpus: a single document, documents between ``separator``s, or a ``field`` of
     each line or row."""
 
@@ -51,15 +51,17 @@ class Part:
         return self.path.stat().st_size
 
     def digest(self) -> str:
-        """What the documents depend on: the file's content and how it is split."""
-        how = json.dumps([self.separator, self.field, self.path.suffix == ".gz", *self._kind()])
+        """Hash of the file's content and of the settings that split it into documents."""
+        settings = json.dumps(
+            [self.separator, self.field, self.path.suffix == ".gz", *self._kind()]
+        )
         try:
-            return hashlib.sha256((files.sha256(self.path) + how).encode()).hexdigest()
+            return hashlib.sha256((files.sha256(self.path) + settings).encode()).hexdigest()
         except OSError as error:
             raise unreadable(self.path, error) from None
 
     def _kind(self) -> list[str]:
-        """How it is read where that is younger than the caches: theirs stay good."""
+        """File kinds added later, so that older cache keys stay valid."""
         return [self.path.suffix] if self.path.suffix in (".zst", *tables.SUFFIXES) else []
 
     def pieces(self) -> Iterator[Piece]:
@@ -67,7 +69,8 @@ class Part:
         readable text."""
         if self.field is not None and self.path.suffix in tables.SUFFIXES:
             yield from (
-                Piece(text, True, read) for text, read in tables.columns(self.path, self.field)
+                Piece(text, True, bytes_read)
+                for text, bytes_read in tables.columns(self.path, self.field)
             )
             return
         documents = 0
@@ -101,7 +104,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a corpus holds and where it is from; ``bytes`` is its text in UTF-8."""
+    """Size, origin and licence of a corpus; ``bytes`` is its text in UTF-8."""
 
     name: str
     path: Path
@@ -118,7 +121,7 @@ class Source:
 
     name: str
     path: Path
-    parts: tuple[Part, ...]
+    corpus_files: tuple[CorpusFile, ...]
     notes: tuple[str, ...] = ()
     origin: str = "your own file"
     licence: str = "yours to know"
@@ -126,20 +129,22 @@ class Source:
     @property
     def size(self) -> int:
         """Bytes of all files, as they lie on the disk."""
-        return sum(part.size for part in self.parts)
+        return sum(file.size for file in self.corpus_files)
 
     def digest(self) -> str:
         """A hash of the documents' content, whatever the files are called and whenever they were
         written."""
-        return hashlib.sha256("\n".join(part.digest() for part in self.parts).encode()).hexdigest()
+        return hashlib.sha256(
+            "\n".join(file.digest() for file in self.corpus_files).encode()
+        ).hexdigest()
 
     def pieces(self) -> Iterator[Piece]:
         """The documents in order, streamed: memory stays flat however large a document is."""
         before = 0
-        for part in self.parts:
-            for text, last, read in part.pieces():
-                yield Piece(text, last, before + read)
-            before += part.size
+        for file in self.corpus_files:
+            for text, last, bytes_read in file.pieces():
+                yield Piece(text, last, before + bytes_read)
+            before += file.size
 
     def texts(self) -> Iterator[str]:
         """The text in order, a piece at a time: what a tokenizer is trained on."""
@@ -148,12 +153,12 @@ class Source:
     def documents(self) -> Iterator[str]:
         """The documents in order, each whole (a single huge file is one document: read ``texts``
         instead)."""
-        held: list[str] = []
+        pieces: list[str] = []
         for text, last, _ in self.pieces():
-            held.append(text)
+            pieces.append(text)
             if last:
-                yield "".join(held)
-                held.clear()
+                yield "".join(pieces)
+                pieces.clear()
 
     def summary(self) -> Summary:
         """Counts, by reading the corpus once."""
@@ -162,7 +167,7 @@ class Source:
             documents += last
             size += len(text.encode())
         return Summary(
-            self.name, self.path, len(self.parts), documents, size, self.origin, self.licence
+            self.name, self.path, len(self.corpus_files), documents, size, self.origin, self.licence
         )
 
 
@@ -173,27 +178,29 @@ def open_path(path: Path, field: str = "text", separator: str | None = None) -> 
     single document. Raises UserError when nothing is there, the file is empty or binary, or the
     folder has no text.
     """
-    there = files.path_kind(path)
-    if there == "folder":
+    kind = files.path_kind(path)
+    if kind == "folder":
         return _open_folder(path, field, separator)
-    need(there != "other", f"{path} is a device or a pipe; put its text into a file and give that.")
-    if there is None:
+    need(kind != "other", f"{path} is a device or a pipe; put its text into a file and give that.")
+    if kind is None:
         raise UserError(
-            f"{path} does not exist; give a file, a folder or a named corpus.{meant(path)}"
+            f"{path} does not exist; give a file, a folder or a named corpus.{nearest_name(path)}"
         )
     need(path.stat().st_size > 0, f"{path} is empty; give a file with some text.")
-    part = _part(path, field, separator)
-    return Source(path.name, path, (part,), () if part.field or separator else _unasked(path))
+    file = _corpus_file(path, field, separator)
+    return Source(
+        path.name, path, (file,), () if file.field or separator else _separator_note(path)
+    )
 
 
-def meant(path: Path) -> str:
+def nearest_name(path: Path) -> str:
     """A closing hint for a path where nothing is: the name in its folder that is most like it."""
     return nearest(
         path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     )
 
 
-def _unasked(path: Path) -> tuple[str, ...]:
+def _separator_note(path: Path) -> tuple[str, ...]:
     """A note on a file that seems to part its documents by a mark, which nobody asked to be read as
     one."""
     with contextlib.suppress(OSError), path.open("rb") as raw:
@@ -211,26 +218,26 @@ def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
         return Source(
             folder.resolve().name,
             folder,
-            tuple(Part(path, field=field) for path in saved[0]),
+            tuple(CorpusFile(path, field=field) for path in saved[0]),
             tuple(saved[1]),
         )
-    parts, notes = list[Part](), list[str]()
-    there = sorted(p for p in folder.rglob("*") if p.is_file())
+    corpus_files, notes = list[CorpusFile](), list[str]()
+    paths = sorted(p for p in folder.rglob("*") if p.is_file())
     rows = [
-        path for path in there if path.suffix in tables.SUFFIXES and not path.name.startswith(".")
+        path for path in paths if path.suffix in tables.SUFFIXES and not path.name.startswith(".")
     ]
     if rows:  # a data set as it lies on the hub: what else is there describes it
         chosen, notes = tables.training_split(folder, rows)
         notes += [
-            f"{path.relative_to(folder)} left out: no table" for path in there if path not in rows
+            f"{path.relative_to(folder)} left out: no table" for path in paths if path not in rows
         ]
         return Source(
             folder.resolve().name,
             folder,
-            tuple(Part(path, field=field) for path in chosen),
+            tuple(CorpusFile(path, field=field) for path in chosen),
             tuple(notes),
         )
-    for path in there:
+    for path in paths:
         inside = path.relative_to(folder)
         if any(name.startswith(".") for name in inside.parts):
             notes.append(f"{inside} left out: hidden")
@@ -239,14 +246,14 @@ def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
         elif not _looks_like_text(path):
             notes.append(f"{inside} left out: not readable as UTF-8 text")
         else:
-            parts.append(_part(path, field, separator))
-    need(bool(parts), f"{folder} holds no text file; give a folder with UTF-8 text in it.")
-    return Source(folder.resolve().name, folder, tuple(parts), tuple(notes))
+            corpus_files.append(_corpus_file(path, field, separator))
+    need(bool(corpus_files), f"{folder} holds no text file; give a folder with UTF-8 text in it.")
+    return Source(folder.resolve().name, folder, tuple(corpus_files), tuple(notes))
 
 
-def _part(path: Path, field: str, separator: str | None) -> Part:
+def _corpus_file(path: Path, field: str, separator: str | None) -> CorpusFile:
     rows = plain_suffix(path) in (".jsonl", ".ndjson", *tables.SUFFIXES)
-    return Part(path, field=field) if rows else Part(path, separator or None)
+    return CorpusFile(path, field=field) if rows else CorpusFile(path, separator or None)
 
 
 def _looks_like_text(path: Path) -> bool:
@@ -263,7 +270,7 @@ def _looks_like_text(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def in_turn(place: Path) -> Iterator[None]:
+def cache_lock(place: Path) -> Iterator[None]:
     """Processes that make the same cache entry take turns; the operating system ends a dead one's
     turn."""
     files.make_folder(place.parent)

@@ -11,7 +11,7 @@ _BIO = re.compile(r"O|[BI](-.+)?")
 
 
 def are_bio(labels: Iterable[str]) -> bool:
-    """Whether these labels tell where entities begin (B), go on (I) and are not (O)."""
+    """True for labels of the BIO scheme: begin (B), inside (I), outside (O)."""
     labels = set(labels)
     return labels > {"O"} and all(map(_BIO.fullmatch, labels))
 
@@ -19,23 +19,32 @@ def are_bio(labels: Iterable[str]) -> bool:
 def entities(labels: Sequence[str]) -> list[Entity]:
     """The entities of one sentence, as conlleval reads them: one also begins at an I that goes on
     with no other."""
-    found: list[Entity] = []
-    begin, kind = 0, None
+    spans: list[Entity] = []
+    start, kind = 0, None
     for at, label in enumerate([*labels, "O"]):
         goes_on = label[0] == "I" and label[2:] == kind
         if kind is not None and not goes_on:
-            found.append((begin, at, kind))
+            spans.append((start, at, kind))
         if not goes_on:
-            begin, kind = at, None if label == "O" else label[2:]
-    return found
+            start, kind = at, None if label == "O" else label[2:]
+    return spans
 
 
-def agreement(told: Iterable[Sequence[str]], right: Iterable[Sequence[str]]) -> dict[str, float]:
+def agreement(
+    predicted: Iterable[Sequence[str]], right: Iterable[Sequence[str]]
+) -> dict[str, float]:
     """Precision, recall and F1 of all sentences' entities, 0 to 1: only the same words and kind are
     right."""
-    both = said = there = 0
-    for one, other in zip(told, right, strict=True):
-        found, wanted = set(entities(one)), set(entities(other))
-        both, said, there = both + len(found & wanted), said + len(found), there + len(wanted)
-    shares = {"precision": both / max(1, said), "recall": both / max(1, there)}
-    return {**shares, "f1": 2 * both / max(1, said + there)}
+    matches = predicted_count = gold_count = 0
+    for labels, gold_labels in zip(predicted, right, strict=True):
+        predicted_spans, gold_spans = set(entities(labels)), set(entities(gold_labels))
+        matches, predicted_count, gold_count = (
+            matches + len(predicted_spans & gold_spans),
+            predicted_count + len(predicted_spans),
+            gold_count + len(gold_spans),
+        )
+    shares = {
+        "precision": matches / max(1, predicted_count),
+        "recall": matches / max(1, gold_count),
+    }
+    return {**shares, "f1": 2 * matches / max(1, predicted_count + gold_count)}

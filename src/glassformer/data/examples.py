@@ -71,25 +71,27 @@ class Table:
     def fingerprint(self) -> str:
         """The SHA-256 of what is learned from these examples, whatever the file is called."""
         digest = hashlib.sha256(json.dumps(self.labels).encode())
-        for one in self.examples:
+        for example in self.examples:
             digest.update(
-                json.dumps([one.words or one.first, one.second, one.tags or one.label]).encode()
+                json.dumps(
+                    [example.words or example.first, example.second, example.tags or example.label]
+                ).encode()
             )
         return digest.hexdigest()
 
     def split(self, share: float) -> tuple[Table, Table]:
-        """Those to train on and a ``share`` to hold out, drawn the same way each time; both keep
-        their order."""
+        """Training and validation examples: a ``share`` is held out, drawn with a fixed seed; both
+        keep their order."""
         out = max(1, round(share * len(self)))
         if out >= len(self):
             raise UserError(
                 f"{self.name} holds {len(self)} examples, too few to hold {share:g} of them out; "
                 "give more."
             )
-        held = np.zeros(len(self), bool)
-        held[np.random.default_rng(0).permutation(len(self))[:out]] = True
+        held_out = np.zeros(len(self), bool)
+        held_out[np.random.default_rng(0).permutation(len(self))[:out]] = True
         train, valid = (
-            tuple(e for e, h in zip(self, held, strict=True) if h == which)
+            tuple(e for e, h in zip(self, held_out, strict=True) if h == which)
             for which in (False, True)
         )
         return replace(self, examples=train), replace(self, examples=valid, notes=())
@@ -100,16 +102,16 @@ class Table:
 
 def training_and_validation(data: run.Examples, objective: Objective) -> tuple[Table, Table]:
     """The tables that a run's [data] names, with the same set of labels. Raises UserError as
-    ``read`` does."""
-    how = {"columns": data.columns, "before": data.prefix}
-    train = read(data.train, objective, labels=data.labels, **how)  # type: ignore[arg-type]
+    ``read_examples`` does."""
+    options = {"columns": data.columns, "before": data.prefix}
+    train = read_examples(data.train, objective, labels=data.labels, **options)  # type: ignore[arg-type]
     if isinstance(data.valid, float):
         return train.split(data.valid)
-    return train, read(data.valid, objective, labels=train.labels, **how)  # type: ignore[arg-type]
+    return train, read_examples(data.valid, objective, labels=train.labels, **options)  # type: ignore[arg-type]
 
 
-def read(
-    where: str | Mapping[str, str],
+def read_examples(
+    source: str | Mapping[str, str],
     objective: Objective,
     *,
     columns: Mapping[str, str] | None = None,
@@ -126,18 +128,18 @@ def read(
     """
     running = f"{type(objective).__name__} learns from running text, not from examples"
     need(bool(objective.example_fields), f'{running}; give a corpus ([data] type = "Data").')
-    name, found = records(where, objective, columns or {})
-    known = _Labels(name, labels)
+    name, rows = records(source, objective, columns or {})
+    label_set = _Labels(name, labels)
     examples, empty = [], 0
-    for line, record in found:
-        made = objective.example(Row(name, line, record, before, known))
-        if made.first.strip(" \t") and (made.second is None or made.second.strip()):
-            examples.append(made)
+    for line, record in rows:
+        example = objective.example(Row(name, line, record, before, label_set))
+        if example.first.strip(" \t") and (example.second is None or example.second.strip()):
+            examples.append(example)
         else:
             empty += 1
     need(bool(examples), f"{name} holds no examples; give a file with some.")
     notes = (f"{name}: left out for an empty text: {empty}",) if empty else ()
-    return known.numbered(Table(name, tuple(examples), notes=notes))
+    return label_set.numbered(Table(name, tuple(examples), notes=notes))
 
 
 @dataclass(frozen=True)
@@ -155,62 +157,64 @@ class Row:
     before: str
     labels: _Labels
 
-    def __contains__(self, part: str) -> bool:
-        return part in self.record
+    def __contains__(self, field: str) -> bool:
+        return field in self.record
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The file and the line."""
         return f"{self.name} line {self.line}"
 
-    def text(self, part: str) -> str:
+    def text(self, field: str) -> str:
         """A text; the sentences of a list are joined."""
-        return self._text(self.record[part])
+        return self._text(self.record[field])
 
-    def opened(self, part: str) -> str:
+    def prefixed_text(self, field: str) -> str:
         """A text with what stands before it; nothing stays nothing."""
-        text = self.text(part)
+        text = self.text(field)
         return self.before + text if text.strip() else ""
 
-    def texts(self, part: str) -> tuple[str, ...]:
+    def texts(self, field: str) -> tuple[str, ...]:
         """A text, or each of a list."""
-        value = self.record[part]
+        value = self.record[field]
         return (
             tuple(map(self._text, value))
             if isinstance(value, list) and value
             else (self._text(value),)
         )
 
-    def list(self, part: str) -> list[Any]:
+    def list(self, field: str) -> list[Any]:
         """A list."""
-        value = self.record[part]
+        value = self.record[field]
         if not isinstance(value, list):
             raise UserError(
-                f"{self.where} holds {json.dumps(value)[:SHORT]} for its {part}; give a list."
+                f"{self.location} holds {json.dumps(value)[:SHORT]} for its {field}; give a list."
             )
         return value
 
-    def words(self, part: str) -> tuple[str, ...]:
+    def words(self, field: str) -> tuple[str, ...]:
         """A list of words, none of them empty."""
-        words = self.list(part)
+        words = self.list(field)
         for word in words:
             if not isinstance(word, str) or not word.strip():
-                shown = json.dumps(word)[:SHORT]
-                raise UserError(f"{self.where} holds {shown} where a word belongs; fix that line.")
+                quoted = json.dumps(word)[:SHORT]
+                raise UserError(
+                    f"{self.location} holds {quoted} where a word belongs; fix that line."
+                )
         return tuple(words)
 
-    def label(self, part: str) -> int:
+    def label(self, field: str) -> int:
         """The number of a label in the set."""
-        return self.labels.number(self.line, self.record[part])
+        return self.labels.number(self.line, self.record[field])
 
-    def number(self, part: str) -> float:
+    def number(self, field: str) -> float:
         """A finite number."""
-        word = self.labels.word(self.line, self.record[part])
+        word = self.labels.word(self.line, self.record[field])
         with contextlib.suppress(ValueError):
             if math.isfinite(number := float(word)):
                 return number
         raise UserError(
-            f'{self.where} has the label "{word[:SHORT]}", which is not a number; fix it.'
+            f'{self.location} has the label "{word[:SHORT]}", which is not a number; fix it.'
         )
 
     def _text(self, value: Any) -> str:
@@ -218,7 +222,7 @@ class Row:
             value = " ".join(value)
         if not isinstance(value, str):
             raise UserError(
-                f"{self.where} holds {json.dumps(value)[:SHORT]} where a text "
+                f"{self.location} holds {json.dumps(value)[:SHORT]} where a text "
                 "belongs; fix that line."
             )
         return value
@@ -227,10 +231,10 @@ class Row:
 class _Labels:
     """Labels as numbers: of a set that is given, or of the set that is found."""
 
-    def __init__(self, name: str, given: Sequence[str] | None) -> None:
+    def __init__(self, name: str, labels: Sequence[str] | None) -> None:
         self.name = name
         self.known = (
-            None if given is None else {label: number for number, label in enumerate(given)}
+            None if labels is None else {label: number for number, label in enumerate(labels)}
         )
         self.found: dict[str, int] = {}  # label -> its number in the order of appearance
 
@@ -266,10 +270,10 @@ class _Labels:
         order = sorted(self.found, key=int) if all(map(_whole, self.found)) else sorted(self.found)
         number = {self.found[word]: place for place, word in enumerate(order)}
         examples = tuple(
-            replace(one, tags=tuple(number[tag] for tag in one.tags))
-            if one.tags
-            else replace(one, label=number[int(one.label or 0)])
-            for one in table
+            replace(example, tags=tuple(number[tag] for tag in example.tags))
+            if example.tags
+            else replace(example, label=number[int(example.label or 0)])
+            for example in table
         )
         return replace(table, examples=examples, labels=tuple(order))
 
@@ -281,7 +285,7 @@ def _whole(word: str) -> bool:
 # ------------------------------------------------------------------------------- words and labels
 
 
-def words_apart(
+def encode_words(
     tokenizer: Tokenizer, sentences: Iterable[Sequence[str]]
 ) -> Iterator[list[list[int]]]:
     """The ids of each word of each sentence, encoded one by one, behind the space that a text has
@@ -291,12 +295,12 @@ def words_apart(
         for words in sentences
     ]
     apart = list(dict.fromkeys(word for words in sentences for word in words))
-    known = dict(zip(apart, tokenizer.encode_batch(apart), strict=True))
+    ids_of = dict(zip(apart, tokenizer.encode_batch(apart), strict=True))
     for words in sentences:
-        missing = next((word for word in words if not known[word]), None)
+        missing = next((word for word in words if not ids_of[word]), None)
         if missing is not None:
             raise UserError(
                 "The tokenizer makes no token of the word "
                 f"{json.dumps(missing.strip())[:SHORT]}; fix it."
             )
-        yield [known[word] for word in words]
+        yield [ids_of[word] for word in words]

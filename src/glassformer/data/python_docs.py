@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .. import files
 from ..errors import need
-from .corpus import in_turn
+from .corpus import cache_lock
 
 _LEFT_OUT = {"test", "tests", "idlelib", "idle_test", "turtledemo", "lib2to3", "ensurepip"}
 _LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
@@ -30,14 +30,14 @@ def documents() -> Path:
     )
     folder = files.cache_home() / "corpora" / "python-docs" / version
     path, seal = folder / "documents.jsonl", folder / "sha256"
-    with in_turn(folder):
+    with cache_lock(folder):
         if path.is_file() and seal.is_file() and seal.read_text().strip() == files.sha256(path):
             return path
         collecting = gc.isenabled()
         # syntax trees hold no cycles; searching them for some would take as long as parsing
         gc.disable()
         try:
-            found = {
+            pages = {
                 hash_of(text): json.dumps({"name": name, "text": text})
                 for name, text in reference_text(home)
             }
@@ -45,13 +45,13 @@ def documents() -> Path:
             if collecting:
                 gc.enable()
         need(
-            bool(found),
+            bool(pages),
             f"{sys.executable} has no standard library sources in {home}; give a file of your own.",
         )
         with files.write_folder(folder) as beside:
             # by hash: an order that is the same everywhere and makes the last tenth like the rest
             (beside / path.name).write_text(
-                "\n".join(found[key] for key in sorted(found)) + "\n", encoding="utf-8"
+                "\n".join(pages[key] for key in sorted(pages)) + "\n", encoding="utf-8"
             )
             (beside / seal.name).write_text(files.sha256(beside / path.name) + "\n")
     return path

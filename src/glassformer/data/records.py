@@ -21,7 +21,7 @@ from ..config.objective import Objective
 from ..config.serial import members
 from ..errors import UserError, nearest, need
 from .compression import damage, plain_suffix, unpacked
-from .corpus import meant
+from .corpus import nearest_name
 from .registry import locate
 from .text_streams import binary, json_line, unreadable
 
@@ -33,75 +33,81 @@ SHORT = 60  # characters of a name or label that a message quotes
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What an example consists of, in order; some are ``optional``. ``columns`` names them or
-    counts from 0."""
+class Fields:
+    """Fields of an example, in order; some are ``optional``. ``columns`` maps them to column names
+    or to numbers from 0."""
 
     names: tuple[str, ...]
     optional: tuple[str, ...]
     columns: Mapping[str, str]
 
-    def among(self, there: Iterable[str]) -> tuple[str, ...]:
+    def among(self, available: Iterable[str]) -> tuple[str, ...]:
         """The parts, without the optional ones that are not there."""
-        return tuple(part for part in self.names if part not in self.optional or part in there)
+        return tuple(
+            field for field in self.names if field not in self.optional or field in available
+        )
 
-    def column(self, part: str) -> str:
-        """What a part is called in the file."""
-        return str(self.columns.get(part, part))
+    def column(self, field: str) -> str:
+        """Name or number of a field's column in the file."""
+        return str(self.columns.get(field, field))
 
 
 def records(
-    where: str | Mapping[str, str], objective: Objective, columns: Mapping[str, str]
+    source: str | Mapping[str, str], objective: Objective, columns: Mapping[str, str]
 ) -> tuple[str, Records]:
-    """What a file, or a file for each part, is called, and the parts that an objective reads in it.
+    """The name and the records of a file, or of one file for each field of the objective.
 
     Raises UserError with the line for what is not there.
     """
-    known = list(
+    known_fields = list(
         dict.fromkeys(
-            part
+            field
             for kind in members(Objective).values()
-            for part in kind.example_fields  # type: ignore[attr-defined]
+            for field in kind.example_fields  # type: ignore[attr-defined]
         )
     )
-    for part in (*columns, *(where if isinstance(where, Mapping) else ())):
-        if part not in known:
-            raise UserError(f'There is no part "{part}" of an example.{nearest(part, known)}')
-    parts = Parts(objective.example_fields, objective.optional, columns)
-    if isinstance(where, Mapping):
-        return _parallel(where, parts.among(where))
-    path = locate(where)
-    return str(path), _file(path, parts)
+    for field in (*columns, *(source if isinstance(source, Mapping) else ())):
+        if field not in known_fields:
+            raise UserError(
+                f'There is no part "{field}" of an example.{nearest(field, known_fields)}'
+            )
+    fields = Fields(objective.example_fields, objective.optional, columns)
+    if isinstance(source, Mapping):
+        return _parallel(source, fields.among(source))
+    path = locate(source)
+    return str(path), _file(path, fields)
 
 
-def _file(path: Path, parts: Parts) -> Records:
+def _file(path: Path, fields: Fields) -> Records:
     content = _content(path)
     kind = plain_suffix(path)
     if kind in (".jsonl", ".ndjson"):
-        return _jsonl(path, content, parts)
-    if "tokens" in parts.names:
-        return _sentences(_table(path, _columns(content), parts))
+        return _jsonl(path, content, fields)
+    if "tokens" in fields.names:
+        return _sentences(_table(path, _columns(content), fields))
     if kind == ".csv":
-        return _table(path, _csv(path, content), parts)
+        return _table(path, _csv(path, content), fields)
     first = content.split("\n", 1)[0]
-    if first.startswith(SCAN[0]) and SCAN[1] in first and parts.names == ("source", "target"):
+    if first.startswith(SCAN[0]) and SCAN[1] in first and fields.names == ("source", "target"):
         return _scan(path, content)
     if kind == ".tsv" or "\t" in first:
-        return _table(path, ((number, line.split("\t")) for number, line in _lines(content)), parts)
+        return _table(
+            path, ((number, line.split("\t")) for number, line in _lines(content)), fields
+        )
     need(bool(content.strip()), f"{path} is empty; give a file of examples.")
-    needed = parts.among(parts.columns)
+    needed = fields.among(fields.columns)
     raise UserError(
         f"{path} has no columns to find {' and '.join(needed)} in; give a .tsv, .csv or .jsonl "
         "file, or a file for "
         f"each part, in a run file such as train = {{ "
-        f"{', '.join(f'{part} = FILE' for part in needed)} }}."
+        f"{', '.join(f'{field} = FILE' for field in needed)} }}."
     )
 
 
 def _content(path: Path) -> str:
     """The text of a file; UserError with the line that is not UTF-8."""
     if not path.is_file():
-        raise UserError(f"{path} is not a file; give a file of examples.{meant(path)}")
+        raise UserError(f"{path} is not a file; give a file of examples.{nearest_name(path)}")
     try:
         with path.open("rb") as raw:
             data = unpacked(raw, path).read()
@@ -127,34 +133,34 @@ def _lines(content: str) -> Iterator[tuple[int, str]]:
             yield number, line.removesuffix("\r")
 
 
-def _parallel(where: Mapping[str, str], parts: tuple[str, ...]) -> tuple[str, Records]:
-    if set(where) != set(parts):
-        needed, given = " and ".join(parts), " and ".join(where)
+def _parallel(sources: Mapping[str, str], fields: tuple[str, ...]) -> tuple[str, Records]:
+    if set(sources) != set(fields):
+        needed, supplied = " and ".join(fields), " and ".join(sources)
         raise UserError(
             f"A file for each part is needed, {needed}, and there is one for "
-            f"{given}; change data.train."
+            f"{supplied}; change data.train."
         )
-    sides = [_content(locate(where[part])).removesuffix("\n").split("\n") for part in parts]
+    sides = [_content(locate(sources[field])).removesuffix("\n").split("\n") for field in fields]
     if len({len(lines) for lines in sides}) > 1:
-        counts = ", ".join(
-            f"{where[part]} has {len(lines)} lines"
-            for part, lines in zip(parts, sides, strict=True)
+        line_counts = ", ".join(
+            f"{sources[field]} has {len(lines)} lines"
+            for field, lines in zip(fields, sides, strict=True)
         )
         raise UserError(
-            f"{counts}; parallel files need the same number, so fix or replace one of them."
+            f"{line_counts}; parallel files need the same number, so fix or replace one of them."
         )
     rows = enumerate(zip(*sides, strict=True), 1)
-    found = (
-        (n, {p: text.removesuffix("\r") for p, text in zip(parts, row, strict=True)})
+    numbered = (
+        (n, {p: text.removesuffix("\r") for p, text in zip(fields, row, strict=True)})
         for n, row in rows
     )
-    return " + ".join(where[part] for part in parts), found
+    return " + ".join(sources[field] for field in fields), numbered
 
 
 def _scan(path: Path, content: str) -> Records:
     for number, line in _lines(content):
-        source, found, target = line.partition(SCAN[1])
-        if not found or not source.startswith(SCAN[0]):
+        source, separator, target = line.partition(SCAN[1])
+        if not separator or not source.startswith(SCAN[0]):
             raise UserError(
                 f'{path} line {number} is not of the form "IN: ... OUT: ..."; fix or '
                 "remove that line."
@@ -178,20 +184,20 @@ def _sentences(words: Records) -> Records:
         if lines:
             yield (
                 lines[0][0],
-                {part: [word[part] for _, word in lines] for part in ("tokens", "labels")},
+                {field: [word[field] for _, word in lines] for field in ("tokens", "labels")},
             )
 
 
-def _jsonl(path: Path, content: str, parts: Parts) -> Records:
-    wanted: tuple[str, ...] = ()
+def _jsonl(path: Path, content: str, fields: Fields) -> Records:
+    selected: tuple[str, ...] = ()
     for number, line in _lines(content):
         record = json_line(line, f"{path} line {number}", "one {...} per line")
         # the first line tells what all have
-        wanted = wanted or parts.among((*parts.columns, *record))
-        for part in wanted:
-            if parts.column(part) not in record:
-                raise _missing(path, part, parts, list(record), f"line {number}")
-        yield number, {part: record[parts.column(part)] for part in wanted}
+        selected = selected or fields.among((*fields.columns, *record))
+        for field in selected:
+            if fields.column(field) not in record:
+                raise _missing(path, field, fields, list(record), f"line {number}")
+        yield number, {field: record[fields.column(field)] for field in selected}
 
 
 def _csv(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
@@ -206,27 +212,27 @@ def _csv(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
         ) from None
 
 
-def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts) -> Records:
+def _table(path: Path, rows: Iterator[tuple[int, list[str]]], fields: Fields) -> Records:
     """The parts out of rows; the first row is a header where it holds a name that is looked for."""
     start, head = next(rows, (1, []))
     names = [name.strip() for name in head]
-    wanted = parts.among(parts.columns)
-    headed = any(name in names and not name.isdecimal() for name in map(parts.column, wanted))
+    selected = fields.among(fields.columns)
+    headed = any(name in names and not name.isdecimal() for name in map(fields.column, selected))
     if headed:
-        wanted = parts.among((*parts.columns, *names))
-    elif len(names) > len(wanted) and not parts.columns:
-        wanted = parts.names
+        selected = fields.among((*fields.columns, *names))
+    elif len(names) > len(selected) and not fields.columns:
+        selected = fields.names
     places = {}
-    for at, part in enumerate(wanted):
-        name = parts.column(part)
+    for at, field in enumerate(selected):
+        name = fields.column(field)
         if name.isdecimal():
-            places[part] = int(name)
+            places[field] = int(name)
         elif headed and name in names:
-            places[part] = names.index(name)
-        elif headed or parts.columns or len(names) != len(wanted):
-            raise _missing(path, part, parts, names, f"line {start}")
+            places[field] = names.index(name)
+        elif headed or fields.columns or len(names) != len(selected):
+            raise _missing(path, field, fields, names, f"line {start}")
         else:
-            places[part] = at  # without names and without a header they are in their order
+            places[field] = at  # without names and without a header they are in their order
     for number, row in rows if headed else itertools.chain([(start, head)], rows):
         if len(row) <= max(places.values()):
             needed = (
@@ -234,15 +240,17 @@ def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts) -> R
                 f"{max(places.values())} (from 0) is needed"
             )
             raise UserError(f"{needed}; fix or remove that line.")
-        yield number, {part: row[place] for part, place in places.items()}
+        yield number, {field: row[place] for field, place in places.items()}
 
 
-def _missing(path: Path, part: str, parts: Parts, names: Sequence[str], where: str) -> UserError:
-    shown = ", ".join(f'"{name[:SHORT]}"' for name in names) or "nothing"
+def _missing(
+    path: Path, field: str, fields: Fields, names: Sequence[str], location: str
+) -> UserError:
+    listed = ", ".join(f'"{name[:SHORT]}"' for name in names) or "nothing"
     return UserError(
-        f'{path} has no column "{parts.column(part)}" for the {part} ({where} holds {shown}); '
+        f'{path} has no column "{fields.column(field)}" for the {field} ({location} holds {listed}); '
         "name it, or give "
-        f"its number from 0 where there is no header: data.columns.{part} = NAME in a run file, "
+        f"its number from 0 where there is no header: data.columns.{field} = NAME in a run file, "
         "for train "
-        f"--data.columns.{part} NAME, for other commands --columns {part}=NAME."
+        f"--data.columns.{field} NAME, for other commands --columns {field}=NAME."
     )

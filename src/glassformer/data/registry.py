@@ -17,7 +17,7 @@ from pathlib import Path
 from .. import files
 from ..errors import UserError, nearest
 from . import python_docs
-from .corpus import Part, Source, open_path
+from .corpus import CorpusFile, Source, open_path
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Published:
     licence: str
     files: tuple[Download, ...] = ()
     instead: tuple[Download, ...] = ()
-    what: str = ""
+    description: str = ""
     separator: str | None = None
     mixed: bool = False
     examples: bool = False
@@ -52,17 +52,17 @@ class Published:
 def _published() -> dict[str, Published]:
     """The table in published.toml."""
     table = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
-    found = {}
+    published = {}
     for name, raw in table.items():
         folder, url = raw.pop("folder", name), raw.pop("url", "")
         listed = raw.pop("files", {}).items()
         fetched = tuple(
             Download(f"{folder}/{file}", url + path, sha256) for file, (path, sha256) in listed
         )
-        others = raw.pop("instead", {}).items()
-        instead = tuple(Download(f"{folder}/{file}", None, sha256) for file, sha256 in others)
-        found[name] = Published(name, files=fetched, instead=instead, **raw)
-    return found
+        alternatives = raw.pop("instead", {}).items()
+        instead = tuple(Download(f"{folder}/{file}", None, sha256) for file, sha256 in alternatives)
+        published[name] = Published(name, files=fetched, instead=instead, **raw)
+    return published
 
 
 PUBLISHED = _published()
@@ -75,12 +75,12 @@ def corpora() -> list[Published]:
 
 def example_sets() -> list[Published]:
     """The named sets of examples."""
-    return [one for one in PUBLISHED.values() if one.examples]
+    return [corpus for corpus in PUBLISHED.values() if corpus.examples]
 
 
 def example_files() -> list[str]:
     """Every file of examples by its name, such as ``scan/tasks_train_simple.txt``."""
-    return [file.place for one in example_sets() for file in one.files]
+    return [file.place for corpus in example_sets() for file in corpus.files]
 
 
 def find(name_or_path: str | Path, field: str = "text", separator: str | None = None) -> Source:
@@ -96,55 +96,57 @@ def find(name_or_path: str | Path, field: str = "text", separator: str | None = 
     corpus = PUBLISHED.get(str(name_or_path))
     if corpus is None or corpus.examples:
         path, home = Path(name_or_path).expanduser(), files.data_home()
-        there = files.path_kind(path) is not None
+        exists = files.path_kind(path) is not None
         if (
-            not there
+            not exists
             and path.parent != Path()
             and home is not None
             and files.path_kind(home / path) is not None
         ):
-            path, there = home / path, True
-        if not there and path.parent == Path():
+            path, exists = home / path, True
+        if not exists and path.parent == Path():
             names = [corpus.name for corpus in corpora()]
             close = nearest(str(name_or_path), [*names, *(p.name for p in Path().iterdir())])
             hint = close if "mean" in close else f" Named corpora: {', '.join(names)}."
             raise UserError(f'There is no file, folder or named corpus "{name_or_path}".{hint}')
         return open_path(path, field, separator)
     if not corpus.files:
-        parts: tuple[Part, ...] = (Part(python_docs.documents(), field="text"),)
+        corpus_files: tuple[CorpusFile, ...] = (CorpusFile(python_docs.documents(), field="text"),)
     else:
         paths = [
             _mixed(corpus, path) if corpus.mixed else path for path in _placed(corpus, corpus.files)
         ]
-        parts = tuple(Part(path, corpus.separator) for path in paths)
-    return Source(corpus.name, parts[0].path, parts, (), corpus.origin, corpus.licence)
+        corpus_files = tuple(CorpusFile(path, corpus.separator) for path in paths)
+    return Source(
+        corpus.name, corpus_files[0].path, corpus_files, (), corpus.origin, corpus.licence
+    )
 
 
-def locate(where: str) -> Path:
+def locate(name_or_path: str) -> Path:
     """The file at a path, or the published file of examples of that name: from GLASSFORMER_DATA,
     cache or network.
 
     Raises UserError where there is neither, and for a published file whose content is another.
     """
-    path = Path(where).expanduser()
-    one = PUBLISHED.get(where.partition("/")[0])
-    if path.exists() or one is None or not one.examples:
+    path = Path(name_or_path).expanduser()
+    published = PUBLISHED.get(name_or_path.partition("/")[0])
+    if path.exists() or published is None or not published.examples:
         return path
-    file = next((file for file in one.files if file.place == where), None)
+    file = next((file for file in published.files if file.place == name_or_path), None)
     if file is None:
-        raise UserError(f"There is no file {where}.{nearest(where, example_files())}")
-    return _placed(one, (file,))[0]
+        raise UserError(f"There is no file {name_or_path}.{nearest(name_or_path, example_files())}")
+    return _placed(published, (file,))[0]
 
 
 # ------------------------------------------------------------------------------------ downloads
 
 
-def _placed(one: Published, wanted: tuple[Download, ...]) -> list[Path]:
+def _placed(published: Published, downloads: tuple[Download, ...]) -> list[Path]:
     """The files, checked by hash: from the user's data folder first, then the cache, then the
     network."""
-    cached = files.cache_home() / ("examples" if one.examples else "corpora")
+    cached = files.cache_home() / ("examples" if published.examples else "corpora")
     for home in filter(None, (files.data_home(), cached)):
-        for group in filter(None, (one.instead, wanted)):
+        for group in filter(None, (published.instead, downloads)):
             paths = [home / file.place for file in group]
             if not all(path.is_file() for path in paths):
                 continue
@@ -154,29 +156,27 @@ def _placed(one: Published, wanted: tuple[Download, ...]) -> list[Path]:
             if not wrong:
                 return paths
             if home != cached:
-                sentence = (
-                    f"{wrong[0]} is not the published file of {one.name} (its SHA-256 differs); "
-                )
+                sentence = f"{wrong[0]} is not the published file of {published.name} (its SHA-256 differs); "
                 raise UserError(
                     sentence + "restore it, or give its path from here to use it as it is."
                 )
-    for file in wanted:
-        files.write(cached / file.place, _download(one, file))
-    return [cached / file.place for file in wanted]
+    for file in downloads:
+        files.write(cached / file.place, _download(published, file))
+    return [cached / file.place for file in downloads]
 
 
-def _download(one: Published, file: Download) -> bytes:
+def _download(published: Published, file: Download) -> bytes:
     """A file from the network, checked by its hash; UserError where it cannot be had."""
-    name = file.place if one.examples else one.name
+    name = file.place if published.examples else published.name
     try:
         with urllib.request.urlopen(str(file.url), timeout=30) as answer:
             content: bytes = answer.read()
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        other = "" if one.examples else ", or use python-docs, which needs no network"
+        alternative = "" if published.examples else ", or use python-docs, which needs no network"
         raise UserError(
             f"{name} cannot be downloaded ({reason}); set GLASSFORMER_DATA to a folder with "
-            f"{file.place} in it{other}."
+            f"{file.place} in it{alternative}."
         ) from None
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise UserError(

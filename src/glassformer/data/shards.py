@@ -25,15 +25,15 @@ from ..errors import need
 from ..tokenizer.framing import document_start
 from ..tokenizer.tokenizer import Tokenizer
 from . import tokenising
-from .corpus import Source, in_turn
+from .corpus import Source, cache_lock
 from .tokenising import MAPPED, Progress
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """What a corpus and its splits share."""
+class _TokenizedCorpus:
+    """A tokenised corpus, shared by its splits."""
 
     source: Source
     tokenizer: Tokenizer
@@ -64,8 +64,8 @@ class _Whole:
             if continues
             else self.tokenizer.offsets(text)
         )
-        ends = spans[:inside]
-        return before + (len(text[: ends[-1][1]].encode()) if ends else 0)
+        inner_spans = spans[:inside]
+        return before + (len(text[: inner_spans[-1][1]].encode()) if inner_spans else 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,16 +81,16 @@ class Shards:
 
     tokens: Array
     first: int  # where this stretch begins in the whole
-    whole: _Whole
+    corpus: _TokenizedCorpus
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @functools.cached_property
     def borders(self) -> Array:
-        low = np.searchsorted(self.whole.starts, self.first, side="right")
-        high = np.searchsorted(self.whole.starts, self.first + len(self), side="left")
-        return self.whole.starts[low:high]
+        low = np.searchsorted(self.corpus.starts, self.first, side="right")
+        high = np.searchsorted(self.corpus.starts, self.first + len(self), side="left")
+        return self.corpus.starts[low:high]
 
     @property
     def starts(self) -> Array:
@@ -98,28 +98,32 @@ class Shards:
 
     @property
     def documents(self) -> int:
-        """How many documents there are, a part of one counted as one."""
+        """Number of documents; a document cut by a split counts as one."""
         return len(self.borders) + 1
 
     @property
     def name(self) -> str:
         """The corpus's name."""
-        return self.whole.source.name
+        return self.corpus.source.name
 
     @property
     def key(self) -> str:
         """Says which corpus, tokenizer and stretch this is."""
-        return f"{self.whole.key}:{self.first}:{len(self)}"
+        return f"{self.corpus.key}:{self.first}:{len(self)}"
 
     @property
     def shared_border(self) -> bool:
-        return self.whole.tokenizer.eos is not None and document_start(self.whole.tokenizer) is None
+        return (
+            self.corpus.tokenizer.eos is not None and document_start(self.corpus.tokenizer) is None
+        )
 
     @functools.cached_property
     def bytes(self) -> int:
         """UTF-8 bytes of the text, exactly; reads the corpus again when a document was split."""
         self.check()
-        return self.whole.bytes_before(self.first + len(self)) - self.whole.bytes_before(self.first)
+        return self.corpus.bytes_before(self.first + len(self)) - self.corpus.bytes_before(
+            self.first
+        )
 
     def split(self, valid: float = 0.1) -> tuple[Shards, Shards]:
         """(train, valid): the last ``valid`` share of the tokens, as nanoGPT splits.
@@ -140,16 +144,16 @@ class Shards:
         )
         return self._stretch(0, cut), self._stretch(cut, len(self))
 
-    def spread(self, valid: float, parts: int) -> list[tuple[Shards, Shards]]:
-        """``split`` of each of ``parts`` stretches of about the same length: what is held out is
+    def spread(self, valid: float, count: int) -> list[tuple[Shards, Shards]]:
+        """``split`` of each of ``count`` stretches of about the same length: what is held out is
         like all of the text.
 
         A stretch begins at the document border next to its place, where one is near.
         """
-        size = len(self) // parts
+        size = len(self) // count
         cuts = [
             0,
-            *(self._border(size * number, size // 4) for number in range(1, parts)),
+            *(self._border(size * number, size // 4) for number in range(1, count)),
             len(self),
         ]
         return [self._stretch(a, b).split(valid) for a, b in itertools.pairwise(cuts)]
@@ -169,15 +173,15 @@ class Shards:
     def check(self) -> None:
         """UserError where a file behind this was cut: to read it there would end the process
         (SIGBUS)."""
-        whole = all(mapped.size() >= len(mapped) for mapped in self.whole.maps)
+        intact = all(mapped.size() >= len(mapped) for mapped in self.corpus.maps)
         need(
-            whole,
+            intact,
             f"The tokenised copy of {self.name} was cut while in use; start again, it is "
             "made anew.",
         )
 
-    def _stretch(self, begin: int, end: int) -> Shards:
-        return Shards(self.tokens[begin:end], self.first + begin, self.whole)
+    def _stretch(self, start: int, end: int) -> Shards:
+        return Shards(self.tokens[start:end], self.first + start, self.corpus)
 
 
 def tokenise(
@@ -203,7 +207,7 @@ def tokenise(
     )
     key = hashlib.sha256(content.encode()).hexdigest()[:32]
     folder = (cache or files.cache_home() / "shards") / key
-    with in_turn(folder):
+    with cache_lock(folder):
         if not _sound(folder):
             tokenising.make(folder, source, tokenizer, workers, processes, progress)
         if progress:
@@ -217,21 +221,23 @@ def shards_under(
     """The shards that ``tokenise`` has just left in the cache under this key, without looking
     through them again."""
     folder = (cache or files.cache_home() / "shards") / key
-    kept = json.loads((folder / "shards.json").read_text())
+    record = json.loads((folder / "shards.json").read_text())
     tokens, starts, marks = (
         np.memmap(folder / name, dtype, mode="r")
-        for name, dtype in zip(MAPPED, (kept["dtype"], "int64", "int64"), strict=True)
+        for name, dtype in zip(MAPPED, (record["dtype"], "int64", "int64"), strict=True)
     )
     maps: list[Any] = [tokens, starts, marks]
     pairs = np.asarray(marks).reshape(-1, 2)
-    whole = _Whole(source, tokenizer, key, pairs, np.asarray(starts), tuple(m._mmap for m in maps))
-    return Shards(tokens, 0, whole)
+    corpus = _TokenizedCorpus(
+        source, tokenizer, key, pairs, np.asarray(starts), tuple(m._mmap for m in maps)
+    )
+    return Shards(tokens, 0, corpus)
 
 
 def _sound(folder: Path) -> bool:
-    """Whether the cache entry is there and its files are what they were when it was made."""
+    """True where the cache entry exists and its files match their hashes."""
     try:
-        kept = json.loads((folder / "shards.json").read_text())
-        return all(files.sha256(folder / name) == kept["sha256"][name] for name in MAPPED)
+        record = json.loads((folder / "shards.json").read_text())
+        return all(files.sha256(folder / name) == record["sha256"][name] for name in MAPPED)
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -30,11 +30,13 @@ def columns(path: Path, field: str) -> Iterator[tuple[str, int]]:
     """
     arrow, row = _pyarrow(path), 0
     try:
-        for table, read in _parquet(path, field) if path.suffix == ".parquet" else _stream(path):
+        for table, bytes_read in (
+            _parquet(path, field) if path.suffix == ".parquet" else _stream(path)
+        ):
             for text in _cells(table, path, field, arrow):
                 row += 1
                 if text:
-                    yield text, read
+                    yield text, bytes_read
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(
@@ -81,8 +83,8 @@ def _cells(batch: Any, path: Path, field: str, arrow: Any) -> list[str | None]:
 _SAY = "say which column by --field, in a training by --data.field."
 
 
-def _lacks(path: Path, field: str, there: list[str]) -> str:
-    return f'{path} has no column "{field}" (there: {", ".join(there) or "none"}); {_SAY}'
+def _lacks(path: Path, field: str, names: list[str]) -> str:
+    return f'{path} has no column "{field}" (there: {", ".join(names) or "none"}); {_SAY}'
 
 
 def _pyarrow(path: Path) -> Any:
@@ -112,21 +114,21 @@ def saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
             f"{folder} has the splits {', '.join(map(str, splits)) or 'none'} and no train; name "
             f"one, {folder}/SPLIT.",
         )
-        found = saved_dataset(folder / "train")
+        saved = saved_dataset(folder / "train")
         need(
-            found is not None, f"{folder}/train holds no saved dataset (no state.json); restore it."
+            saved is not None, f"{folder}/train holds no saved dataset (no state.json); restore it."
         )
-        assert found is not None
-        others = ", ".join(str(split) for split in splits if split != "train")
-        return found[0], [
-            f"{folder.name}: the split train is read{f', not {others}' if others else ''}.",
-            *found[1],
+        assert saved is not None
+        other_splits = ", ".join(str(split) for split in splits if split != "train")
+        return saved[0], [
+            f"{folder.name}: the split train is read{f', not {other_splits}' if other_splits else ''}.",
+            *saved[1],
         ]
     if not (folder / "state.json").is_file():
         return None
     listed = files.read_json(folder / "state.json").get("_data_files")
     names: list[Any] = (
-        [one.get("filename") for one in listed if isinstance(one, dict)]
+        [entry.get("filename") for entry in listed if isinstance(entry, dict)]
         if isinstance(listed, list)
         else []
     )
@@ -144,12 +146,11 @@ def saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
 
 
 def training_split(folder: Path, tables: list[Path]) -> tuple[list[Path], list[str]]:
-    """Of the tables in a folder those to train on, and notes: where names tell of splits, those of
-    "train"."""
+    """The training tables of a folder, and notes: where file names show splits, those of "train"."""
     training = [path for path in tables if _SPLIT.search(str(path.relative_to(folder)))]
-    others = [path for path in tables if path not in training] if training else []
+    excluded = [path for path in tables if path not in training] if training else []
     return training or tables, [
-        f"{path.relative_to(folder)} left out: not of the split train" for path in others
+        f"{path.relative_to(folder)} left out: not of the split train" for path in excluded
     ]
 
 

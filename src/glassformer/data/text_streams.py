@@ -19,9 +19,9 @@ _WORD_BORDER = re.compile(r"\S(?= \w)")
 def decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
     """The file's text in blocks; UserError with the byte offset where it is not UTF-8 or is
     binary."""
-    at, rest = 0, b""
+    at, tail = 0, b""
     while block := stream.read(PIECE):
-        raw, rest = rest + block, b""
+        raw, tail = tail + block, b""
         if b"\0" in block:
             raise binary(path, at + raw.index(b"\0"))
         try:
@@ -29,25 +29,24 @@ def decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
         except UnicodeDecodeError as error:
             if error.reason != "unexpected end of data":
                 raise _not_utf8(path, at + error.start) from None
-            raw, rest = raw[: error.start], raw[error.start :]
+            raw, tail = raw[: error.start], raw[error.start :]
             text = raw.decode()
         yield text.removeprefix("\ufeff") if at == 0 else text
         at += len(raw)
-    if rest:
+    if tail:
         raise _not_utf8(path, at)
 
 
 def binary(path: Path, offset: int) -> UserError:
-    """What is said of a file with a zero byte."""
     return UserError(
         f"{path} is a binary file (a zero byte at byte {offset}); give a text file in UTF-8."
     )
 
 
-def unreadable(path: Path, error: Exception, where: str = "") -> UserError:
-    """What is said of a file that the system cannot read or unpack, ``where`` in it."""
+def unreadable(path: Path, error: Exception, location: str = "") -> UserError:
+    """The error for a file that cannot be read or unpacked, at ``location`` in it."""
     reason = getattr(error, "strerror", None) or error
-    return UserError(f"{path} cannot be read ({reason}{where}); check the file and its rights.")
+    return UserError(f"{path} cannot be read ({reason}{location}); check the file and its rights.")
 
 
 def _not_utf8(path: Path, offset: int) -> UserError:
@@ -58,25 +57,25 @@ def _not_utf8(path: Path, offset: int) -> UserError:
 
 def split(blocks: Iterator[str], separator: str) -> Iterator[str]:
     """The texts between separators, which may lie across two blocks."""
-    rest = ""
+    tail = ""
     for block in blocks:
-        *whole, rest = (rest + block).split(separator)
-        yield from whole
-    yield rest
+        *texts, tail = (tail + block).split(separator)
+        yield from texts
+    yield tail
 
 
 def cut(blocks: Iterator[str]) -> Iterator[tuple[str, bool]]:
     """One document in pieces of about ``PIECE`` characters, cut at line borders where there are
     any."""
-    rest = ""
+    buffer = ""
     for block in blocks:
-        rest += block
-        while len(rest) > 2 * PIECE:
-            found = _LINE_BORDER.search(rest, PIECE) or _WORD_BORDER.search(rest, PIECE)
-            end = found.end() if found else len(rest) - 1
-            yield rest[:end], False
-            rest = rest[end:]
-    yield rest, True
+        buffer += block
+        while len(buffer) > 2 * PIECE:
+            border = _LINE_BORDER.search(buffer, PIECE) or _WORD_BORDER.search(buffer, PIECE)
+            end = border.end() if border else len(buffer) - 1
+            yield buffer[:end], False
+            buffer = buffer[end:]
+    yield buffer, True
 
 
 def jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
@@ -104,13 +103,15 @@ def jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
         )
 
 
-def json_line(line: str, where: str, shape: str) -> dict[str, Any]:
-    """The JSON object of a line; UserError that says ``where`` it is and what ``shape`` lines
+def json_line(line: str, location: str, shape: str) -> dict[str, Any]:
+    """The JSON object of a line; UserError with its ``location`` and the ``shape`` that lines
     have."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError also of a number of 5,000 digits
-        raise UserError(f"{where} is not valid JSON ({error}); fix or remove that line.") from None
+        raise UserError(
+            f"{location} is not valid JSON ({error}); fix or remove that line."
+        ) from None
     if not isinstance(record, dict):
-        raise UserError(f"{where} is not a JSON object; write {shape}.")
+        raise UserError(f"{location} is not a JSON object; write {shape}.")
     return record

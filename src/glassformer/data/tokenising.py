@@ -43,10 +43,10 @@ BATCH = 1 << 17  # characters tokenised at a time by one thread or process
 
 
 @dataclass
-class _Place:
-    """How far the work is: the part of the corpus, the pieces read of it, and what is written."""
+class _Position:
+    """Progress of the work: file of the corpus, pieces read of it, and sizes written."""
 
-    part: int = 0
+    file_index: int = 0
     pieces: int = 0
     tokens: int = 0
     bytes: int = 0
@@ -76,12 +76,12 @@ def make(
     """
     work = folder.with_name(f".{folder.name}.work")
     if processes is None:
-        asked = os.environ.get("GLASSFORMER_PROCESSES", "0")
+        setting = os.environ.get("GLASSFORMER_PROCESSES", "0")
         need(
-            asked.isdecimal(),
-            f"GLASSFORMER_PROCESSES is {asked}; give a number of processes, or 0 for threads.",
+            setting.isdecimal(),
+            f"GLASSFORMER_PROCESSES is {setting}; give a number of processes, or 0 for threads.",
         )
-        processes = int(asked)
+        processes = int(setting)
     threads = processes or workers or cores()
     with contextlib.ExitStack() as opened, files.explain_errors(folder):
         work.mkdir(parents=True, exist_ok=True)
@@ -107,8 +107,8 @@ def make(
                     "it was."
                 )
             raise
-        for left in {*work.iterdir()} - {work / name for name in (*MAPPED, "shards.json")}:
-            left.unlink()  # the journal, and what a kill in the middle of one left
+        for path in {*work.iterdir()} - {work / name for name in (*MAPPED, "shards.json")}:
+            path.unlink()  # the journal, and what a kill in the middle of one left
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         work.rename(folder)
 
@@ -139,17 +139,19 @@ def _write(
         if at.tokens:
             note(f"Tokenising {source.name} goes on after {at.tokens:,} tokens.")
         tokens, starts, marks = outputs
-        clock = _Clock(source, at)
-        for batch, found in encoded(_batched(_from(source, at.part, at.pieces)), at.opening):
+        clock = _JournalClock(source, at)
+        for batch, batch_ids in encoded(
+            _batched(_from(source, at.file_index, at.pieces)), at.opening
+        ):
             stream: list[Array] = []
             borders: list[int] = []
             before: list[tuple[int, int]] = []
-            for piece, ids in zip(batch.pieces, found, strict=True):
+            for piece, ids in zip(batch.pieces, batch_ids, strict=True):
                 before.append((at.tokens, at.bytes))
                 first = [bos] if at.opening and bos is not None else []
                 at.opening = piece.last
                 last = [eos] if at.opening and eos is not None else []
-                stream += [np.asarray(part, dtype) for part in (first, ids, last)]
+                stream += [np.asarray(segment, dtype) for segment in (first, ids, last)]
                 at.tokens += len(first) + len(ids) + len(last)
                 at.bytes += len(piece.text.encode())
                 if at.opening and at.tokens > at.start:
@@ -160,15 +162,15 @@ def _write(
             marks.write(np.array(before, "int64").tobytes())
             at.documents += len(borders)
             at.marks += len(before)
-            at.part, at.pieces = batch.end
-            clock.passed(batch.pieces[-1].read, at.tokens * np.dtype(dtype).itemsize)
+            at.file_index, at.pieces = batch.end
+            clock.passed(batch.pieces[-1].bytes_read, at.tokens * np.dtype(dtype).itemsize)
             if clock.due():
                 for file in outputs:
                     file.flush()
                     os.fsync(file.fileno())
                 files.write(folder / JOURNAL, json.dumps(dataclasses.asdict(at)))
             if progress:
-                progress(min(batch.pieces[-1].read, source.size), source.size)
+                progress(min(batch.pieces[-1].bytes_read, source.size), source.size)
         starts.write(np.array([at.tokens], "int64").tobytes())
         marks.write(np.array([at.tokens, at.bytes], "int64").tobytes())
     need(at.bytes > 0 and at.tokens > 0, f"{source.path} holds no text; give a corpus with some.")
@@ -183,42 +185,41 @@ def _write(
     (folder / "shards.json").write_text(json.dumps({**record, "sha256": hashes}, indent=1) + "\n")
 
 
-def _resumed(folder: Path, outputs: Sequence[BinaryIO], width: int) -> _Place:
-    """Where the journal says that the work stands, the files cut back to there; the beginning where
-    there is none."""
-    at = _Place()
+def _resumed(folder: Path, outputs: Sequence[BinaryIO], width: int) -> _Position:
+    """The journal's position, with the files truncated to it; the beginning where there is none."""
+    at = _Position()
     with contextlib.suppress(OSError, ValueError, TypeError):
-        kept = _Place(**json.loads((folder / JOURNAL).read_text()))
-        if all(file.tell() >= size for file, size in zip(outputs, kept.sizes(width), strict=True)):
-            at = kept
+        saved = _Position(**json.loads((folder / JOURNAL).read_text()))
+        if all(file.tell() >= size for file, size in zip(outputs, saved.sizes(width), strict=True)):
+            at = saved
     for file, size in zip(outputs, at.sizes(width), strict=True):
         file.truncate(size)
     return at
 
 
-class _Clock:
+class _JournalClock:
     """When the journal is due, and what is said once it is known how long the work takes."""
 
-    def __init__(self, source: Source, at: _Place) -> None:
+    def __init__(self, source: Source, at: _Position) -> None:
         self.source, self.size = source, source.size
         self.begun = self.last = time.monotonic()
         # when the first batch was done, and how much was read by then
         self.first: tuple[float, int] | None = None
         self.said = False
 
-    def passed(self, read: int, written: int) -> None:
+    def passed(self, bytes_read: int, written: int) -> None:
         now = time.monotonic()
-        self.first = self.first or (now, read)
-        seconds, some = now - self.first[0], read - self.first[1]
-        if not self.said and seconds > 5 and some > 0:
+        self.first = self.first or (now, bytes_read)
+        seconds, bytes_done = now - self.first[0], bytes_read - self.first[1]
+        if not self.said and seconds > 5 and bytes_done > 0:
             self.said = True
-            left = (self.size - read) / some * seconds
-            speed = f"{self.size / 1e9:.1f} GB of files, {some / seconds / 1e6:.1f} MB/s"
+            remaining = (self.size - bytes_read) / bytes_done * seconds
+            speed = f"{self.size / 1e9:.1f} GB of files, {bytes_done / seconds / 1e6:.1f} MB/s"
             cost = (
-                f"about {left / 60:.0f} minutes more, {written / read * self.size / 1e9:.1f} "
+                f"about {remaining / 60:.0f} minutes more, {written / bytes_read * self.size / 1e9:.1f} "
                 "GB of tokens"
             )
-            if left > 60:
+            if remaining > 60:
                 note(f"Tokenising {self.source.name}: {speed}, {cost}.")
 
     def due(self) -> bool:
@@ -227,16 +228,16 @@ class _Clock:
         return due
 
 
-def _from(source: Source, part: int, skipped: int) -> Iterator[tuple[tuple[int, int], Piece]]:
+def _from(source: Source, file_index: int, skipped: int) -> Iterator[tuple[tuple[int, int], Piece]]:
     """The pieces of a corpus after some of a part, each with (its part, how many of it were read
     then)."""
-    before = sum(one.size for one in source.parts[:part])
-    for number, one in enumerate(source.parts[part:], part):
-        for count, (text, last, read) in enumerate(
-            itertools.islice(one.pieces(), skipped, None), skipped + 1
+    before = sum(file.size for file in source.corpus_files[:file_index])
+    for number, file in enumerate(source.corpus_files[file_index:], file_index):
+        for count, (text, last, bytes_read) in enumerate(
+            itertools.islice(file.pieces(), skipped, None), skipped + 1
         ):
-            yield (number, count), Piece(text, last, before + read)
-        before, skipped = before + one.size, 0
+            yield (number, count), Piece(text, last, before + bytes_read)
+        before, skipped = before + file.size, 0
 
 
 def _in_order(
@@ -261,13 +262,13 @@ def _in_order(
 
 
 def _batched(pieces: Iterator[tuple[tuple[int, int], Piece]]) -> Iterator[_Batch]:
-    held: list[Piece] = []
+    batch: list[Piece] = []
     size, end = 0, (0, 0)
     for end, piece in pieces:
-        held.append(piece)
+        batch.append(piece)
         size += len(piece.text)
         if size >= BATCH:
-            yield _Batch(held, end)
-            held, size = [], 0
-    if held:
-        yield _Batch(held, end)
+            yield _Batch(batch, end)
+            batch, size = [], 0
+    if batch:
+        yield _Batch(batch, end)

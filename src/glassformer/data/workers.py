@@ -34,7 +34,7 @@ class WorkerLost(UserError):
 
 
 def encoder_of(tokenizer: Tokenizer, characters: int) -> Encode:
-    """What encodes pieces here: one that goes on in a document gets nothing put in front of it."""
+    """An encoder in this process: a continued document gets no prefix space."""
     encode = tokenizer.encoder(characters)
 
     def ids(texts: Sequence[str], opens: Sequence[bool]) -> Sequence[Sequence[int] | Array]:
@@ -76,7 +76,7 @@ class _Worker:
 
     def __init__(self, tokenizer: Tokenizer, characters: int) -> None:
         one_thread = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-        path = os.pathsep.join(part or os.curdir for part in sys.path)
+        path = os.pathsep.join(folder or os.curdir for folder in sys.path)
         self.process = subprocess.Popen(
             [sys.executable, "-c", _START],
             stdin=subprocess.PIPE,
@@ -97,16 +97,16 @@ class _Worker:
         assert self.process.stdout is not None
         try:
             _send(self._input, {"texts": list(texts), "opens": list(opens)})
-            told = _receive(self.process.stdout)  # type: ignore[arg-type]
+            message = _receive(self.process.stdout)  # type: ignore[arg-type]
         except OSError:
-            told = None
-        if told is None:
+            message = None
+        if message is None:
             ended = self.process.wait()
             raise WorkerLost(
                 f"A process that tokenised was ended ({ended}), perhaps for its memory; start "
                 "again with fewer."
             )
-        answer, numbers = told
+        answer, numbers = message
         if "error" in answer:
             raise UserError(answer["error"])
         return np.split(np.frombuffer(numbers, np.uint32), np.cumsum(answer["counts"])[:-1])
@@ -122,22 +122,23 @@ class _Worker:
 
 
 def serve() -> None:
-    """What a worker does until its input ends."""
+    """The loop of a worker process, until its input ends."""
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no answer
     first = _receive(source)
     if first is None:
         return
     encode = encoder_of(Tokenizer.from_json(first[0]["tokenizer"]), first[0]["characters"])
-    while (asked := _receive(source)) is not None:
+    while (request := _receive(source)) is not None:
         try:
-            found = [
-                np.asarray(ids, np.uint32) for ids in encode(asked[0]["texts"], asked[0]["opens"])
+            encoded = [
+                np.asarray(ids, np.uint32)
+                for ids in encode(request[0]["texts"], request[0]["opens"])
             ]
         except UserError as error:
             _send(answers, {"error": str(error)})
             continue
-        _send(answers, {"counts": [len(ids) for ids in found]}, np.concatenate(found).tobytes())
+        _send(answers, {"counts": [len(ids) for ids in encoded]}, np.concatenate(encoded).tobytes())
 
 
 def _send(stream: BinaryIO, head: dict[str, Any], numbers: bytes = b"") -> None:
@@ -148,10 +149,10 @@ def _send(stream: BinaryIO, head: dict[str, Any], numbers: bytes = b"") -> None:
 
 def _receive(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
     sizes = stream.read(16)
-    size, rest = int.from_bytes(sizes[:8]), int.from_bytes(sizes[8:])
-    body = stream.read(size + rest) if len(sizes) == 16 else b""
+    size, numbers_size = int.from_bytes(sizes[:8]), int.from_bytes(sizes[8:])
+    body = stream.read(size + numbers_size) if len(sizes) == 16 else b""
     return (
         (json.loads(body[:size]), body[size:])
-        if len(sizes) == 16 and len(body) == size + rest
+        if len(sizes) == 16 and len(body) == size + numbers_size
         else None
     )

@@ -71,22 +71,22 @@ def likelihoods(
         )
     # rows of like length together
     order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
-    found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)
+    results: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)
     tape = tape_of(edits, Reading(model, None))
     with inference(model):
-        for begin in range(0, len(order), batch):
-            places = order[begin : begin + batch]
-            _answer(model, [pairs[place] for place in places], places, found, tape)
+        for start in range(0, len(order), batch):
+            places = order[start : start + batch]
+            _answer(model, [pairs[place] for place in places], places, results, tape)
             if progress:
-                progress(min(begin + batch, len(order)))
-    return found
+                progress(min(start + batch, len(order)))
+    return results
 
 
 def _answer(
     model: Model,
     pairs: Sequence[tuple[Ids, Ids]],
     places: Ids,
-    found: list[Likelihood],
+    results: list[Likelihood],
     tape: Tape | None,
 ) -> None:
     """Put the answers for one batch under their ``places``."""
@@ -97,17 +97,19 @@ def _answer(
     tokens, targets, pos, document_ids = collate(rows)
     logprobs: list[torch.Tensor] = []
     likeliest: list[torch.Tensor] = []
-    for logits, some in predicted(model, tokens, targets, pos, document_ids, tape):  # (N, V), (N,)
-        logprobs.append(logits.log_softmax(-1).gather(1, some[:, None])[:, 0])
-        likeliest.append(logits.argmax(-1) == some)
-    counts: list[int] = (targets >= 0).sum(1).tolist()
-    mine, greedy = torch.cat(logprobs).cpu().double(), torch.cat(likeliest).cpu()
-    for place, its, theirs in zip(
-        places, torch.split(mine, counts), torch.split(greedy, counts), strict=True
+    for logits, row_targets in predicted(
+        model, tokens, targets, pos, document_ids, tape
+    ):  # (N, V), (N,)
+        logprobs.append(logits.log_softmax(-1).gather(1, row_targets[:, None])[:, 0])
+        likeliest.append(logits.argmax(-1) == row_targets)
+    lengths: list[int] = (targets >= 0).sum(1).tolist()
+    token_logprobs, greedy = torch.cat(logprobs).cpu().double(), torch.cat(likeliest).cpu()
+    for place, its, is_greedy in zip(
+        places, torch.split(token_logprobs, lengths), torch.split(greedy, lengths), strict=True
     ):
         total = its.sum().item()
         need(
             not math.isnan(total),
             "The model's logits are not numbers (NaN); load another checkpoint.",
         )
-        found[place] = Likelihood(total, bool(theirs.all()))
+        results[place] = Likelihood(total, bool(is_greedy.all()))

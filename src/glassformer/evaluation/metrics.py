@@ -40,11 +40,11 @@ def of_texts(
         f"There are {len(written)} texts and {len(several)} references; give as many.",
     )
     need(bool(written), "There is nothing to score; give at least one text.")
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name in names:
         if name == "exact":
             pairs = zip(written, several, strict=True)
-            found[name] = 100 * fmean(
+            figures[name] = 100 * fmean(
                 text.strip() in (r.strip() for r in right) for text, right in pairs
             )
         elif name in ("bleu", "chrf"):
@@ -54,19 +54,19 @@ def of_texts(
                 for n in range(max(map(len, several)))
             ]
             if name == "bleu":
-                how = library.BLEU(
+                metric = library.BLEU(
                     lowercase=lower, tokenize="none" if tokenised else "13a", force=tokenised
                 )
             else:
-                how = library.CHRF(lowercase=lower)
-            found[name] = float(how.corpus_score(list(written), turned).score)
+                metric = library.CHRF(lowercase=lower)
+            figures[name] = float(metric.corpus_score(list(written), turned).score)
         else:
             need(
                 name in TEXTS,
                 f'There is no figure "{name}" for texts; known are {", ".join(TEXTS)}.',
             )
-            found[name] = _rouge(written, several, name)
-    return found
+            figures[name] = _rouge(written, several, name)
+    return figures
 
 
 def _rouge(written: Sequence[str], references: Sequence[Sequence[str]], name: str) -> float:
@@ -96,11 +96,11 @@ def of_tags(chosen: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> 
     (conlleval)."""
     pairs = [
         pair
-        for said, true in zip(chosen, right, strict=True)
-        for pair in zip(said, true, strict=True)
+        for predicted, true in zip(chosen, right, strict=True)
+        for pair in zip(predicted, true, strict=True)
     ]
     need(bool(pairs), "There is nothing to score; give at least one sentence.")
-    shares = {"accuracy": sum(said == true for said, true in pairs) / len(pairs)}
+    shares = {"accuracy": sum(predicted == true for predicted, true in pairs) / len(pairs)}
     if are_bio(label for pair in pairs for label in pair):
         shares |= agreement(chosen, right)
     return {name: 100 * share for name, share in shares.items()}
@@ -136,8 +136,11 @@ def installed(library: str) -> None:
     """UserError unless this library, which figures of a kind come from, is installed."""
     name = library.split(".")[0]
     package = {"sklearn": "scikit-learn", "rouge_score": "rouge-score"}.get(name, name)
-    found = importlib.util.find_spec(name) is not None
-    need(found, f"Figures by {package} need it: pip install rouge-score sacrebleu scikit-learn.")
+    is_installed = importlib.util.find_spec(name) is not None
+    need(
+        is_installed,
+        f"Figures by {package} need it: pip install rouge-score sacrebleu scikit-learn.",
+    )
 
 
 def _library(name: str) -> Any:

@@ -76,12 +76,12 @@ class Document:
     def __len__(self) -> int:
         return len(self.tokens) + (self.opening is not None)
 
-    def cut(self, begin: int, end: int) -> Array:
+    def cut(self, start: int, end: int) -> Array:
         """Tokens begin..end-1, the opening counted."""
         if self.opening is None:
-            return np.asarray(self.tokens[begin:end], dtype=np.int64)
-        inside = np.asarray(self.tokens[max(begin - 1, 0) : end - 1], dtype=np.int64)
-        return np.concatenate(([self.opening], inside)) if begin == 0 else inside
+            return np.asarray(self.tokens[start:end], dtype=np.int64)
+        inside = np.asarray(self.tokens[max(start - 1, 0) : end - 1], dtype=np.int64)
+        return np.concatenate(([self.opening], inside)) if start == 0 else inside
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,12 @@ def score(
         f"context is {context}; give 1 to {cfg.context}, the model's own.",
     )
     stride = max(context // 2, 1) if stride is None else stride
-    whole = f"stride is {stride}; give 1 to the context ({context}), so that no token is left out."
-    need(1 <= stride <= context, whole)
+    message = (
+        f"stride is {stride}; give 1 to the context ({context}), so that no token is left out."
+    )
+    need(1 <= stride <= context, message)
     need(batch >= 1, f"batch is {batch}; give 1 row or more.")
-    begun = time.perf_counter()
+    start = time.perf_counter()
     documents, size = _open(tokenizer, text, closing)
     total, count, lost = 0.0, 0, 0
 
@@ -147,13 +149,15 @@ def score(
     tape = tape_of(edits, Reading(model, None, tokenizer=tokenizer))
     rows = _rows(windows(), context) if tape is None else ([window] for window in windows())
     with inference(model):
-        while some := list(islice(rows, batch)):
-            tokens, targets, pos, document_ids = collate(some)
+        while batch_rows := list(islice(rows, batch)):
+            tokens, targets, pos, document_ids = collate(batch_rows)
             highest, last = max(int(tokens.max()), int(targets.max())), cfg.embed.vocab - 1
             sentence = f"The text has token ids above {last}, the model's last"
             need(highest <= last, f"{sentence}; use the tokenizer it was trained with.")
-            for logits, theirs in predicted(model, tokens, targets, pos, document_ids, tape):
-                total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
+            for logits, row_targets in predicted(model, tokens, targets, pos, document_ids, tape):
+                total += (
+                    F.cross_entropy(logits, row_targets, reduction="none").double().sum().item()
+                )
                 if math.isnan(total):
                     must_be_finite(model, logits)
             count += int((targets >= 0).sum())
@@ -163,7 +167,7 @@ def score(
     loss, size = total / count, size - lost
     perplexity = math.exp(loss) if loss < 700 else math.inf
     bits = total / math.log(2) / size if size else math.inf
-    return Score(loss, perplexity, bits, count, size, time.perf_counter() - begun)
+    return Score(loss, perplexity, bits, count, size, time.perf_counter() - start)
 
 
 def _open(
@@ -185,17 +189,17 @@ def _open(
 
 
 def _documents(shards: Shards, tokenizer: Tokenizer, closing: bool) -> Iterator[Document]:
-    own = document_start(tokenizer) is not None
+    has_opening = document_start(tokenizer) is not None
     for low, high in pairwise(shards.starts.tolist()):
         closed = not closing and shards.tokens[high - 1] == tokenizer.eos
         tokens = shards.tokens[low : high - closed]
-        whole = low > 0 or shards.first in shards.whole.starts  # a split may part a document
-        if shards.shared_border and whole:
+        is_complete = low > 0 or shards.first in shards.corpus.starts  # a split may part a document
+        if shards.shared_border and is_complete:
             yield Document(tokens, tokenizer.eos)
-        elif own and whole:
+        elif has_opening and is_complete:
             yield Document(tokens, None)
         elif low == 0:
-            before = shards.whole.bytes_before
+            before = shards.corpus.bytes_before
             yield Document(tokens, None, before(shards.first + 1) - before(shards.first))
         else:
             yield Document(tokens, None, len(tokenizer.decode(tokens[:1].tolist()).encode()))
@@ -205,21 +209,21 @@ def _windows(document: Document, context: int, stride: int) -> Iterator[Window]:
     last, new = len(document) - 1, 1
     while new <= last:
         end = min(context if new == 1 else new - 1 + stride, last)  # the last target
-        begin = max(end - context, 0)
-        yield Window(document.cut(begin, end + 1), new - begin)
+        start = max(end - context, 0)
+        yield Window(document.cut(start, end + 1), new - start)
         new = end + 1
 
 
 def _rows(windows: Iterable[Window], context: int) -> Iterator[list[Window]]:
     """Windows that share a row: as many as follow each other and fit."""
     row: list[Window] = []
-    used = 0
+    row_length = 0
     for window in windows:
-        if used + len(window) > context:
+        if row_length + len(window) > context:
             yield row
-            row, used = [], 0
+            row, row_length = [], 0
         row.append(window)
-        used += len(window)
+        row_length += len(window)
     if row:
         yield row
 
@@ -231,12 +235,12 @@ def collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, Te
     """
 
     def padded(column: Callable[[int, Window], Array], empty: int = -1) -> Tensor:
-        parts = (
+        arrays = (
             np.concatenate([column(number, window) for number, window in enumerate(row)])
             for row in rows
         )
         return pad_sequence(
-            [torch.from_numpy(part) for part in parts], batch_first=True, padding_value=empty
+            [torch.from_numpy(array) for array in arrays], batch_first=True, padding_value=empty
         )
 
     tokens = padded(lambda number, window: window.tokens[:-1], 0)
@@ -260,8 +264,8 @@ def predicted(
     document_ids: Tensor | None,
     tape: Tape | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """What ``collate`` made, read by the model: fp32 logits (up to 2,048 rows, V) and targets of
-    the places that count.
+    """Runs the model on a collated batch: fp32 logits (up to 2,048 rows, V) and the targets that
+    count.
 
     They come row by row, a piece at a time. Raises UserError for a model without a head over
     tokens.
@@ -281,7 +285,7 @@ def predicted(
     hidden = model(tokens.to(device), pos=pos, document_ids=document_ids, logits="none").hidden[
         counted
     ]
-    for some, theirs in zip(
+    for rows, row_targets in zip(
         torch.split(hidden, _HEAD_ROWS), torch.split(targets[counted], _HEAD_ROWS), strict=True
     ):
-        yield model.head(some, model.embed).float(), theirs
+        yield model.head(rows, model.embed).float(), row_targets

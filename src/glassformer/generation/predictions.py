@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..data.examples import words_apart
+from ..data.examples import encode_words
 from ..errors import UserError, need, note
 from ..nn import Encoder, Flow, Model
 from ..nn.editing import ModelEdit, Reading, tape_of
@@ -129,7 +129,7 @@ def worded(
 
     UserError for a sentence of more than ``most`` tokens.
     """
-    words = list(words_apart(tokenizer, sentences))
+    words = list(encode_words(tokenizer, sentences))
     rows = [tokenizer.framed([[id for word in one for id in word]]) for one in words]
     longest = max(range(len(rows)), key=lambda place: len(rows[place][0]))
     length = len(rows[longest][0])

@@ -19,17 +19,17 @@ from typing import Any, Self
 
 from ..errors import UserError, need
 from .exercise import Exercise, find
-from .starting import Source, read
+from .starting import Source, read_source
 from .worker import GRACE, LONGEST, READY, WALL
 
 COMMAND = (sys.executable, "-m", "glassformer.learn.worker")
-PATIENCE = 60  # seconds beyond a job's own limit, on a busy machine
-LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", ".git", ".venv")
+EXTRA_SECONDS = 60  # seconds beyond a job's own limit, on a busy machine
+IGNORED_FOLDERS = ("__pycache__", ".ipynb_checkpoints", ".git", ".venv")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found.
+    """The result of a check.
 
     ``state`` is passed, failed (a wrong answer), todo (not written yet), error (the learner's code
     raised it) or stopped (out of time). ``where`` is the line, or the cell and its line; ``code``
@@ -50,22 +50,23 @@ class Verdict:
     seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return dict(vars(self))
 
     def lines(self) -> list[str]:
         """For a terminal."""
-        told = [f"  + {one}" for one in self.good]
+        lines = [f"  + {line}" for line in self.good]
         if self.state == "passed":
-            return [*told, f"{self.exercise}: passed."]
-        where = f"{self.where}: " if self.where else ""
-        told.append(f"  - {where}{self.message}{'' if self.message.endswith(('.', '?')) else '.'}")
-        told += [f"        {self.code}"] if self.code else []
-        told += [f"    Look at: {self.look}"] if self.look else []
-        return [*told, f"{self.exercise}: {NOT[self.state]}."]
+            return [*lines, f"{self.exercise}: passed."]
+        location = f"{self.where}: " if self.where else ""
+        lines.append(
+            f"  - {location}{self.message}{'' if self.message.endswith(('.', '?')) else '.'}"
+        )
+        lines += [f"        {self.code}"] if self.code else []
+        lines += [f"    Look at: {self.look}"] if self.look else []
+        return [*lines, f"{self.exercise}: {STATE_PHRASES[self.state]}."]
 
 
-NOT = {
+STATE_PHRASES = {
     "failed": "not yet",
     "todo": "not written yet",
     "error": "stopped by an error",
@@ -88,7 +89,7 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", " ").replace("\t", " ")
 
 
-class Ended(Exception):
+class WorkerExited(Exception):
     """The worker is gone, or hears nothing any more."""
 
 
@@ -115,10 +116,10 @@ class Checker:
         ``seed`` repeats the inputs of a check; ``seconds`` is the limit, the exercise's own where
         none is given.
         """
-        source = read(Path(file))
-        return self.of(find(source.exercise, self.exercises), source, seed, seconds)
+        source = read_source(Path(file))
+        return self.check_source(find(source.exercise, self.exercises), source, seed, seconds)
 
-    def of(
+    def check_source(
         self,
         exercise: Exercise,
         source: Source,
@@ -144,16 +145,16 @@ class Checker:
                 "seconds": seconds or exercise.seconds,
                 "folder": str(source.path.resolve().parent),
             }
-            said = self._ask(job)
-        line = said.pop("line", None)
+            answer = self._ask(job)
+        line = answer.pop("line", None)
         texts: dict[str, Any] = {
-            name: one_line(said.get(name, "")) for name in ("message", "look", "code")
+            name: one_line(answer.get(name, "")) for name in ("message", "look", "code")
         }
-        texts |= {"printed": printable(said.get("printed", "")), "where": source.where(line)}
+        texts |= {"printed": printable(answer.get("printed", "")), "where": source.location(line)}
         fields = {
-            "state": said["state"],
-            "good": list(map(one_line, said["good"])),
-            "seconds": said.get("seconds", 0.0),
+            "state": answer["state"],
+            "good": list(map(one_line, answer["good"])),
+            "seconds": answer.get("seconds", 0.0),
         }
         return Verdict(exercise.name, str(source.path), **fields, **texts, seed=seed)
 
@@ -164,8 +165,10 @@ class Checker:
             self._start()
         job |= {"job": secrets.token_hex(16)}
         try:
-            return self._answer(job, time.monotonic() + WALL * job["seconds"] + GRACE + PATIENCE)
-        except Ended:
+            return self._answer(
+                job, time.monotonic() + WALL * job["seconds"] + GRACE + EXTRA_SECONDS
+            )
+        except WorkerExited:
             self._end()
             message = (
                 "Your code ended or stopped the process that runs the checks; leave other "
@@ -186,8 +189,8 @@ class Checker:
         # Ctrl-C comes to us alone
         self._worker = subprocess.Popen(COMMAND, env=env, start_new_session=True, **pipes)
         try:
-            ready = self._line(time.monotonic() + 10 * PATIENCE)
-        except Ended:
+            ready = self._line(time.monotonic() + 10 * EXTRA_SECONDS)
+        except WorkerExited:
             ready = b""
         if ready.strip() != READY.encode():
             self._end()
@@ -201,7 +204,7 @@ class Checker:
         try:
             self._worker.stdin.write(json.dumps(job).encode() + b"\n")
         except OSError:
-            raise Ended from None
+            raise WorkerExited from None
         while True:
             try:
                 answer = json.loads(self._line(deadline))
@@ -213,16 +216,16 @@ class Checker:
     def _line(self, deadline: float) -> bytes:
         assert self._worker is not None and self._worker.stdout is not None
         while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
+            remaining = deadline - time.monotonic()
             if (
-                left <= 0
+                remaining <= 0
                 or len(self._unread) > 8 * LONGEST
-                or not select.select([self._worker.stdout], [], [], left)[0]
+                or not select.select([self._worker.stdout], [], [], remaining)[0]
             ):
-                raise Ended
+                raise WorkerExited
             data = os.read(self._worker.stdout.fileno(), 1 << 16)
             if not data:
-                raise Ended
+                raise WorkerExited
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         return line
@@ -245,7 +248,7 @@ class Checker:
 
 
 @dataclass(frozen=True)
-class Handed:
+class Submission:
     """A learner's file in a class's folder, with the verdict; of a file that is of no exercise only
     ``refused``."""
 
@@ -255,22 +258,21 @@ class Handed:
     refused: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        told = {"learner": self.learner, "file": self.file}
+        record = {"learner": self.learner, "file": self.file}
         return (
-            told
+            record
             | (
                 self.verdict.to_dict()
                 if self.verdict
                 else {"state": "refused", "message": self.refused}
             )
-            | told
+            | record
         )
 
 
 def class_folder(
     folder: str | Path, checker: Checker, seconds: float | None = None
-) -> Iterator[Handed]:
+) -> Iterator[Submission]:
     """Check each learner's file of a class, one by one; UserError where the folder is none or holds
     no file.
 
@@ -285,7 +287,7 @@ def class_folder(
         Path(at) / name for at, _, names in os.walk(home, onerror=closed.append) for name in names
     ]
     files = [path for path in paths if path.suffix in (".py", ".ipynb") and path.is_file()]
-    files = [path for path in files if not set(path.parts) & set(LEFT_OUT)]
+    files = [path for path in files if not set(path.parts) & set(IGNORED_FOLDERS)]
     lost = {
         Path(error.filename): f"{error.filename} cannot be read ({error.strerror}); open it."
         for error in closed
@@ -294,20 +296,20 @@ def class_folder(
     empty = f"{folder} holds no .py file and no notebook; give the folder of the learners' files."
     need(bool(files or lost), empty)
     for path in sorted([*files, *lost]):
-        where = path.relative_to(home)
+        relative_path = path.relative_to(home)
         learner, file = (
-            one_line(where.parts[0] if len(where.parts) > 1 else path.stem),
-            one_line(str(where)),
+            one_line(relative_path.parts[0] if len(relative_path.parts) > 1 else path.stem),
+            one_line(str(relative_path)),
         )
         try:
             need(path not in lost, lost.get(path, ""))
-            handed = Handed(learner, file, checker.check(path, seed, seconds))
+            handed = Submission(learner, file, checker.check(path, seed, seconds))
         except UserError as error:
-            handed = Handed(learner, file, None, str(error))
+            handed = Submission(learner, file, None, str(error))
         except Exception as error:  # whatever a file does to us, the next learner's turn comes
             refused = UserError(
                 f"{file} could not be checked ({type(error).__name__}: {error}); "
                 "look at it yourself."
             )
-            handed = Handed(learner, file, None, str(refused))
+            handed = Submission(learner, file, None, str(refused))
         yield handed

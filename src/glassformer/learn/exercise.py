@@ -7,7 +7,7 @@
     SECONDS = 20             of the processor that a check may take (20 where it says nothing)
 
     # %% yours               the learner's file, solved; between "# TODO" and "# END" stands what the learner writes
-    # %% check               def check(theirs, report): raises where theirs is wrong (report.py)
+    # %% check               def check(learner, report): raises where the learner is wrong (report.py)
 
 Read as text, not run: a list of exercises needs no torch.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from ..errors import UserError, nearest, need
 
-OURS = Path(__file__).parent / "exercises"
+BUNDLED = Path(__file__).parent / "exercises"
 YOURS, CHECK = "# %% yours\n", "# %% check\n"
 FORMAT = "docs/learn.md shows the format"
 ROAD = (
@@ -63,7 +63,7 @@ class Exercise:
 
     @property
     def file(self) -> str:
-        """What the learner's file is called."""
+        """File name of the learner's copy."""
         return f"{self.name.replace('-', '_')}.py"
 
     @cached_property
@@ -93,7 +93,7 @@ def without_answers(solution: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read(path: Path) -> Exercise:
+def read_exercise(path: Path) -> Exercise:
     """The exercise in a file; UserError where it is none."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -105,39 +105,39 @@ def read(path: Path) -> Exercise:
         raise UserError(
             f"{path}{f', line {line}' if line else ''} is not Python ({error}); mend it."
         ) from None
-    told = (ast.get_docstring(tree) or "").partition("\n")
-    need(bool(told[0]), f"{path} is no exercise: it does not begin with a title; {FORMAT}.")
+    docstring = (ast.get_docstring(tree) or "").partition("\n")
+    need(bool(docstring[0]), f"{path} is no exercise: it does not begin with a title; {FORMAT}.")
     for mark in (YOURS, CHECK):
         need(mark in text, f"{path} is no exercise: it has no line {mark.strip()!r}; {FORMAT}.")
     solution = text.partition(YOURS)[2].partition(CHECK)[0].strip("\n") + "\n"
-    todos, ends = (
+    todos, end_count = (
         len(re.findall(rf"^\s*# {word}\b", solution, re.MULTILINE)) for word in ("TODO", "END")
     )
-    if not todos or todos != ends:
+    if not todos or todos != end_count:
         raise UserError(
-            f"{path} has {todos} TODO and {ends} END; each TODO needs an END after it; {FORMAT}."
+            f"{path} has {todos} TODO and {end_count} END; each TODO needs an END after it; {FORMAT}."
         )
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     need(
         "check" in functions,
-        f"{path} is no exercise: it has no function check(theirs, report); {FORMAT}.",
+        f"{path} is no exercise: it has no function check(learner, report); {FORMAT}.",
     )
-    said = {name: _constant(tree, name, path) for name in ("ROAD", "HINTS", "SECONDS")}
+    constants = {name: _constant(tree, name, path) for name in ("ROAD", "HINTS", "SECONDS")}
     try:
-        road, seconds = float(said["ROAD"] or 0), float(said["SECONDS"] or 20)
-        hints = tuple(str(hint) for hint in said["HINTS"] or ())
+        road, seconds = float(constants["ROAD"] or 0), float(constants["SECONDS"] or 20)
+        hints = tuple(str(hint) for hint in constants["HINTS"] or ())
     except (TypeError, ValueError):
         raise UserError(
             f"{path}: ROAD and SECONDS are numbers, HINTS texts in brackets; {FORMAT}."
         ) from None
     name = path.stem.replace("_", "-")
     return Exercise(
-        name, told[0].rstrip("."), told[2].strip(), road, hints, seconds, solution, path
+        name, docstring[0].rstrip("."), docstring[2].strip(), road, hints, seconds, solution, path
     )
 
 
 def _constant(tree: ast.Module, name: str, path: Path) -> Any:
-    """What the file says of a name, without running it; None where it says nothing."""
+    """Value of a module-level constant, read without running the file; None where it is missing."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(
             isinstance(to, ast.Name) and to.id == name for to in node.targets
@@ -157,22 +157,24 @@ def catalogue(folder: str | Path | None = None) -> list[Exercise]:
 
     Raises UserError for a folder that is none, or has no exercise, or one that cannot be read.
     """
-    files = [path for path in sorted(OURS.glob("*.py")) if path.stem != "__init__"]
+    files = [path for path in sorted(BUNDLED.glob("*.py")) if path.stem != "__init__"]
     if folder is not None:
         home = Path(folder).expanduser()
         need(home.is_dir(), f"{folder} is not a folder; give one with exercises in it.")
-        own = [path for path in sorted(home.glob("*.py")) if not path.stem.startswith("_")]
-        need(bool(own), f"{folder} holds no exercise; {FORMAT}.")
-        files += own
-    made = {exercise.name: exercise for exercise in map(read, files)}
-    return sorted(made.values(), key=lambda exercise: (exercise.road, exercise.name))
+        teacher_files = [
+            path for path in sorted(home.glob("*.py")) if not path.stem.startswith("_")
+        ]
+        need(bool(teacher_files), f"{folder} holds no exercise; {FORMAT}.")
+        files += teacher_files
+    exercises = {exercise.name: exercise for exercise in map(read_exercise, files)}
+    return sorted(exercises.values(), key=lambda exercise: (exercise.road, exercise.name))
 
 
 def find(name: str, folder: str | Path | None = None) -> Exercise:
     """The exercise of that name; UserError with the nearest where there is none."""
-    known = {exercise.name: exercise for exercise in catalogue(folder)}
-    asked = name.strip().lower().replace("_", "-").replace(" ", "-").removesuffix(".py")
-    if asked not in known:
-        hint = nearest(asked.replace("-", "_"), known)
+    exercises = {exercise.name: exercise for exercise in catalogue(folder)}
+    requested = name.strip().lower().replace("_", "-").replace(" ", "-").removesuffix(".py")
+    if requested not in exercises:
+        hint = nearest(requested.replace("-", "_"), exercises)
         raise UserError(f'There is no exercise "{name}".{hint} glassformer learn lists them.')
-    return known[asked]
+    return exercises[requested]

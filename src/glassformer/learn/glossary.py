@@ -41,8 +41,8 @@ class Code:
     def line(self) -> int:
         """The line on which it begins; UserError where it no longer stands there."""
         source = (PACKAGE / self.path).read_text(encoding="utf-8")
-        before, found, _ = source.partition(self.text)
-        if not found:
+        before, separator, _ = source.partition(self.text)
+        if not separator:
             raise UserError(
                 f"{self.path} no longer has {self.text!r}; point the glossary at the line that has."
             )
@@ -74,21 +74,20 @@ class Term:
         return ROAD[self.road - 1]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         code = {
             "module": self.code.module,
             "path": self.code.path,
             "line": self.code.line,
             "text": self.code.text,
         }
-        told = {
+        record = {
             "name": self.name,
             "also": list(self.also),
             "sentence": self.sentence,
             "formula": self.formula,
         }
         return (
-            told
+            record
             | {"code": code, "road": self.road, "page": self.page}
             | {
                 "related": list(self.related),
@@ -100,13 +99,14 @@ class Term:
 @functools.lru_cache(maxsize=1)
 def terms() -> tuple[Term, ...]:
     """Every term, in the order of the road."""
-    made: list[Term] = []
-    for one in read_toml(Path(__file__).parent / "glossary.toml")["term"]:
-        told: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in one.items()
+    glossary: list[Term] = []
+    for entry in read_toml(Path(__file__).parent / "glossary.toml")["term"]:
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in entry.items()
         }
-        made.append(Term(**(told | {"code": Code(*one["code"])})))
-    return tuple(sorted(made, key=lambda term: term.road))
+        glossary.append(Term(**(fields | {"code": Code(*entry["code"])})))
+    return tuple(sorted(glossary, key=lambda term: term.road))
 
 
 def names() -> dict[str, Term]:
@@ -117,14 +117,14 @@ def names() -> dict[str, Term]:
 def find(name: str) -> Term:
     """The term of that name, capitals, hyphens and plurals aside; UserError with the nearest where
     there is none."""
-    known = {_plain(other): term for other, term in names().items()}
-    asked = _plain(name)
-    if found := known.get(asked) or known.get(asked.removesuffix("s")):
-        return found
-    spelt = {_plain(other).replace(" ", "_"): other for other in names()}
-    hint = nearest(asked.replace(" ", "_"), spelt)
-    for plain, other in spelt.items():
-        hint = hint.replace(f'"{plain}"', f'"{other}"')
+    terms_by_name = {_plain(alias): term for alias, term in names().items()}
+    requested = _plain(name)
+    if match := terms_by_name.get(requested) or terms_by_name.get(requested.removesuffix("s")):
+        return match
+    spelt = {_plain(alias).replace(" ", "_"): alias for alias in names()}
+    hint = nearest(requested.replace(" ", "_"), spelt)
+    for plain, alias in spelt.items():
+        hint = hint.replace(f'"{plain}"', f'"{alias}"')
     raise UserError(f'The glossary has no "{name}".{hint} glassformer define lists the terms.')
 
 
@@ -137,5 +137,5 @@ def live(term: Term) -> str:
     the family."""
     from .numbers import LIVE
 
-    said: str = LIVE[term.key]()
-    return said
+    sentence: str = LIVE[term.key]()
+    return sentence

@@ -67,8 +67,8 @@ def greedy(model: Model, tokenizer: Any, prompt: str = PROMPT, count: int = 24) 
 @torch.no_grad()
 def logits(model: Model, *tokens: Tensor) -> Tensor:
     """The logits of one pass (B, T, V)."""
-    found: Tensor = model(*tokens).logits
-    return found
+    output: Tensor = model(*tokens).logits
+    return output
 
 
 def attentions(model: nn.Module) -> list[Any]:
@@ -76,7 +76,9 @@ def attentions(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, Attention)]
 
 
-def attend_with(model: Model, part: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Model:
+def attend_with(
+    model: Model, attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+) -> Model:
     """The model with ``part(q, k, v, allowed)`` in the place of its attention.
 
     q is (H, T, D), k and v (K, S, D), allowed (T, S); what it gives is (H, T, D). One text at a
@@ -87,18 +89,18 @@ def attend_with(model: Model, part: Callable[[Tensor, Tensor, Tensor, Tensor], T
         def attend(
             flow: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, position: Any = None
         ) -> Tensor:
-            return part(q[0], k[0], v[0], mask.dense()[0, 0])[None]
+            return attention(q[0], k[0], v[0], mask.dense()[0, 0])[None]
 
         module.attend = attend
     return model
 
 
-def replace(model: Model, kind: type[nn.Module], made: Callable[[Any], nn.Module]) -> int:
+def replace(model: Model, kind: type[nn.Module], build: Callable[[Any], nn.Module]) -> int:
     """Put ``made(module)`` in the place of each module of that type; how many there were."""
-    found = [(path, module) for path, module in model.named_modules() if isinstance(module, kind)]
-    for path, module in found:
-        model.set_submodule(path, made(module))
-    return len(found)
+    modules = [(path, module) for path, module in model.named_modules() if isinstance(module, kind)]
+    for path, module in modules:
+        model.set_submodule(path, build(module))
+    return len(modules)
 
 
 class Call(nn.Module):
@@ -108,7 +110,7 @@ class Call(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
         return self.function(x)
 
 

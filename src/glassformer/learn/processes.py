@@ -31,10 +31,10 @@ def descendants() -> dict[int, float]:
             parents[pid] = int(fields[1])
             # its ended children's too
             seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {pid: seconds[pid] for pid in found - {os.getpid()}}
+    pids = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return {pid: seconds[pid] for pid in pids - {os.getpid()}}
 
 
 def anonymous_memory(pid: int) -> int:

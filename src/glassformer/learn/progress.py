@@ -15,30 +15,30 @@ FILE = "glassformer-learn.json"
 NEW = "new"
 
 
-def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the folder's file says of each exercise: state (started, done), file, checks, hints;
+def read_progress(folder: Path) -> dict[str, dict[str, Any]]:
+    """Reads the folder's record of each exercise: state (started, done), file, checks, hints;
     UserError if broken."""
     path = folder / FILE
     if not path.exists():
         return {}
-    told = files.read_json(path, "restore it, or delete it to begin anew")
-    if not all(isinstance(one, dict) for one in told.values()):
+    records = files.read_json(path, "restore it, or delete it to begin anew")
+    if not all(isinstance(record, dict) for record in records.values()):
         raise UserError(f"{path} is not a record of exercises; delete it to begin anew.")
-    return told
+    return records
 
 
-def state(exercise: Exercise, kept: dict[str, dict[str, Any]]) -> str:
+def state(exercise: Exercise, records: dict[str, dict[str, Any]]) -> str:
     """new, started or done."""
-    return str(kept.get(exercise.name, {}).get("state", NEW))
+    return str(records.get(exercise.name, {}).get("state", NEW))
 
 
-def keep(folder: Path, name: str, **told: Any) -> None:
+def update_progress(folder: Path, name: str, **fields: Any) -> None:
     """Add to what is said of an exercise; a folder that cannot be written is said on standard
     error, no more."""
     try:
-        kept = read(folder)
+        records = read_progress(folder)
         today = datetime.date.today().isoformat()
-        kept[name] = {**kept.get(name, {}), **told, "changed": today}
-        files.write(folder / FILE, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        records[name] = {**records.get(name, {}), **fields, "changed": today}
+        files.write(folder / FILE, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
     except (UserError, OSError) as error:
         note(f"What is done could not be kept: {error}")

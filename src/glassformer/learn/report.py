@@ -24,7 +24,7 @@ class Wrong(Exception):
 
 
 class Report:
-    """Given to ``check(theirs, report)``: draws the inputs, compares, and keeps what went well.
+    """Given to ``check(learner, report)``: draws the inputs, compares, and keeps what went well.
 
     Inputs come from generators of its own, so nothing that the learner's code seeds makes them
     known beforehand.
@@ -62,9 +62,9 @@ class Report:
 
     def equal(
         self,
-        what: str,
-        theirs: Any,
-        ours: Any,
+        name: str,
+        actual: Any,
+        expected: Any,
         *,
         tolerance: float = 1e-4,
         slips: Slips | None = None,
@@ -73,82 +73,85 @@ class Report:
         """Go on if the two are the same; else say the first place that differs, and which slip
         gives such numbers.
 
-        Numbers may differ by ``tolerance``, absolutely and of their size. ``theirs`` may be a
-        tensor, an array, a list or a number, as long as it holds what ``ours`` does; texts and
+        Numbers may differ by ``tolerance``, absolutely and of their size. ``actual`` may be a
+        tensor, an array, a list or a number, as long as it holds what ``expected`` does; texts and
         lists of texts are compared exactly.
         """
-        if message := difference(what, theirs, ours, tolerance):
+        if message := difference(name, actual, expected, tolerance):
             for advice, value in (slips or {}).items():
                 value = value() if callable(value) else value
-                if not difference(what, theirs, value, tolerance):
+                if not difference(name, actual, value, tolerance):
                     look = advice
                     break
             raise Wrong(message, look)
 
 
-def difference(what: str, theirs: Any, ours: Any, tolerance: float = 1e-4) -> str:
-    """How ``theirs`` differs from ``ours``, in a sentence that names the first place; "" where it
-    does not."""
-    if theirs is None and ours is not None:
-        return f"{what} is None; does every way through your function end in return?"
-    if isinstance(ours, (Tensor, float, int)) and not isinstance(ours, bool):
-        return _numbers(what, theirs, torch.as_tensor(ours), tolerance)
-    if isinstance(ours, (list, tuple)) and not isinstance(theirs, str):
-        return _items(what, theirs, ours, tolerance)
-    same = type(theirs) is type(ours) or (
-        isinstance(theirs, (bool, int)) and isinstance(ours, (bool, int))
+def difference(name: str, actual: Any, expected: Any, tolerance: float = 1e-4) -> str:
+    """The first difference between ``actual`` and ``expected``, as a sentence; "" where they agree."""
+    if actual is None and expected is not None:
+        return f"{name} is None; does every way through your function end in return?"
+    if isinstance(expected, (Tensor, float, int)) and not isinstance(expected, bool):
+        return _numbers(name, actual, torch.as_tensor(expected), tolerance)
+    if isinstance(expected, (list, tuple)) and not isinstance(actual, str):
+        return _items(name, actual, expected, tolerance)
+    comparable = type(actual) is type(expected) or (
+        isinstance(actual, (bool, int)) and isinstance(expected, (bool, int))
     )
     return (
         ""
-        if same and theirs == ours
-        else (f"{what} is {shown(theirs)} and should be {shown(ours)}.")
+        if comparable and actual == expected
+        else (f"{name} is {quoted(actual)} and should be {quoted(expected)}.")
     )
 
 
-def _numbers(what: str, theirs: Any, ours: Tensor, tolerance: float) -> str:
+def _numbers(name: str, actual: Any, expected: Tensor, tolerance: float) -> str:
     try:
-        given = torch.as_tensor(theirs).detach()
+        values = torch.as_tensor(actual).detach()
     except (TypeError, ValueError, RuntimeError):
         return (
-            f"{what} is {shown(theirs)}, a {type(theirs).__name__}; a tensor "
-            f"{tuple(ours.shape)} is asked for."
+            f"{name} is {quoted(actual)}, a {type(actual).__name__}; a tensor "
+            f"{tuple(expected.shape)} is asked for."
         )
-    if given.shape != ours.shape:
-        return f"{what} has the shape {tuple(given.shape)} and should have {tuple(ours.shape)}."
-    if ours.dtype == torch.bool and given.dtype != torch.bool:
-        return f"{what} holds {given.dtype}; booleans are asked for (torch.bool)."
-    if given.is_complex():
-        return f"{what} holds complex numbers; real ones are asked for."
-    mine, right = given.double(), ours.detach().double()
-    wrong = ~torch.isclose(mine, right, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if values.shape != expected.shape:
+        return (
+            f"{name} has the shape {tuple(values.shape)} and should have {tuple(expected.shape)}."
+        )
+    if expected.dtype == torch.bool and values.dtype != torch.bool:
+        return f"{name} holds {values.dtype}; booleans are asked for (torch.bool)."
+    if values.is_complex():
+        return f"{name} holds complex numbers; real ones are asked for."
+    computed, right = values.double(), expected.detach().double()
+    wrong = ~torch.isclose(computed, right, rtol=tolerance, atol=tolerance, equal_nan=True)
     count = int(wrong.sum())
     if not count:
         return ""
     at = tuple(wrong.nonzero()[0].tolist())
-    place = f"{what}[{', '.join(map(str, at))}]" if at else what
-    is_bool = ours.dtype == torch.bool
-    one, other = (bool(x[at]) if is_bool else number(float(x[at])) for x in (mine, right))
-    rest = f" {count:,} of {wrong.numel():,} numbers differ." if wrong.numel() > 1 else ""
-    return f"{place} is {one} and should be {other}.{rest}"
+    place = f"{name}[{', '.join(map(str, at))}]" if at else name
+    is_bool = expected.dtype == torch.bool
+    computed_value, expected_value = (
+        bool(x[at]) if is_bool else number(float(x[at])) for x in (computed, right)
+    )
+    summary = f" {count:,} of {wrong.numel():,} numbers differ." if wrong.numel() > 1 else ""
+    return f"{place} is {computed_value} and should be {expected_value}.{summary}"
 
 
-def _items(what: str, theirs: Any, ours: Sequence[Any], tolerance: float) -> str:
-    if isinstance(theirs, Tensor):
-        theirs = theirs.tolist()
+def _items(name: str, actual: Any, expected: Sequence[Any], tolerance: float) -> str:
+    if isinstance(actual, Tensor):
+        actual = actual.tolist()
     try:
-        given = list(theirs)
+        items = list(actual)
     except TypeError:
         return (
-            f"{what} is {shown(theirs)}, a {type(theirs).__name__}; a list of {len(ours)} is "
+            f"{name} is {quoted(actual)}, a {type(actual).__name__}; a list of {len(expected)} is "
             "asked for."
         )
-    for at, (one, other) in enumerate(zip(given, ours, strict=False)):
-        if message := difference(f"{what}[{at}]", one, other, tolerance):
+    for at, (item, expected_item) in enumerate(zip(items, expected, strict=False)):
+        if message := difference(f"{name}[{at}]", item, expected_item, tolerance):
             return message
     return (
         ""
-        if len(given) == len(ours)
-        else (f"{what}: {len(given)} of them, and there should be {len(ours)}.")
+        if len(items) == len(expected)
+        else (f"{name}: {len(items)} of them, and there should be {len(expected)}.")
     )
 
 
@@ -157,15 +160,15 @@ def number(value: float) -> str:
     return f"{value:.5g}"
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """A value in a sentence, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-def close(theirs: Any, ours: Any, tolerance: float = 1e-4) -> bool:
-    """Whether the two are the same, as ``Report.equal`` has it."""
-    return not difference("", theirs, ours, tolerance)
+def close(actual: Any, expected: Any, tolerance: float = 1e-4) -> bool:
+    """True where ``Report.equal`` would pass."""
+    return not difference("", actual, expected, tolerance)
 
 
 Part: TypeAlias = Callable[..., Any]

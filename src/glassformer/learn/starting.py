@@ -31,7 +31,7 @@ class Source:
     code: str
     places: tuple[tuple[int, int], ...] | None = None
 
-    def where(self, line: int | None) -> str:
+    def location(self, line: int | None) -> str:
         """A line as the learner finds it; "" for none."""
         if line is None:
             return ""
@@ -80,10 +80,15 @@ def notebook(exercise: Exercise) -> str:
         _cell("markdown", hints) if hints else None,
         _cell("code", f"!{ALOUD} check {Path(exercise.file).stem}.ipynb"),
     ]
-    told = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    made = [cell | {"id": f"{exercise.name}-{at}"} for at, cell in enumerate(filter(None, cells))]
+    metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    numbered_cells = [
+        cell | {"id": f"{exercise.name}-{at}"} for at, cell in enumerate(filter(None, cells))
+    ]
     return (
-        json.dumps({"cells": made, "metadata": told, "nbformat": 4, "nbformat_minor": 5}, indent=1)
+        json.dumps(
+            {"cells": numbered_cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5},
+            indent=1,
+        )
         + "\n"
     )
 
@@ -108,7 +113,7 @@ def write(exercise: Exercise, folder: Path, as_notebook: bool = False) -> Path:
     return path
 
 
-def read(path: Path) -> Source:
+def read_source(path: Path) -> Source:
     """A learner's file; UserError where it cannot be read or says of no exercise that it is
     one's."""
     path = path.expanduser()
@@ -130,13 +135,13 @@ def read(path: Path) -> Source:
     places = None
     if path.suffix == ".ipynb":
         text, places = _code_of(text, path)
-    found = MARK.search(text)
-    if found is None:
+    mark = MARK.search(text)
+    if mark is None:
         raise UserError(
             f'{path} is of no exercise: it has no line "# exercise: NAME", which {ALOUD} start '
             "writes; put it back in."
         )
-    return Source(path, found[1], text, places)
+    return Source(path, mark[1], text, places)
 
 
 def _code_of(text: str, path: Path) -> tuple[str, tuple[tuple[int, int], ...]]:
@@ -150,9 +155,9 @@ def _code_of(text: str, path: Path) -> tuple[str, tuple[tuple[int, int], ...]]:
         count += 1
         source = cell.get("source", "")
         code = source if isinstance(source, str) else "".join(map(str, source))
-        own = _python_of(code)
-        lines += own
-        places += [(count, at) for at in range(1, len(own) + 1)]
+        cell_lines = _python_of(code)
+        lines += cell_lines
+        places += [(count, at) for at in range(1, len(cell_lines) + 1)]
     return "\n".join(lines) + "\n", tuple(places) or ((1, 1),)
 
 

@@ -56,7 +56,7 @@ class Missing(Exception):
     """The learner's file does not define what the check asks for."""
 
 
-class Theirs:
+class LearnerModule:
     """The learner's module as the check sees it: what is missing is said so, and tensors given to
     it are copies."""
 
@@ -65,18 +65,22 @@ class Theirs:
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(self._module, name):
-            own = [other for other in vars(self._module) if not other.startswith("_")]
+            defined = [
+                attribute for attribute in vars(self._module) if not attribute.startswith("_")
+            ]
             from ..errors import nearest
 
             raise Missing(
-                f'Your file defines no "{name}", which the exercise asks for.{nearest(name, own)}'
+                f'Your file defines no "{name}", which the exercise asks for.{nearest(name, defined)}'
             )
         value = getattr(self._module, name)
         if not callable(value) or isinstance(value, type):
             return value
 
-        def call(*given: Any, **named: Any) -> Any:
-            return value(*map(_copied, given), **{key: _copied(one) for key, one in named.items()})
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return value(
+                *map(_copied, args), **{key: _copied(argument) for key, argument in kwargs.items()}
+            )
 
         call.__wrapped__ = value  # type: ignore[attr-defined]
         return call
@@ -104,7 +108,7 @@ def load(path: str, name: str) -> ModuleType:
     return module
 
 
-def check(file: str, exercise: str, seed: int, shown: str | None = None) -> dict[str, Any]:
+def check(file: str, exercise: str, seed: int, display_name: str | None = None) -> dict[str, Any]:
     """The verdict on a learner's file: state, message, look, line and code, and what is good.
 
     ``state`` is passed, failed (wrong), todo (not written yet) or error (theirs). ``shown`` is how
@@ -118,39 +122,45 @@ def check(file: str, exercise: str, seed: int, shown: str | None = None) -> dict
     warnings.filterwarnings("ignore", module="exercise$")
     report = Report(seed)
     # what the learner's code draws, repeated by a seed too; not what is drawn for it
-    own = seed + (1 << 32)
-    torch.manual_seed(own)
-    random.seed(own)
-    said: dict[str, Any] = {"state": "passed", "message": "", "look": "", "line": None, "code": ""}
-    name = shown or Path(file).name
+    learner_seed = seed + (1 << 32)
+    torch.manual_seed(learner_seed)
+    random.seed(learner_seed)
+    verdict: dict[str, Any] = {
+        "state": "passed",
+        "message": "",
+        "look": "",
+        "line": None,
+        "code": "",
+    }
+    name = display_name or Path(file).name
     try:
-        load(exercise, "exercise").check(Theirs(load(file, "theirs")), report)
+        load(exercise, "exercise").check(LearnerModule(load(file, "theirs")), report)
     except Wrong as wrong:
-        said |= {"state": "failed", "message": str(wrong), "look": wrong.look}
+        verdict |= {"state": "failed", "message": str(wrong), "look": wrong.look}
     except Missing as missing:
-        said |= {"state": "failed", "message": str(missing)}
+        verdict |= {"state": "failed", "message": str(missing)}
     except SyntaxError as error:
         if error.filename != file:
             raise
         code = (error.text or "").strip()
-        said |= {
+        verdict |= {
             "state": "error",
             "message": f"{error.msg}: Python cannot read your file",
             "line": error.lineno,
         }
-        said |= {"code": code}
+        verdict |= {"code": code}
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a learner's file that calls exit()
-        said |= explained(error, file, name)
-    return said | {"good": report.good}
+        verdict |= explained(error, file, name)
+    return verdict | {"good": report.good}
 
 
 def explained(error: BaseException, file: str, name: str) -> dict[str, Any]:
     """An error of the learner's code as theirs, with its line; one of the check where none of their
     lines led to it."""
     steps = steps_of(error, file)
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:600].removesuffix(":")
+    description = " ".join(f"{type(error).__name__}: {error}".split())[:600].removesuffix(":")
     if isinstance(error, NotImplementedError) and steps:
         message = f"{steps[-1].name} is not written yet"
         return {
@@ -159,24 +169,27 @@ def explained(error: BaseException, file: str, name: str) -> dict[str, Any]:
             "line": steps[-1].lineno,
             "code": _todo(file, steps[-1].lineno),
         }
-    if "allocate memory" in what or isinstance(error, MemoryError):
-        what += f" (a check may take {MEMORY >> 30} GiB)"
+    if "allocate memory" in description or isinstance(error, MemoryError):
+        description += f" (a check may take {MEMORY >> 30} GiB)"
     if steps:
-        where = "" if steps[-1].name == "<module>" else f" in {steps[-1].name}"
-        said = {"message": f"Your code raised an error{where}: {what}", "line": steps[-1].lineno}
-        return said | {"state": "error", "code": (steps[-1].line or "").strip()}
+        location = "" if steps[-1].name == "<module>" else f" in {steps[-1].name}"
+        verdict = {
+            "message": f"Your code raised an error{location}: {description}",
+            "line": steps[-1].lineno,
+        }
+        return verdict | {"state": "error", "code": (steps[-1].line or "").strip()}
     if isinstance(error, TypeError) and (
-        found := re.search(r"(\w+)\(\) (takes|got|missing)", str(error))
+        call := re.search(r"(\w+)\(\) (takes|got|missing)", str(error))
     ):
         return {
             "state": "error",
-            "message": f"{found[1]} cannot be called as the exercise asks: {what}",
+            "message": f"{call[1]} cannot be called as the exercise asks: {description}",
         }
     at = "".join(
         f", line {step.lineno}" for step in steps_of(error, sys.modules["exercise"].__file__)[-1:]
     )
     check = f"{Path(sys.modules['exercise'].__file__ or '').name}{at}"
-    message = f"The check ({check}) could not go on with what {name} gave it: {what}"
+    message = f"The check ({check}) could not go on with what {name} gave it: {description}"
     look = (
         "the kind of what you return; if it is the kind that is asked for, the check itself "
         "is at fault"
@@ -207,7 +220,7 @@ def _todo(file: str, line: int | None) -> str:
 # its own
 
 
-def alone(job: dict[str, Any], said: int) -> NoReturn:
+def run_job(job: dict[str, Any], verdict_fd: int) -> NoReturn:
     """In the fork: check, write the verdict to the descriptor ``said``, end."""
 
     def answer(verdict: dict[str, Any]) -> NoReturn:
@@ -216,17 +229,17 @@ def alone(job: dict[str, Any], said: int) -> NoReturn:
                 stream.flush()
         data = json.dumps(verdict).encode()
         while data:
-            data = data[os.write(said, data) :]
+            data = data[os.write(verdict_fd, data) :]
         os._exit(0)
 
     def time_is_up(number: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename != job["file"]:
             frame = frame.f_back
         line = None if frame is None else frame.f_lineno
-        found = stopped(job, None if number == signal.SIGPROF else time.process_time() - begun)
-        answer(found | {"line": line, "code": _line(job["file"], line)})
+        timeout = stopped(job, None if number == signal.SIGPROF else time.process_time() - start)
+        answer(timeout | {"line": line, "code": _line(job["file"], line)})
 
-    begun = time.process_time()
+    start = time.process_time()
     if str(job.get("shown")).endswith(".ipynb"):  # what Jupyter gives every cell
         builtins.display = print  # type: ignore[attr-defined]
     try:
@@ -289,8 +302,8 @@ def _line(file: str, line: int | None) -> str:
 def limit(seconds: float) -> None:
     """Bound what this process may take; RLIMIT_DATA is held by Linux alone."""
     with contextlib.suppress(OSError, ValueError):
-        held = re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
-        most = MEMORY + (int(held[1]) << 10 if held else 0)
+        match = re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
+        most = MEMORY + (int(match[1]) << 10 if match else 0)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE, FILE))
@@ -309,9 +322,9 @@ def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
     if computed > job["seconds"] and len(processes) > 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGPROF)  # it names the line, as it does when it computes alone
-    own = anonymous_memory(os.getpid())  # a fork holds what is loaded here
+    loaded = anonymous_memory(os.getpid())  # a fork holds what is loaded here
     message = ""
-    if sum(max(0, anonymous_memory(pid) - own) for pid in processes) > MEMORY:
+    if sum(max(0, anonymous_memory(pid) - loaded) for pid in processes) > MEMORY:
         message = (
             f"Your code and the processes that it started took more than {MEMORY >> 20:,} "
             "MiB and were stopped"
@@ -346,8 +359,8 @@ def parsed(data: bytes | bytearray) -> dict[str, Any] | None:
 
 def supervise(job: dict[str, Any]) -> dict[str, Any]:
     """Fork for one job, catch what it prints, end it in time; its verdict."""
-    begun = time.monotonic()
-    (printed, out), (heard, said) = os.pipe(), os.pipe()
+    start = time.monotonic()
+    (printed, out), (verdict_reader, verdict_writer) = os.pipe(), os.pipe()
     sys.stdout.flush()
     worker, child = os.getpid(), os.fork()
     if child == 0:
@@ -356,47 +369,47 @@ def supervise(job: dict[str, Any]) -> dict[str, Any]:
         if os.getppid() != worker:
             os._exit(1)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        for here, there in ((nothing, 0), (out, 1), (out, 2)):
-            os.dup2(here, there)
+        for source, target in ((nothing, 0), (out, 1), (out, 2)):
+            os.dup2(source, target)
         # the worker's own pipes among them
         for end in [int(path.name) for path in Path("/dev/fd").iterdir()]:
             with contextlib.suppress(OSError):
-                if end > 2 and end != said:
+                if end > 2 and end != verdict_writer:
                     os.close(end)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-        alone(job, said)
+        run_job(job, verdict_writer)
     os.close(out)
-    os.close(said)
-    kept: dict[int, bytearray] = {printed: bytearray(), heard: bytearray()}
+    os.close(verdict_writer)
+    buffers: dict[int, bytearray] = {printed: bytearray(), verdict_reader: bytearray()}
     more, violation = False, None
     try:
         with selectors.DefaultSelector() as watching:
-            for end in kept:
+            for end in buffers:
                 watching.register(end, selectors.EVENT_READ)
-            deadline, look = begun + WALL * job["seconds"] + GRACE, begun + LOOK
+            deadline, look = start + WALL * job["seconds"] + GRACE, start + LOOK
             while (
-                heard in watching.get_map()
+                verdict_reader in watching.get_map()
                 and violation is None
                 and (now := time.monotonic()) < deadline
             ):
-                if parsed(kept[heard]) is not None:  # its forks hold the pipe open
+                if parsed(buffers[verdict_reader]) is not None:  # its forks hold the pipe open
                     break
-                more |= _read(watching, kept, min(look, deadline) - now, heard)
+                more |= _read(watching, buffers, min(look, deadline) - now, verdict_reader)
                 if time.monotonic() >= look:
                     violation, look = excess(job, child), time.monotonic() + LOOK
             end_all(child)
-            while watching.get_map() and _read(watching, kept, 0.2, heard):
+            while watching.get_map() and _read(watching, buffers, 0.2, verdict_reader):
                 pass
     finally:
         end_all(child)
         os.close(printed)
-        os.close(heard)
-    seconds = time.monotonic() - begun
-    verdict = violation or parsed(kept[heard])
-    if verdict is None and kept[heard]:
+        os.close(verdict_reader)
+    seconds = time.monotonic() - start
+    verdict = violation or parsed(buffers[verdict_reader])
+    if verdict is None and buffers[verdict_reader]:
         message = (
             "Your code wrote to a file descriptor that is the check's; write to files that "
             "it opened itself"
@@ -410,12 +423,12 @@ def supervise(job: dict[str, Any]) -> dict[str, Any]:
             "good": [],
         }
         verdict = stopped(job) if late else ended
-    text = bytes(kept[printed][:MOST]).decode("utf-8", "replace")
+    text = bytes(buffers[printed][:MOST]).decode("utf-8", "replace")
     return verdict | {"printed": text + ("\n..." if more else ""), "seconds": round(seconds, 2)}
 
 
 def _read(
-    watching: selectors.BaseSelector, kept: dict[int, bytearray], wait: float, heard: int
+    watching: selectors.BaseSelector, buffers: dict[int, bytearray], wait: float, heard: int
 ) -> bool:
     """Take what has come; whether more was printed than is kept, or anything came at all."""
     beyond = False
@@ -423,8 +436,8 @@ def _read(
         data = os.read(key.fd, 1 << 16)
         if not data:
             watching.unregister(key.fd)
-        elif len(kept[key.fd]) <= (LONGEST if key.fd == heard else MOST):
-            kept[key.fd] += data
+        elif len(buffers[key.fd]) <= (LONGEST if key.fd == heard else MOST):
+            buffers[key.fd] += data
         else:
             beyond = True
     return beyond

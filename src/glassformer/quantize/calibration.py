@@ -65,9 +65,9 @@ class Text:
         )
         shards = tokenise(source, tokenizer)
         length = min(ROW, model.context)
-        there = len(shards) // length
+        row_count = len(shards) // length
         need(
-            there >= HELD_OUT,
+            row_count >= HELD_OUT,
             f"{shards.name} has {len(shards):,} tokens; give {HELD_OUT * length:,} or more.",
         )
         highest = int(shards.tokens[: len(shards)].max())
@@ -75,8 +75,8 @@ class Text:
             highest < model.embed.vocab,
             f"{shards.name} has token {highest}, which this model does not; it is another's.",
         )
-        found = [_row(shards.tokens[i * length : (i + 1) * length]) for i in range(there)]
-        return cls._apart([(row, row if pair else None) for row in found], tokens, measured)
+        rows = [_row(shards.tokens[i * length : (i + 1) * length]) for i in range(row_count)]
+        return cls._apart([(row, row if pair else None) for row in rows], tokens, measured)
 
     @classmethod
     def of_pairs(cls, pairs: Sequence[tuple[Ids, Ids]], tokens: int, measured: int) -> Text:
@@ -94,13 +94,14 @@ class Text:
         )
 
     @classmethod
-    def _apart(cls, found: Sequence[Sides], tokens: int, measured: int) -> Text:
+    def _apart(cls, rows: Sequence[Sides], tokens: int, measured: int) -> Text:
         """Every HELD_OUT-th row apart, and of both so many tokens."""
-        length = sum(row.numel() for row, _ in found) / len(found)
-        rest = [row for number, row in enumerate(found) if (number + 1) % HELD_OUT]
-        held_out = found[HELD_OUT - 1 :: HELD_OUT]
+        length = sum(row.numel() for row, _ in rows) / len(rows)
+        calibration_rows = [row for number, row in enumerate(rows) if (number + 1) % HELD_OUT]
+        held_out = rows[HELD_OUT - 1 :: HELD_OUT]
         return cls(
-            spread(rest, math.ceil(tokens / length)), spread(held_out, math.ceil(measured / length))
+            spread(calibration_rows, math.ceil(tokens / length)),
+            spread(held_out, math.ceil(measured / length)),
         )
 
 
@@ -114,44 +115,44 @@ def spread(rows: Sequence[Sides], count: int) -> list[Sides]:
     return [rows[number * len(rows) // count] for number in range(count)]
 
 
-def read(model: Model, row: Sides) -> Any:
-    """What the model makes of a row, with logits at every token."""
-    where = next(model.parameters()).device
+def forward_row(model: Model, row: Sides) -> Any:
+    """Runs the model on a row, with logits at every token."""
+    device = next(model.parameters()).device
     tokens, source = row
     return model(
-        tokens.to(where), logits="all", **({} if source is None else {"source": source.to(where)})
+        tokens.to(device), logits="all", **({} if source is None else {"source": source.to(device)})
     )
 
 
 def grams(
-    model: Model, rows: Sequence[Sides], paths: Sequence[str], said: Progress = lambda _: None
+    model: Model, rows: Sequence[Sides], paths: Sequence[str], progress: Progress = lambda _: None
 ) -> Iterator[Gram]:
     """The sums of some of the matrices at a time, as many as MEMORY holds; those never met are left
     out."""
     view = copy.copy(model)
     view.engine = "eager"  # which multiplies by one matrix after another
     parameters = dict(model.named_parameters())
-    parts = list(_parts({path: parameters[path] for path in paths}))
-    for number, part in enumerate(parts, 1):
-        watch = _Watch(part)
+    groups = list(_parts({path: parameters[path] for path in paths}))
+    for number, group in enumerate(groups, 1):
+        watch = _Watch(group)
         with inference(view), watch:
             for row in rows:
-                read(view, row)
-        said(f"calibrating, reading {number} of {len(parts)}")
+                forward_row(view, row)
+        progress(f"calibrating, reading {number} of {len(groups)}")
         yield watch.sums
 
 
 def _parts(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    part: dict[str, Tensor] = {}
-    held = 0
+    group: dict[str, Tensor] = {}
+    group_bytes = 0
     for path, weight in weights.items():
         size = 4 * weight.shape[-1] ** 2 * (len(weight) if weight.ndim == 3 else 1)
-        if part and held + size > MEMORY:
-            yield part
-            part, held = {}, 0
-        part[path], held = weight, held + size
-    if part:
-        yield part
+        if group and group_bytes + size > MEMORY:
+            yield group
+            group, group_bytes = {}, 0
+        group[path], group_bytes = weight, group_bytes + size
+    if group:
+        yield group
 
 
 class _Watch(TorchFunctionMode):
@@ -177,9 +178,9 @@ class _Watch(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is F.linear and isinstance(args[1], Tensor):
-            found = self.places.get((args[1].data_ptr(), len(args[1])))
-            if found is not None:
-                self.add(*found, args[0].detach())
+            place = self.places.get((args[1].data_ptr(), len(args[1])))
+            if place is not None:
+                self.add(*place, args[0].detach())
         return func(*args, **(kwargs or {}))
 
     def add(self, path: str, number: int | None, x: Tensor) -> None:

@@ -57,13 +57,13 @@ def wholes(report: Report) -> Lines:
     heading = ("rounded", "weight error", "output error", *_heads(report), "change", "perplexity")
     lines = [
         (
-            whole.rounding,
-            f"{whole.weight:.4f}",
-            _shown(whole.output, ".4f"),
-            *_effect(whole.effect),
-            _shown(None if whole.effect is None else whole.effect.perplexity, ",.3f"),
+            variant.rounding,
+            f"{variant.weight:.4f}",
+            _shown(variant.output, ".4f"),
+            *_effect(variant.effect),
+            _shown(None if variant.effect is None else variant.effect.perplexity, ",.3f"),
         )
-        for whole in report.wholes
+        for variant in report.wholes
     ]
     before = ("before", *["-"] * 5, _shown(report.perplexity, ",.3f"))
     return _without_empty([heading, *[before] * (report.perplexity is not None), *lines])
@@ -72,7 +72,7 @@ def wholes(report: Report) -> Lines:
 def legend(report: Report) -> list[tuple[str, str]]:
     """The columns of both tables and what they mean, those alone that are there."""
     heads = {*matrices(report)[0], *wholes(report)[0]}
-    return [(head, said) for head, said in LEGEND.items() if head in heads]
+    return [(head, meaning) for head, meaning in LEGEND.items() if head in heads]
 
 
 def _heads(report: Report) -> tuple[str, str]:
@@ -82,10 +82,10 @@ def _heads(report: Report) -> tuple[str, str]:
 
 def _without_empty(lines: Lines) -> Lines:
     """The columns in which a line says something."""
-    kept = [
+    columns = [
         number for number in range(len(lines[0])) if any(line[number] != "-" for line in lines[1:])
     ]
-    return [tuple(line[number] for number in kept) for line in lines]
+    return [tuple(line[number] for number in columns) for line in lines]
 
 
 def _effect(effect: Effect | None) -> tuple[str, str, str]:
@@ -94,8 +94,8 @@ def _effect(effect: Effect | None) -> tuple[str, str, str]:
     return f"{effect.harm:.2e}", _shown(effect.agreement, ".2%"), _shown(effect.change, "+.2%")
 
 
-def _shown(value: float | None, how: str) -> str:
-    return "-" if value is None else format(value, how)
+def _shown(value: float | None, format_spec: str) -> str:
+    return "-" if value is None else format(value, format_spec)
 
 
 def picture(report: Report) -> Any:
@@ -119,7 +119,7 @@ def picture(report: Report) -> Any:
 
 
 def _harm(rows: Sequence[Row]) -> str:
-    """What the harm of a picture is."""
+    """Axis label: the measure of harm."""
     if rows[0].effect is not None:
         return "KL (nats a token)" if rows[0].effect.kl is not None else "vectors' relative error"
     return "weights' relative error"
@@ -129,8 +129,8 @@ def _grid(rows: Sequence[Row]) -> tuple[list[str], torch.Tensor]:
     """Kinds of matrices, and log10 of their harm (kinds, layers), NaN where a layer has none."""
     cells: dict[str, dict[int, float]] = {}
     for row in rows:
-        found = re.fullmatch(r"(.*)\.blocks\.(\d+)\.(.*)", row.name)
-        kind, layer = (f"{found[1]} {found[3]}", int(found[2])) if found else (row.name, 0)
+        match = re.fullmatch(r"(.*)\.blocks\.(\d+)\.(.*)", row.name)
+        kind, layer = (f"{match[1]} {match[3]}", int(match[2])) if match else (row.name, 0)
         harm = row.effect.harm if row.effect else row.weight
         cells.setdefault(kind.removesuffix(".weight"), {})[layer] = math.log10(max(harm, 1e-12))
     kinds = sorted(cells)

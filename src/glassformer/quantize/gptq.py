@@ -26,9 +26,12 @@ def calibrated(weight: Tensor, bits: int, group: int, gram: Tensor) -> rounding.
     """Codes and scales of weight (.., N, C) with the least squared error of the outputs; ``gram``
     is (.., C, C)."""
     if weight.ndim == 3:
-        parts = [calibrated(one, bits, group, own) for one, own in zip(weight, gram, strict=True)]
-        return torch.stack([codes for codes, _ in parts]), torch.stack(
-            [scales for _, scales in parts]
+        results = [
+            calibrated(expert_weight, bits, group, expert_gram)
+            for expert_weight, expert_gram in zip(weight, gram, strict=True)
+        ]
+        return torch.stack([codes for codes, _ in results]), torch.stack(
+            [scales for _, scales in results]
         )
     matters = gram.diagonal().clamp(min=0.0)
     if not bool(matters.any()):  # an expert that no token went to
@@ -44,28 +47,30 @@ def calibrated(weight: Tensor, bits: int, group: int, gram: Tensor) -> rounding.
         codes[:, order] = _descend(weight.detach().float()[:, order].clone(), wide, factor, bits)
         if turn + 1 < TURNS:
             scales = _fitted(weight, codes, scales, group, gram)
-        found = _output_error(weight, codes, scales, group, gram)
-        better = (found < least)[:, None]
+        error = _output_error(weight, codes, scales, group, gram)
+        better = (error < least)[:, None]
         best = torch.where(better, codes, best[0]), torch.where(better, scales, best[1])
-        least = torch.minimum(found, least)
+        least = torch.minimum(error, least)
     return best
 
 
 def _fitted(weight: Tensor, codes: Tensor, scales: Tensor, group: int, gram: Tensor) -> Tensor:
     """The scales with the least error for these codes, each in turn while the others stay."""
-    fitted, left = (
+    fitted, residual = (
         scales.clone(),
         weight.detach().float() - rounding.decode(codes, scales, group, torch.float32),
     )
-    slope = left @ gram
+    slope = residual @ gram
     for g in range(scales.shape[1]):
-        some = slice(g * group, (g + 1) * group)
-        q = codes[:, some].float()
-        step = (q * slope[:, some]).sum(1) / ((q @ gram[some, some]) * q).sum(1).clamp(min=1e-30)
+        columns = slice(g * group, (g + 1) * group)
+        q = codes[:, columns].float()
+        step = (q * slope[:, columns]).sum(1) / ((q @ gram[columns, columns]) * q).sum(1).clamp(
+            min=1e-30
+        )
         new = (scales[:, g].float() + step).to(torch.float16)
         fitted[:, g] = torch.where(new.isfinite() & (new != 0), new, scales[:, g])
         moved = fitted[:, g].float() - scales[:, g].float()
-        slope -= (moved[:, None] * q) @ gram[some]
+        slope -= (moved[:, None] * q) @ gram[columns]
     return fitted
 
 
@@ -84,27 +89,27 @@ def _factor(gram: Tensor, floor: float) -> Tensor:
             inverse = torch.cholesky_inverse(lower)
             upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not int(failed):
-                found: Tensor = upper.float()
-                return found
+                factor: Tensor = upper.float()
+                return factor
         floor = max(10 * floor, 1e-8)
 
 
 def _descend(weight: Tensor, scales: Tensor, factor: Tensor, bits: int) -> Tensor:
     """The codes (N, C) of ``weight``, which is changed, input after input."""
     codes = torch.empty(weight.shape, dtype=torch.int8)
-    for begin in range(0, weight.shape[1], BLOCK):
-        end = min(begin + BLOCK, weight.shape[1])
-        errors = torch.empty(len(weight), end - begin)
-        for c in range(begin, end):
+    for start in range(0, weight.shape[1], BLOCK):
+        end = min(start + BLOCK, weight.shape[1])
+        errors = torch.empty(len(weight), end - start)
+        for c in range(start, end):
             code = (
                 (weight[:, c] / scales[:, c])
                 .round()
                 .clamp(rounding.LOWEST[bits], rounding.HIGHEST[bits])
             )
             codes[:, c] = code.to(torch.int8)
-            errors[:, c - begin] = (weight[:, c] - code * scales[:, c]) / factor[c, c]
-            weight[:, c:end] -= errors[:, c - begin, None] * factor[c, c:end]
-        weight[:, end:] -= errors @ factor[begin:end, end:]
+            errors[:, c - start] = (weight[:, c] - code * scales[:, c]) / factor[c, c]
+            weight[:, c:end] -= errors[:, c - start, None] * factor[c, c:end]
+        weight[:, end:] -= errors @ factor[start:end, end:]
     return codes
 
 

@@ -15,7 +15,7 @@ from .gptq import calibrated
 from .report import Answers, Effect, Report, Row, Whole, ordered, ratio, relative, relative_output
 
 TOKENS_EACH = 512  # of the held-out text, for each matrix alone
-Ways = dict[str, dict[str, quantized.Codes]]
+Roundings = dict[str, dict[str, quantized.Codes]]
 """The codes of every matrix by its path, by how they were rounded."""
 
 
@@ -41,7 +41,7 @@ def quantize_model(
     text: Text | None = None,
     *,
     name: str = "model",
-    said: Progress = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Report:
     """Quantise ``model`` in place, calibrated with ``text`` where it is given, and report what that
     costs.
@@ -53,36 +53,38 @@ def quantize_model(
     plan = quantized.plan(model, layout)
     before: Gram = {path: model.get_parameter(path) for path in plan}
     answers = None if text is None else Answers(model, text.held_out)
-    ways, sums = _rounded(model, plan, layout, text, said)
-    kept = list(ways)[-1]
-    effects = {} if answers is None else _alone(model, before, ways[kept], answers, said)
+    roundings, sums = _rounded(model, plan, layout, text, progress)
+    chosen = list(roundings)[-1]
+    effects = {} if answers is None else _alone(model, before, roundings[chosen], answers, progress)
     wholes = []
-    for how, codes in ways.items():
-        for path, own in codes.items():
-            quantized.put(model, path, quantized.parameter(own, before[path].dtype))
+    for rounding_name, codes in roundings.items():
+        for path, matrix_codes in codes.items():
+            quantized.put(model, path, quantized.parameter(matrix_codes, before[path].dtype))
         effect = None if answers is None else answers.effect(model)
-        wholes.append(Whole(how, *_total(sums[how].values()), effect))
+        wholes.append(Whole(rounding_name, *_total(sums[rounding_name].values()), effect))
     rows = [
         Row(
             path,
             tuple(before[path].shape),
-            own.bits,
+            matrix_codes.bits,
             before[path].nbytes,
-            own.nbytes,
-            ratio(*sums[kept][path].weight),
-            None if (output := sums[kept][path].output) is None else ratio(*output),
+            matrix_codes.nbytes,
+            ratio(*sums[chosen][path].weight),
+            None if (output := sums[chosen][path].output) is None else ratio(*output),
         )
-        for path, own in ways[kept].items()
+        for path, matrix_codes in roundings[chosen].items()
     ]
-    rest = sum(weight.nbytes for path, weight in model.named_parameters() if path not in plan)
+    other_bytes = sum(
+        weight.nbytes for path, weight in model.named_parameters() if path not in plan
+    )
     return Report(
         name,
         layout.bits,
         layout.group,
         layout.head,
         str(next(iter(before.values())).dtype).removeprefix("torch."),
-        rest + sum(row.before for row in rows),
-        rest + sum(row.after for row in rows),
+        other_bytes + sum(row.before for row in rows),
+        other_bytes + sum(row.after for row in rows),
         None if answers is None else answers.perplexity,
         0 if text is None else sum(row.numel() for row, _ in text.rows),
         0 if answers is None else answers.tokens,
@@ -96,18 +98,18 @@ def _rounded(
     plan: Mapping[str, int],
     layout: quantized.Layout,
     text: Text | None,
-    said: Progress,
-) -> tuple[Ways, dict[str, dict[str, _Sums]]]:
+    progress: Progress,
+) -> tuple[Roundings, dict[str, dict[str, _Sums]]]:
     """Every way to round every matrix, the best last; and what each loses."""
     names = (
         ["nearest"]
         + ["searched"] * (layout.bits == 4)
         + ["calibrated"] * (layout.bits == 4 and text is not None)
     )
-    ways: Ways = {name: {} for name in names}
+    roundings: Roundings = {name: {} for name in names}
     sums: dict[str, dict[str, _Sums]] = {name: {} for name in names}
-    found: Any = (
-        [dict.fromkeys(plan)] if text is None else grams(model, text.rows, list(plan), said)
+    gram_groups: Any = (
+        [dict.fromkeys(plan)] if text is None else grams(model, text.rows, list(plan), progress)
     )
     met: set[str] = set()
 
@@ -117,16 +119,16 @@ def _rounded(
             codes = quantized.Codes.of(
                 _round(name, weight, bits, layout.group, gram), bits, layout.group
             )
-            ways[name][path], sums[name][path] = codes, _Sums.of(weight, codes, gram)
+            roundings[name][path], sums[name][path] = codes, _Sums.of(weight, codes, gram)
         met.add(path)
 
-    for part in found:
-        for path, gram in part.items():
+    for group in gram_groups:
+        for path, gram in group.items():
             take(path, gram)
     for path in plan:
         if path not in met:  # a table that is only looked up in
             take(path, None)
-    return {name: {path: ways[name][path] for path in plan} for name in names}, sums
+    return {name: {path: roundings[name][path] for path in plan} for name in names}, sums
 
 
 def _round(
@@ -139,10 +141,10 @@ def _round(
     return calibrated(weight, bits, group, gram)
 
 
-def _total(parts: Any) -> tuple[float, float | None]:
+def _total(sums: Any) -> tuple[float, float | None]:
     """Relative errors of the weights, and of the outputs, each matrix's counted alike."""
-    weights = [ratio(*part.weight) for part in parts]
-    outputs = [ratio(*part.output) for part in parts if part.output is not None]
+    weights = [ratio(*matrix.weight) for matrix in sums]
+    outputs = [ratio(*matrix.output) for matrix in sums if matrix.output is not None]
     return _mean(weights), _mean(outputs) if outputs else None
 
 
@@ -155,13 +157,13 @@ def _alone(
     before: Gram,
     codes: Mapping[str, quantized.Codes],
     answers: Answers,
-    said: Progress,
+    progress: Progress,
 ) -> dict[str, Effect]:
-    """What each matrix does to the answers when it alone is quantised."""
+    """The effect on the answers of each matrix quantised alone."""
     effects: dict[str, Effect] = {}
-    for number, (path, own) in enumerate(codes.items(), 1):
-        quantized.put(model, path, quantized.parameter(own, before[path].dtype))
+    for number, (path, matrix_codes) in enumerate(codes.items(), 1):
+        quantized.put(model, path, quantized.parameter(matrix_codes, before[path].dtype))
         effects[path] = answers.effect(model, TOKENS_EACH)
         quantized.put(model, path, before[path])
-        said(f"measuring, matrix {number} of {len(codes)}")
+        progress(f"measuring, matrix {number} of {len(codes)}")
     return effects

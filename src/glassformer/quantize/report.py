@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from .. import config
 from ..nn import Model
 from ..nn.inference import inference
-from .calibration import Sides, read
+from .calibration import Sides, forward_row
 
 LOGITS = 1 << 26  # numbers of the answers that are kept to compare with
 
 
 @dataclass(frozen=True)
 class Effect:
-    """How far the answers move: ``kl`` in nats a token, from the model's own distribution;
+    """Change of the answers: ``kl`` in nats a token, from the model's own distribution;
     ``agreement``, the share of tokens whose likeliest one is the same; ``perplexity`` where it
     writes, and ``change`` of it, as a share, on the text or the targets of pairs. Without logits:
     ``difference``, the relative error of the vectors.
@@ -35,7 +35,7 @@ class Effect:
 
     @property
     def harm(self) -> float:
-        """What effects are sorted by."""
+        """The sort key of effects."""
         return next((x for x in (self.kl, self.difference) if x is not None), 0.0)
 
 
@@ -90,7 +90,6 @@ class Report:
     wholes: tuple[Whole, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return asdict(self)
 
 
@@ -113,8 +112,8 @@ def ratio(error: float, size: float) -> float:
 
 
 class Answers:
-    """What a model says to some rows of text before it is changed; ``effect`` compares what it says
-    then."""
+    """Reference outputs of the unchanged model on some rows; ``effect`` compares later outputs with
+    them."""
 
     def __init__(self, model: Model, rows: Sequence[Sides]) -> None:
         longest = max(tokens.numel() for tokens, _ in rows)
@@ -128,58 +127,61 @@ class Answers:
         # not one text twice
         paired = any(source is not None and source is not tokens for tokens, source in rows)
         self.predicts = isinstance(model.config, config.Decoder) or paired
-        self.own = [self.answer(model, row) for row in self.rows]
+        self.reference = [self.answer(model, row) for row in self.rows]
         self.perplexity = self.effect(model).perplexity
 
     def answer(self, model: Model, row: Sides) -> Tensor:
         """Logits as log-probabilities (T, V); the vectors of a model without a head."""
         with inference(model):
-            said = read(model, row)
+            output = forward_row(model, row)
         if model.head is not None:
-            chances: Tensor = said.logits[0].float().log_softmax(-1)
+            chances: Tensor = output.logits[0].float().log_softmax(-1)
             return chances
-        vectors: Tensor = next(x for x in (said.pooled, said.tagged, said.hidden) if x is not None)
+        vectors: Tensor = next(
+            x for x in (output.pooled, output.tagged, output.hidden) if x is not None
+        )
         return vectors.float().flatten(0, -2)
 
     def effect(self, model: Model, only: int | None = None) -> Effect:
-        """How far the model's answers are from those before; ``only`` the first rows, of so many
+        """Distance of the model's outputs from the reference; ``only`` the first rows, of so many
         tokens in all."""
-        kl = same = loss = first = error = size = 0.0
+        kl = agreements = loss = first = error = size = 0.0
         count = predicted = 0
-        seen = 0
-        for row, own in zip(self.rows, self.own, strict=True):
-            if only is not None and seen >= only:
+        tokens_seen = 0
+        for row, reference in zip(self.rows, self.reference, strict=True):
+            if only is not None and tokens_seen >= only:
                 break
-            seen += row[0].numel()
+            tokens_seen += row[0].numel()
             now = self.answer(model, row)
             if model.head is None:
                 error, size = (
-                    error + float((now - own).square().sum()),
-                    size + float(own.square().sum()),
+                    error + float((now - reference).square().sum()),
+                    size + float(reference.square().sum()),
                 )
                 continue
-            kl += float(F.kl_div(now, own, reduction="sum", log_target=True))
-            same += int((now.argmax(-1) == own.argmax(-1)).sum())
+            kl += float(F.kl_div(now, reference, reduction="sum", log_target=True))
+            agreements += int((now.argmax(-1) == reference.argmax(-1)).sum())
             count += len(now)
             if self.predicts:
                 targets = row[0][0, 1:].to(now.device)
                 loss += float(F.nll_loss(now[:-1], targets, reduction="sum"))
-                first += float(F.nll_loss(own[:-1], targets, reduction="sum"))
+                first += float(F.nll_loss(reference[:-1], targets, reduction="sum"))
                 predicted += len(now) - 1
         if model.head is None:
             return Effect(difference=ratio(error, size))
         if not predicted:
-            return Effect(max(kl / count, 0.0), same / count)
+            return Effect(max(kl / count, 0.0), agreements / count)
         before, after = (math.exp(min(nats / predicted, 700.0)) for nats in (first, loss))
-        return Effect(max(kl / count, 0.0), same / count, after, after / before - 1)
+        return Effect(max(kl / count, 0.0), agreements / count, after, after / before - 1)
 
 
 def ordered(rows: Sequence[Row], effects: Mapping[str, Effect]) -> tuple[Row, ...]:
     """The rows with their effects, the most harmful first; without any by the error of the output
     or the weight."""
-    found = [replace(row, effect=effects.get(row.name)) for row in rows]
+    with_effects = [replace(row, effect=effects.get(row.name)) for row in rows]
     return tuple(
         sorted(
-            found, key=lambda row: -(row.effect.harm if row.effect else row.output or row.weight)
+            with_effects,
+            key=lambda row: -(row.effect.harm if row.effect else row.output or row.weight),
         )
     )

@@ -90,7 +90,7 @@ def text_statistics(data: run.Data) -> TextStatistics:
             marks.update(written_specials(piece.text))
             size += len(piece.text.encode())
             spaces += len(piece.text.split())
-            characters_read, bytes_read = characters_read + len(piece.text), piece.read
+            characters_read, bytes_read = characters_read + len(piece.text), piece.bytes_read
             if characters_read > MAX_READ:
                 break
         share = source.size / bytes_read if characters_read > MAX_READ else 1.0

@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import config
 from ..config.objective import Objective
-from ..data.examples import Cut, Example, Table, words_apart
+from ..data.examples import Cut, Example, Table, encode_words
 from ..errors import need
 from ..tokenizer.framing import Framing
 from ..tokenizer.tokenizer import Tokenizer
@@ -104,7 +104,7 @@ def encode(
     first_tokenizer = source_tokenizer or tokenizer
     firsts: Iterable[Any]
     if table.examples[0].words:
-        firsts = words_apart(first_tokenizer, (example.words for example in table))
+        firsts = encode_words(first_tokenizer, (example.words for example in table))
     else:
         firsts = first_tokenizer.encode_batch([example.first for example in table])
     seconds = iter(

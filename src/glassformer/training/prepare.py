@@ -150,7 +150,7 @@ def _tokenised(name: str, plan: RunPlan, mesh: Mesh) -> Shards:
             )
 
     shards = tokenise(source, plan.tokenizer, progress=progress)
-    mesh.publish(f"shards of {name}", shards.whole.key)
+    mesh.publish(f"shards of {name}", shards.corpus.key)
     return shards
 
 
@@ -162,7 +162,7 @@ def _running_text(plan: RunPlan, mesh: Mesh) -> RunData:
     notes: list[str] = []
     for name, weight in data.sources().items():
         shards = _tokenised(name, plan, mesh)
-        notes += getattr(shards.whole.source, "notes", ())
+        notes += getattr(shards.corpus.source, "notes", ())
         if isinstance(data.valid, float):
             # in pieces long enough for some rows each
             count = max(1, min(MAX_PIECES, len(shards) // (PIECE_ROWS * context)))

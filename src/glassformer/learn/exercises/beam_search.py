@@ -47,10 +47,10 @@ def beam_search(
         for score, tokens in best:
             scores = logits_after(tokens).log_softmax(-1)
             for value, token in zip(
-                *(part.tolist() for part in scores.topk(min(beams, len(scores)))), strict=True
+                *(tensor.tolist() for tensor in scores.topk(min(beams, len(scores)))), strict=True
             ):
                 candidates.append((score + value, [*tokens, int(token)]))
-        best = sorted(candidates, key=lambda one: -one[0])[:beams]
+        best = sorted(candidates, key=lambda candidate: -candidate[0])[:beams]
     return best
     # END
 
@@ -58,7 +58,7 @@ def beam_search(
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     import itertools
 
     V, length = 5, 3
@@ -88,18 +88,22 @@ def check(theirs: Any, report: Report) -> None:
             grown = []
             for total, tokens in best:
                 x = after(tokens)
-                own = [
+                extensions = [
                     (total + float(v), [*tokens, t])
                     for t, v in enumerate(x.log_softmax(-1) if logs else x)
                 ]
-                grown += sorted(own, reverse=True)[:1] if apart and len(best) == beams else own
-            best = sorted(grown, key=lambda one: -one[0])[:beams]
+                grown += (
+                    sorted(extensions, reverse=True)[:1]
+                    if apart and len(best) == beams
+                    else extensions
+                )
+            best = sorted(grown, key=lambda candidate: -candidate[0])[:beams]
         return best
 
-    def same(what: str, beams: int, right: list[tuple[float, list[int]]]) -> None:
-        given = theirs.beam_search(after, beams, length)
-        shaped = isinstance(given, list) and all(
-            isinstance(one, tuple) and len(one) == 2 for one in given
+    def check_beams(name: str, beams: int, right: list[tuple[float, list[int]]]) -> None:
+        result = learner.beam_search(after, beams, length)
+        shaped = isinstance(result, list) and all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in result
         )
         report.true(shaped, "beam_search gives back a list of tuples (score, tokens).")
         slips = {
@@ -112,23 +116,23 @@ def check(theirs: Any, report: Report) -> None:
             "the order: the best first": [t for _, t in right[::-1]],
         }
         look = "go on from each beam with every token, and keep the best of all these candidates"
-        texts = [list(tokens) for _, tokens in given]
-        report.equal(f"the texts of {what}", texts, [t for _, t in right], slips=slips, look=look)
+        texts = [list(tokens) for _, tokens in result]
+        report.equal(f"the texts of {name}", texts, [t for _, t in right], slips=slips, look=look)
         look = "the sum of the log-probabilities (log_softmax) of its own tokens"
         report.equal(
-            f"the scores of {what}",
-            [float(one) for one, _ in given],
-            [one for one, _ in right],
+            f"the scores of {name}",
+            [float(value) for value, _ in result],
+            [value for value, _ in right],
             look=look,
         )
 
-    same("beam_search(logits_after, 1, 3), which is greedy", 1, keep(1))
-    same("beam_search(logits_after, 3, 3)", 3, keep(3))
+    check_beams("beam_search(logits_after, 1, 3), which is greedy", 1, keep(1))
+    check_beams("beam_search(logits_after, 3, 3)", 3, keep(3))
     every = sorted(
         ((score(t), list(t)) for t in itertools.product(range(V), repeat=length)),
-        key=lambda one: -one[0],
+        key=lambda candidate: -candidate[0],
     )
-    same("beam_search with as many beams as texts", V**length, every)
+    check_beams("beam_search with as many beams as texts", V**length, every)
     report.say(
         f"1 beam is greedy, 3 beams keep the best of each step, {V**length} beams find "
         "the best of all texts"
@@ -140,16 +144,16 @@ def check(theirs: Any, report: Report) -> None:
     ids = tokenizer.encode(models.PROMPT)
 
     @torch.no_grad()
-    def said(tokens: list[int]) -> Tensor:
+    def logits_after(tokens: list[int]) -> Tensor:
         return model(torch.tensor([ids + list(tokens)]), logits="last").logits[0, -1]
 
-    ours = beam(
+    reference = beam(
         model, tokenizer, models.PROMPT, beams=4, best=1, length_penalty=0.0, max_new=8, eos=()
     )[0][0]
-    total, tokens = theirs.beam_search(said, 4, 8)[0]
-    report.equal("what your search finds in the real model", list(tokens), ours.tokens)
-    report.equal("its score", float(total), ours.score, tolerance=1e-3)
-    greedy, _ = theirs.beam_search(said, 1, 8)[0]
+    total, tokens = learner.beam_search(logits_after, 4, 8)[0]
+    report.equal("what your search finds in the real model", list(tokens), reference.tokens)
+    report.equal("its score", float(total), reference.score, tolerance=1e-3)
+    greedy, _ = learner.beam_search(logits_after, 1, 8)[0]
     report.say(
         f"in the real model 4 beams find {tokenizer.decode(tokens)!r}, as ours do: {total:.3f}; "
         f"greedy {greedy:.3f}"

@@ -37,15 +37,15 @@ def learn(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
     pieces = {word: list(word) for word in words}
     learnt: list[tuple[str, str]] = []
     for _ in range(merges):
-        counts: Counter[tuple[str, str]] = Counter()
-        for word, parts in pieces.items():
-            for pair in pairwise(parts):
-                counts[pair] += words[word]
-        if not counts:
+        pair_counts: Counter[tuple[str, str]] = Counter()
+        for word, symbols in pieces.items():
+            for pair in pairwise(symbols):
+                pair_counts[pair] += words[word]
+        if not pair_counts:
             break
-        best = min(counts, key=lambda pair: (-counts[pair], pair))
+        best = min(pair_counts, key=lambda pair: (-pair_counts[pair], pair))
         learnt.append(best)
-        pieces = {word: joined(parts, best) for word, parts in pieces.items()}
+        pieces = {word: joined(symbols, best) for word, symbols in pieces.items()}
     return learnt
     # END
 
@@ -69,10 +69,10 @@ def tokenise(word: str, merges: list[tuple[str, str]]) -> list[str]:
     # the list
     pieces, rank = list(word), {pair: at for at, pair in enumerate(merges)}
     while True:
-        there = [pair for pair in pairwise(pieces) if pair in rank]
-        if not there:
+        candidates = [pair for pair in pairwise(pieces) if pair in rank]
+        if not candidates:
             return pieces
-        pieces = joined(pieces, min(there, key=lambda pair: rank[pair]))
+        pieces = joined(pieces, min(candidates, key=lambda pair: rank[pair]))
     # END
 
 
@@ -95,7 +95,9 @@ def learnt(words: dict[str, int], merges: int, weigh: bool = True) -> list[tuple
             for word, pieces in cut.items()
             for pair in pairwise(pieces)
         ]
-        totals = {pair: sum(count for other, count in pairs if other == pair) for pair, _ in pairs}
+        totals = {
+            pair: sum(count for candidate, count in pairs if candidate == pair) for pair, _ in pairs
+        }
         if not totals:
             break
         out.append(min((-count, pair) for pair, count in totals.items())[1])
@@ -103,17 +105,17 @@ def learnt(words: dict[str, int], merges: int, weigh: bool = True) -> list[tuple
     return out
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     look = "after a merge go on behind both pieces: a a a with the pair (a, a) is aa a"
     report.equal(
         'joined(["a", "a", "a", "b"], ("a", "a"))',
-        theirs.joined(list("aaab"), ("a", "a")),
+        learner.joined(list("aaab"), ("a", "a")),
         ["aa", "a", "b"],
         look=look,
     )
     report.equal(
         'joined(["a"], ("a", "b"))',
-        theirs.joined(["a"], ("a", "b")),
+        learner.joined(["a"], ("a", "b")),
         ["a"],
         look="a word of one piece",
     )
@@ -133,14 +135,14 @@ def check(theirs: Any, report: Report) -> None:
     merges = learnt(words, 12)
     report.equal(
         "learn(words, 12)",
-        theirs.learn(words, 12),
+        learner.learn(words, 12),
         merges,
         slips=slips,
         look="ties: the first in the alphabet",
     )
     report.equal(
         'learn({"ab": 3}, 5)',
-        theirs.learn({"ab": 3}, 5),
+        learner.learn({"ab": 3}, 5),
         [("a", "b")],
         look="stop when no pair is left",
     )
@@ -156,13 +158,13 @@ def check(theirs: Any, report: Report) -> None:
         "What light through yonder window",
     ]
     for text in sentences:
-        ours = [tokenizer.token(id) for id in tokenizer.encode(text)]
-        own = [piece for word in pieces_of(text) for piece in theirs.tokenise(word, pairs)]
+        expected = [tokenizer.token(id) for id in tokenizer.encode(text)]
+        actual = [piece for word in pieces_of(text) for piece in learner.tokenise(word, pairs)]
         look = (
             "always the pair of the lowest rank in the whole word first, not the first from "
             "the left"
         )
-        report.equal(f"the tokens of {text!r}", own, ours, look=look)
+        report.equal(f"the tokens of {text!r}", actual, expected, look=look)
     report.say(
         f"by the {len(pairs)} merges of the real model's tokenizer, {len(sentences)} "
         "sentences as it reads them"

@@ -40,7 +40,7 @@ def causal_mask(queries: int, keys: int) -> Tensor:
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     for queries, keys in ((5, 5), (1, 7), (3, int(report.randint(4, 12, (1,))))):
         behind = torch.arange(keys)[None] - torch.arange(keys - queries, keys)[:, None]
         slips = {
@@ -56,7 +56,7 @@ def check(theirs: Any, report: Report) -> None:
         }
         report.equal(
             f"causal_mask({queries}, {keys})",
-            theirs.causal_mask(queries, keys),
+            learner.causal_mask(queries, keys),
             behind <= 0,
             slips=slips,
         )
@@ -65,24 +65,24 @@ def check(theirs: Any, report: Report) -> None:
     )
 
     model, tokenizer = models.real()
-    ours = models.greedy(model, tokenizer)
+    expected = models.greedy(model, tokenizer)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        seen = theirs.causal_mask(q.shape[1], k.shape[1])
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        mask = learner.causal_mask(q.shape[1], k.shape[1])
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     report.equal(
         "the text that our model writes with your mask",
         models.greedy(models.attend_with(model, attend), tokenizer),
-        ours,
+        expected,
     )
     ids = torch.tensor([tokenizer.encode("The cat sat on the mat because it was tired")])
     cut = int(report.randint(2, ids.shape[1] - 1, (1,)))
-    whole, part = models.logits(model, ids), models.logits(model, ids[:, :cut])
+    full, prefix = models.logits(model, ids), models.logits(model, ids[:, :cut])
     report.equal(
         "what the model says of the beginning when the rest is cut off",
-        part,
-        whole[:, :cut],
+        prefix,
+        full[:, :cut],
         tolerance=1e-3,
     )
     report.say(

@@ -39,7 +39,7 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
 from torch import nn
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     T, S, d = 3, 5, 4
     allowed = torch.arange(S)[None] <= torch.arange(S - T, S)[:, None]
 
@@ -66,7 +66,7 @@ def check(theirs: Any, report: Report) -> None:
         }
         report.equal(
             f"grouped(q of {H} heads, k and v of {K})",
-            theirs.grouped(q, k, v, allowed),
+            learner.grouped(q, k, v, allowed),
             right(q, k, v),
             slips=slips,
         )
@@ -74,16 +74,16 @@ def check(theirs: Any, report: Report) -> None:
         "8 heads over 2, 6 over 3, 4 over 1 (multi-query) and 4 over 4 (multi-head): all right"
     )
 
-    found = models.stories()
-    if found is not None:
-        model, tokenizer = found
-        ours = models.greedy(model, tokenizer)
+    stories = models.stories()
+    if stories is not None:
+        model, tokenizer = stories
+        expected = models.greedy(model, tokenizer)
         report.equal(
             "the story that stories260K tells with your attention",
-            models.greedy(models.attend_with(model, theirs.grouped), tokenizer),
-            ours,
+            models.greedy(models.attend_with(model, learner.grouped), tokenizer),
+            expected,
         )
-        report.say(f"in stories260K, 8 heads over 4, the same story: {ours!r}")
+        report.say(f"in stories260K, 8 heads over 4, the same story: {expected!r}")
         return
     model, tokenizer = models.real()
     # as a trained model is converted: the mean of a group's heads
@@ -99,12 +99,12 @@ def check(theirs: Any, report: Report) -> None:
             shared(module.v.weight),
             2,
         )
-    ours = models.greedy(model, tokenizer)
+    expected = models.greedy(model, tokenizer)
     report.equal(
         "the text with your attention",
-        models.greedy(models.attend_with(model, theirs.grouped), tokenizer),
-        ours,
+        models.greedy(models.attend_with(model, learner.grouped), tokenizer),
+        expected,
     )
     report.say(
-        f"in the real model, its 4 key-value heads made 2 by their means, the same text: {ours!r}"
+        f"in the real model, its 4 key-value heads made 2 by their means, the same text: {expected!r}"
     )

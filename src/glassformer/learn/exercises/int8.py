@@ -44,8 +44,8 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def largest_error(w: Tensor) -> float:
-    """How far a number of w is from what its code stands for, at most, in scales of its row: 0.5 or
-    less."""
+    """The largest distance of a number of w from what its code stands for, in scales of its row:
+    0.5 or less."""
     # TODO: quantize, dequantize, the largest distance divided by the row's scale
     codes, scales = quantize(w)
     return float(((dequantize(codes, scales) - w).abs() / scales[:, None]).max())
@@ -55,15 +55,15 @@ def largest_error(w: Tensor) -> float:
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     w = report.randn(5, 9) * torch.tensor([1.0, 100.0, 0.01, 3.0, 1.0])[:, None]
     w[4] = 0
-    given = theirs.quantize(w)
+    result = learner.quantize(w)
     report.true(
-        isinstance(given, tuple) and len(given) == 2,
+        isinstance(result, tuple) and len(result) == 2,
         "quantize gives back two things: the codes and the scales.",
     )
-    codes, scales = given
+    codes, scales = result
     right = w[:4].abs().amax(-1) / 127
     slips: Any = {
         "the row: each has a scale of its own; yours is one for all": (w.abs().max() / 127).expand(
@@ -94,17 +94,17 @@ def check(theirs: Any, report: Report) -> None:
         )
     }
     report.equal("the codes (row 4 is all zeros)", codes, want, slips=slips)
-    some = report.randint(-127, 128, (3, 4)).to(torch.int8), report.rand(3) + 0.1
+    example = report.randint(-127, 128, (3, 4)).to(torch.int8), report.rand(3) + 0.1
     report.equal(
         "dequantize(codes, scales)",
-        theirs.dequantize(*some),
-        some[0].float() * some[1][:, None],
+        learner.dequantize(*example),
+        example[0].float() * example[1][:, None],
         look="code times scale",
     )
     error = ((want[:4].float() * right[:, None] - w[:4]).abs() / right[:, None]).max()
     report.equal(
         "largest_error(w)",
-        theirs.largest_error(w),
+        learner.largest_error(w),
         float(error),
         look="the largest |difference| / scale; and a row of zeros, which must not become 0 / 0",
     )
@@ -127,16 +127,16 @@ def check(theirs: Any, report: Report) -> None:
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Linear):
-                codes, scales = theirs.quantize(module.weight.detach())
-                again = theirs.dequantize(codes.clone(), scales.clone()).float()
+                codes, scales = learner.quantize(module.weight.detach())
+                again = learner.dequantize(codes.clone(), scales.clone()).float()
                 meant = codes.float() * scales[:, None]
                 report.true(
                     bool(((again - meant).abs() <= 1e-5 * meant.abs()).all()),
                     "dequantize is not code times scale.",
                 )
-                ours = module.weight.abs().amax(-1, keepdim=True) / 127
+                scale = module.weight.abs().amax(-1, keepdim=True) / 127
                 report.true(
-                    bool(((again - module.weight).abs() <= 0.51 * ours).all()),
+                    bool(((again - module.weight).abs() <= 0.51 * scale).all()),
                     "A matrix of the real model is off by more than half a scale.",
                 )
                 module.weight.copy_(again)
@@ -150,5 +150,7 @@ def check(theirs: Any, report: Report) -> None:
         f"in the real model {count} matrices: {4 * size:,} bytes become {size:,}, loss "
         f"{before:.4f} becomes {after:.4f}"
     )
-    same = models.greedy(model, tokenizer)
-    report.say(f"it writes {'the same' if same == text else 'another'} text: {same!r}")
+    quantized_text = models.greedy(model, tokenizer)
+    report.say(
+        f"it writes {'the same' if quantized_text == text else 'another'} text: {quantized_text!r}"
+    )

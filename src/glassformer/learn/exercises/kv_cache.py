@@ -63,54 +63,54 @@ class Cache:
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     import time
 
     from glassformer.nn import Cache
     from glassformer.nn.cache import KV
 
-    one, other = theirs.Cache(), theirs.Cache()
+    first, second = learner.Cache(), learner.Cache()
     k, v = report.randn(2, 150, 4), report.randn(2, 150, 4)
     sizes, at = [5, 1, 1, 60, 1, 82], 0
     for size in sizes:
         new = slice(at, at + size)
-        given = one.extend(k[:, new].clone(), v[:, new].clone())
+        result = first.extend(k[:, new].clone(), v[:, new].clone())
         at += size
         report.true(
-            isinstance(given, tuple) and len(given) == 2,
+            isinstance(result, tuple) and len(result) == 2,
             "extend gives back two things: all keys, all values.",
         )
         slips = {
             "the old ones: they come first, then the new ones": k[:, new],
             "keys and values: they are exchanged": v[:, :at],
         }
-        report.equal(f"the keys after {at} places", given[0], k[:, :at], slips=slips)
+        report.equal(f"the keys after {at} places", result[0], k[:, :at], slips=slips)
         report.equal(
             f"the values after {at} places",
-            given[1],
+            result[1],
             v[:, :at],
             slips={"the values: these are the keys": k[:, :at]},
         )
-    given = other.extend(k[:, :2].clone(), v[:, :2].clone())
+    result = second.extend(k[:, :2].clone(), v[:, :2].clone())
     look = (
         "what is kept belongs to the object (self), not to the class: every layer has its own cache"
     )
-    report.equal("the keys of a second cache", given[0], k[:, :2], look=look)
+    report.equal("the keys of a second cache", result[0], k[:, :2], look=look)
     report.say(
         f"{at} places in pieces of {', '.join(map(str, sizes))}: every key and value, "
         "each cache by itself"
     )
-    long = theirs.Cache()
+    long = learner.Cache()
     k = report.randn(1, 1100, 4)
-    kept, _ = long.extend(k[:, :1000].clone(), k[:, :1000].clone())
+    grown, _ = long.extend(k[:, :1000].clone(), k[:, :1000].clone())
     for at in range(1000, 1100, 20):
-        kept, _ = long.extend(k[:, at : at + 20].clone(), k[:, at : at + 20].clone())
-    report.equal("the keys of a cache that grew beyond 1,000 places", kept, k)
+        grown, _ = long.extend(k[:, at : at + 20].clone(), k[:, at : at + 20].clone())
+    report.equal("the keys of a cache that grew beyond 1,000 places", grown, k)
 
-    single, held = theirs.Cache(), list[Tensor]()
+    single, outputs = learner.Cache(), list[Tensor]()
     for at in range(200):  # all are held, so that no address is given twice
-        held.append(single.extend(k[:, at : at + 1].clone(), k[:, at : at + 1].clone())[0])
-    laid = len({torch.as_tensor(keys).data_ptr() for keys in held})
+        outputs.append(single.extend(k[:, at : at + 1].clone(), k[:, at : at + 1].clone())[0])
+    laid = len({torch.as_tensor(keys).data_ptr() for keys in outputs})
     report.true(
         laid <= 20,
         f"Of 200 tokens that came one by one, {laid} made extend lay all keys anew; with room to "
@@ -125,7 +125,7 @@ def check(theirs: Any, report: Report) -> None:
     class Yours(KV):
         def __init__(self, slots: Any) -> None:
             super().__init__(slots)
-            self.own = theirs.Cache()
+            self.own = learner.Cache()
 
         def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             keys, values = self.own.extend(k[0], v[0])
@@ -142,14 +142,16 @@ def check(theirs: Any, report: Report) -> None:
         if cache is not None and kind == "yours":
             cache.layers = [(Yours(kv.slots), cross) for kv, cross in cache.layers]
         ids = new = prompt
-        begun = 0.0
+        start = 0.0
         for step in range(count + 1):
-            read = ids if cache is None else new
+            inputs = ids if cache is None else new
             new = [
-                int(model(torch.tensor([read]), cache=cache, logits="last").logits[0, -1].argmax())
+                int(
+                    model(torch.tensor([inputs]), cache=cache, logits="last").logits[0, -1].argmax()
+                )
             ]
-            ids, begun = ids + new, begun if step else time.process_time()
-        return tokenizer.decode(ids[len(prompt) :]), time.process_time() - begun
+            ids, start = ids + new, start if step else time.process_time()
+        return tokenizer.decode(ids[len(prompt) :]), time.process_time() - start
 
     kinds = ("none", "yours", "ours")
     texts, seconds = zip(*map(write, kinds), strict=True)
@@ -158,7 +160,7 @@ def check(theirs: Any, report: Report) -> None:
         if seconds[1] < 0.7 * seconds[0]:
             break
         seconds = tuple(min(old, write(kind)[1]) for old, kind in zip(seconds, kinds, strict=True))
-    rates = [f"{count / one:,.0f}" for one in seconds]
+    rates = [f"{count / elapsed:,.0f}" for elapsed in seconds]
     report.true(
         seconds[1] < 0.7 * seconds[0],
         f"With your cache the model writes {rates[1]} tokens a second, without any {rates[0]}, "

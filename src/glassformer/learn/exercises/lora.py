@@ -59,14 +59,14 @@ class LoRA(nn.Module):
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     plain = nn.Linear(6, 4)
     weight, bias = report.randn(4, 6), report.randn(4)
     with torch.no_grad():
         plain.weight.copy_(weight)
         plain.bias.copy_(bias)
     rank, scale = 2, 0.5
-    layer, x = theirs.LoRA(plain, rank, scale), report.randn(3, 6)
+    layer, x = learner.LoRA(plain, rank, scale), report.randn(3, 6)
     report.true(isinstance(layer, nn.Module), "LoRA has to be a torch.nn.Module.")
     report.equal(
         "LoRA(linear, 2, 0.5)(x) before training",
@@ -119,7 +119,7 @@ def check(theirs: Any, report: Report) -> None:
     ]
     for weight in model.parameters():
         weight.requires_grad_(False)
-    layers = {path: theirs.LoRA(model.get_submodule(path), 4, 2.0) for path in places}
+    layers = {path: learner.LoRA(model.get_submodule(path), 4, 2.0) for path in places}
 
     class Beside(Linear):  # as the model calls its layers
         def __init__(self, of: Any) -> None:
@@ -135,11 +135,11 @@ def check(theirs: Any, report: Report) -> None:
     report.equal(
         "the text with your layers before training", models.greedy(model, tokenizer), before
     )
-    parts = [
+    trainable = [
         weight for layer in layers.values() for weight in layer.parameters() if weight.requires_grad
     ]
     optimizer, ids = (
-        torch.optim.Adam(parts, lr=0.02),
+        torch.optim.Adam(trainable, lr=0.02),
         torch.tensor([tokenizer.encode(". ".join(models.texts()))]),
     )
     fell = []
@@ -167,7 +167,7 @@ def check(theirs: Any, report: Report) -> None:
         tolerance=1e-3,
     )
     few, all_ = (
-        sum(weight.numel() for weight in parts),
+        sum(weight.numel() for weight in trainable),
         sum(weight.numel() for weight in model.parameters()),
     )
     report.say(

@@ -10,7 +10,7 @@ and for all the chosen ones the model has to say what stood there. Elsewhere the
 loss. Special tokens ([CLS], [SEP], padding) are never chosen.
 
 The luck is given, so that everybody hides the same: a token is chosen where `choose` is below the
-rate; it becomes the mask where `fate` is below 0.8, the token in `other` where `fate` is 0.9 or
+rate; it becomes the mask where `fate` is below 0.8, the token in `replacement` where `fate` is 0.9 or
 above, and stays in between.
 """
 
@@ -38,26 +38,26 @@ def hide(
     special: Tensor,
     choose: Tensor,
     fate: Tensor,
-    other: Tensor,
+    replacement: Tensor,
     mask: int,
     rate: float,
 ) -> tuple[Tensor, Tensor]:
-    """All (B, T): tokens, special (booleans), choose and fate in [0, 1), other (tokens) -> what is
-    shown; targets."""
+    """All (B, T): tokens, special (booleans), choose and fate in [0, 1), replacement (tokens)
+    -> what is shown; targets."""
     # TODO: which are chosen; what is shown there: mask, another or the same; the targets
     chosen = (choose < rate) & ~special
-    shown = torch.where(chosen & (fate < 0.8), mask, tokens)
-    shown = torch.where(chosen & (fate >= 0.9), other, shown)
-    return shown, torch.where(chosen, tokens, -1)
+    inputs = torch.where(chosen & (fate < 0.8), mask, tokens)
+    inputs = torch.where(chosen & (fate >= 0.9), replacement, inputs)
+    return inputs, torch.where(chosen, tokens, -1)
     # END
 
 
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     B, T, mask = 6, 40, 103
-    tokens, other = report.randint(10, 90, (B, T)), report.randint(10, 90, (B, T))
+    tokens, replacement = report.randint(10, 90, (B, T)), report.randint(10, 90, (B, T))
     special = torch.zeros(B, T, dtype=torch.bool)
     special[:, 0], special[:, 30:] = True, True
 
@@ -65,24 +65,28 @@ def check(theirs: Any, report: Report) -> None:
         return report.rand(B, T)
 
     choose, fate, rate = luck(), luck(), 0.3
-    shown, targets = tokens.clone(), torch.full_like(tokens, -1)
+    inputs, targets = tokens.clone(), torch.full_like(tokens, -1)
     for b in range(B):
         for t in range(T):
             if choose[b, t] < rate and not special[b, t]:
                 targets[b, t] = tokens[b, t]
-                shown[b, t] = (
-                    mask if fate[b, t] < 0.8 else other[b, t] if fate[b, t] >= 0.9 else tokens[b, t]
+                inputs[b, t] = (
+                    mask
+                    if fate[b, t] < 0.8
+                    else replacement[b, t]
+                    if fate[b, t] >= 0.9
+                    else tokens[b, t]
                 )
     chosen = targets >= 0
     original = tokens.clone()
-    given = theirs.hide(tokens, special, choose, fate, other, mask, rate)
+    result = learner.hide(tokens, special, choose, fate, replacement, mask, rate)
     report.true(
         torch.equal(tokens, original),
         "hide changes the tokens that it was given: change a copy.",
         "tokens.clone()",
     )
     report.true(
-        isinstance(given, tuple) and len(given) == 2,
+        isinstance(result, tuple) and len(result) == 2,
         "hide gives back two things: what is shown, the targets.",
     )
     everywhere = choose < rate
@@ -90,17 +94,17 @@ def check(theirs: Any, report: Report) -> None:
         "the special tokens: they are never chosen": torch.where(everywhere, tokens, -1),
         "the targets: -1 wherever nothing was chosen, else the model is asked for what it sees": tokens,
         "the targets: the tokens that stay as they are count too": torch.where(
-            chosen & (shown != tokens), tokens, -1
+            chosen & (inputs != tokens), tokens, -1
         ),
-        "the targets: what stood there before, not what is shown": torch.where(chosen, shown, -1),
+        "the targets: what stood there before, not what is shown": torch.where(chosen, inputs, -1),
         "the rate: it is an argument, and need not be 0.15": torch.where(
             (choose < 0.15) & ~special, tokens, -1
         ),
     }
-    report.equal("the targets", given[1], targets, slips=slips)
+    report.equal("the targets", result[1], targets, slips=slips)
     swapped = torch.where(
         chosen & (fate < 0.9) & (fate >= 0.8),
-        other,
+        replacement,
         torch.where(chosen & (fate < 0.8), mask, tokens),
     )
     slips = {
@@ -109,17 +113,17 @@ def check(theirs: Any, report: Report) -> None:
         ),
         "the last tenth: another token where fate is 0.9 or above, the same between 0.8 and 0.9": swapped,
         "the middle: between 0.8 and 0.9 the token stays": torch.where(
-            chosen & (fate >= 0.9), other, torch.where(chosen, mask, tokens)
+            chosen & (fate >= 0.9), replacement, torch.where(chosen, mask, tokens)
         ),
     }
-    report.equal("what is shown", given[0], shown, slips=slips)
-    counts = [
-        int((chosen & way).sum())
-        for way in (shown == mask, (shown != mask) & (shown != tokens), shown == tokens)
+    report.equal("what is shown", result[0], inputs, slips=slips)
+    group_sizes = [
+        int((chosen & group).sum())
+        for group in (inputs == mask, (inputs != mask) & (inputs != tokens), inputs == tokens)
     ]
     report.say(
-        f"of {int(chosen.sum())} chosen tokens {counts[0]} are masked, {counts[1]} others, "
-        f"{counts[2]} as they were"
+        f"of {int(chosen.sum())} chosen tokens {group_sizes[0]} are masked, {group_sizes[1]} others, "
+        f"{group_sizes[2]} as they were"
     )
 
     lines = [line.split() for line in models.texts()]
@@ -135,9 +139,9 @@ def check(theirs: Any, report: Report) -> None:
     fell = []
     for _ in range(60):
         draws = report.rand(2, *rows.shape)
-        others = report.randint(2, len(words), tuple(rows.shape))
-        shown, targets = theirs.hide(rows, padding, draws[0], draws[1], others, 0, 0.3)
-        logits = model(shown, pos=pos).logits
+        replacements = report.randint(2, len(words), tuple(rows.shape))
+        inputs, targets = learner.hide(rows, padding, draws[0], draws[1], replacements, 0, 0.3)
+        logits = model(inputs, pos=pos).logits
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=-1
         )

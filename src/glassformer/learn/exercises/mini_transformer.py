@@ -128,8 +128,8 @@ class Reference(nn.Module):
         return self.of.head(x)
 
 
-def check(theirs: Any, report: Report) -> None:
-    free, tied = theirs.MiniTransformerLM(tied=False), theirs.MiniTransformerLM(tied=True)
+def check(learner: Any, report: Report) -> None:
+    free, tied = learner.MiniTransformerLM(tied=False), learner.MiniTransformerLM(tied=True)
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in (free, tied)]
     report.equal(
         "the parameters of the untied model",
@@ -165,25 +165,25 @@ def check(theirs: Any, report: Report) -> None:
     report.say("the mask is right, and the model computes what its formulas say")
 
     ids, starts = report.randint(0, VOCAB, (60,)), report.randint(0, 40, (4,))
-    given = theirs.windows(ids, starts, LENGTH)
+    result = learner.windows(ids, starts, LENGTH)
     rows = [ids[int(at) : int(at) + LENGTH + 1] for at in starts]
-    report.equal("the inputs of windows", given[0], torch.stack([row[:-1] for row in rows]))
+    report.equal("the inputs of windows", result[0], torch.stack([row[:-1] for row in rows]))
     slips = {
         "the targets: one further on; these are the inputs again": torch.stack(
             [row[:-1] for row in rows]
         )
     }
     report.equal(
-        "the targets of windows", given[1], torch.stack([row[1:] for row in rows]), slips=slips
+        "the targets of windows", result[1], torch.stack([row[1:] for row in rows]), slips=slips
     )
 
-    def adam(seed: int, batches: Any, kept: bool = False) -> list[float]:
+    def adam(seed: int, batches: Any, accumulate: bool = False) -> list[float]:
         torch.manual_seed(seed)
-        model = theirs.MiniTransformerLM(tied=True)
+        model = learner.MiniTransformerLM(tied=True)
         optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
         for x, y in batches:
             loss = -model(x).log_softmax(-1).gather(-1, y[..., None]).mean()
-            if not kept:
+            if not accumulate:
                 optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -193,23 +193,28 @@ def check(theirs: Any, report: Report) -> None:
     seed = report.random.randrange(10_000)
     batch = [(report.randint(0, VOCAB, (4, LENGTH)), report.randint(0, VOCAB, (4, LENGTH)))] * 5
     torch.manual_seed(seed)
-    mine = theirs.train(theirs.MiniTransformerLM(tied=True), batch, 0.01)
+    actual = learner.train(learner.MiniTransformerLM(tied=True), batch, 0.01)
     slips = {
         "the gradients: PyTorch adds them up; zero_grad before each backward": adam(
-            seed, batch, kept=True
+            seed, batch, accumulate=True
         )
     }
     look = "the loss before each step, the mean over all tokens; Adam with the rate that is given"
     report.equal(
-        "the losses of five steps", mine, adam(seed, batch), tolerance=1e-3, slips=slips, look=look
+        "the losses of five steps",
+        actual,
+        adam(seed, batch),
+        tolerance=1e-3,
+        slips=slips,
+        look=look,
     )
     report.say("five steps of Adam on random data, and their losses")
 
     # the order that gives the published losses: inputs, targets, then the model
     torch.manual_seed(42)
     x, y = torch.randint(0, VOCAB, (4, LENGTH)), torch.randint(0, VOCAB, (4, LENGTH))
-    mine = theirs.train(theirs.MiniTransformerLM(tied=True), [(x, y)] * 5, 0.01)
-    losses = ", ".join(f"{loss:.4f}" for loss in mine)
+    actual = learner.train(learner.MiniTransformerLM(tied=True), [(x, y)] * 5, 0.01)
+    losses = ", ".join(f"{loss:.4f}" for loss in actual)
     report.say(f"with mask and tied head after manual_seed(42): {losses}")
     report.say(
         "published: 12.4078, 8.8194, 6.9047, 5.6511, 4.8191 (the same as long as your model "
@@ -218,7 +223,7 @@ def check(theirs: Any, report: Report) -> None:
 
     torch.manual_seed(42)
     x, y = torch.randint(0, VOCAB, (4, LENGTH)), torch.randint(0, VOCAB, (4, LENGTH))
-    model = theirs.MiniTransformerLM(tied=False)
+    model = learner.MiniTransformerLM(tied=False)
     seeing = type(
         "Seeing", (), {"mask": lambda self, length: torch.zeros(length, length, dtype=torch.bool)}
     )
@@ -235,33 +240,36 @@ def check(theirs: Any, report: Report) -> None:
     letters = sorted(set(text))
     ids = torch.tensor([letters.index(letter) for letter in text])
     torch.manual_seed(seed)
-    model = theirs.MiniTransformerLM(tied=True)
+    model = learner.MiniTransformerLM(tied=True)
     batches = [
-        theirs.windows(ids, report.randint(0, len(ids) - LENGTH, (16,)), LENGTH) for _ in range(200)
+        learner.windows(ids, report.randint(0, len(ids) - LENGTH, (16,)), LENGTH)
+        for _ in range(200)
     ]
-    fell = theirs.train(model, batches, 0.01)
+    fell = learner.train(model, batches, 0.01)
     report.true(
         fell[-1] < 2.3,
         f"200 steps on real text end at a loss of {fell[-1]:.3f}; below 2.3 is expected.",
     )
     with torch.no_grad():
-        said = ids[:3].tolist()
+        generated = ids[:3].tolist()
         for _ in range(40):
-            said.append(int(model(torch.tensor([said[-LENGTH:]]))[0, -1, : len(letters)].argmax()))
+            generated.append(
+                int(model(torch.tensor([generated[-LENGTH:]]))[0, -1, : len(letters)].argmax())
+            )
     report.say(
         f"200 steps on a real text of {len(letters)} different letters: {fell[0]:.3f} to "
         f"{fell[-1]:.3f}"
     )
-    report.say(f"and then it writes {''.join(letters[i] for i in said)!r}")
-    ours = family(model)
-    same = ours(tokens).logits
+    report.say(f"and then it writes {''.join(letters[i] for i in generated)!r}")
+    reference = family(model)
+    reference_logits = reference(tokens).logits
     report.equal(
         "your weights in our own library's model",
-        same.detach(),
+        reference_logits.detach(),
         model(tokens).detach(),
         tolerance=1e-3,
     )
-    count = sum(weight.numel() for weight in ours.parameters())
+    count = sum(weight.numel() for weight in reference.parameters())
     report.say(
         f"your trained weights run in glassformer's own 2017 blocks ({count:,} "
         "parameters): the same logits"
@@ -281,19 +289,19 @@ def family(of: Any) -> Any:
     with torch.no_grad():
         model.embed.token.weight.copy_(of.embed.weight)
         model.head.proj.bias.copy_(of.head.bias)
-        for ours, theirs in zip(model.decoder.blocks, of.blocks, strict=True):
+        for block, layer in zip(model.decoder.blocks, of.blocks, strict=True):
             names = ("weight", "bias")
             for name in names:
-                parts = getattr(theirs.self_attn, f"in_proj_{name}").chunk(3)
-                pairs = [*zip((ours.attn.q, ours.attn.k, ours.attn.v), parts, strict=True)]
-                pairs += [(ours.attn.out, getattr(theirs.self_attn.out_proj, name))]
+                chunks = getattr(layer.self_attn, f"in_proj_{name}").chunk(3)
+                pairs = [*zip((block.attn.q, block.attn.k, block.attn.v), chunks, strict=True)]
+                pairs += [(block.attn.out, getattr(layer.self_attn.out_proj, name))]
                 pairs += [
-                    (ours.attn_norm, getattr(theirs.norm1, name)),
-                    (ours.ffn_norm, getattr(theirs.norm2, name)),
+                    (block.attn_norm, getattr(layer.norm1, name)),
+                    (block.ffn_norm, getattr(layer.norm2, name)),
                 ]
                 pairs += [
-                    (ours.ffn.up, getattr(theirs.linear1, name)),
-                    (ours.ffn.down, getattr(theirs.linear2, name)),
+                    (block.ffn.up, getattr(layer.linear1, name)),
+                    (block.ffn.down, getattr(layer.linear2, name)),
                 ]
                 for module, value in pairs:
                     getattr(module, name).copy_(value)

@@ -43,7 +43,7 @@ def multi_head(
 ) -> Tensor:
     """x (T, C), four matrices (C, C); attend(q, k, v) takes and gives (T, C / heads) -> (T, C)."""
     # TODO: project, cut into heads, attend with each, lay side by side, mix by w_out
-    q, k, v = (part.chunk(heads, dim=-1) for part in (x @ w_q.T, x @ w_k.T, x @ w_v.T))
+    q, k, v = (projected.chunk(heads, dim=-1) for projected in (x @ w_q.T, x @ w_k.T, x @ w_v.T))
     answers = [attend(q[h], k[h], v[h]) for h in range(heads)]
     return torch.cat(answers, dim=-1) @ w_out.T
     # END
@@ -58,7 +58,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     )[0]
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     T, C, heads = 5, 12, 3
     x, (w_q, w_k, w_v, w_out) = report.randn(T, C), (report.randn(C, C) * 0.3 for _ in range(4))
 
@@ -92,20 +92,20 @@ def check(theirs: Any, report: Report) -> None:
             @ w_out.T
         ),
     }
-    asked: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
 
     def watched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        asked.append(tuple(q.shape))
+        shapes.append(tuple(q.shape))
         return causal(q, k, v)
 
-    out = theirs.multi_head(x, w_q, w_k, w_v, w_out, heads, watched)
+    out = learner.multi_head(x, w_q, w_k, w_v, w_out, heads, watched)
     want = [(T, C // heads)] * heads
     calls = (
-        f"attend was called {len(asked)} times, with q of "
-        f"{', '.join(map(str, asked[:3])) or 'nothing'}"
+        f"attend was called {len(shapes)} times, with q of "
+        f"{', '.join(map(str, shapes[:3])) or 'nothing'}"
     )
     report.true(
-        asked == want,
+        shapes == want,
         f"{calls}; it should be {heads} times with {want[0]}.",
         "one call for each head",
     )
@@ -113,7 +113,7 @@ def check(theirs: Any, report: Report) -> None:
     report.say(f"{heads} heads of width {C // heads}: every number is right")
 
     model, tokenizer = models.real()
-    ours = models.greedy(model, tokenizer)
+    expected = models.greedy(model, tokenizer)
     for module in models.attentions(model):
 
         def forward(
@@ -124,10 +124,10 @@ def check(theirs: Any, report: Report) -> None:
                 return causal(position.rotate(q, flow)[0, 0], position.rotate(k, flow)[0, 0], v)
 
             weights = (module.q.weight, module.k.weight, module.v.weight, module.out.weight)
-            return theirs.multi_head(x[0], *weights, module.heads, attend)[None]
+            return learner.multi_head(x[0], *weights, module.heads, attend)[None]
 
         module.forward = forward
     report.equal(
-        "the text that our model writes with your heads", models.greedy(model, tokenizer), ours
+        "the text that our model writes with your heads", models.greedy(model, tokenizer), expected
     )
-    report.say(f"in the real model, 4 blocks of 4 heads, the same text: {ours!r}")
+    report.say(f"in the real model, 4 blocks of 4 heads, the same text: {expected!r}")

@@ -47,7 +47,7 @@ def rms_norm(x: Tensor, gamma: Tensor, eps: float) -> Tensor:
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     F = torch.nn.functional
     x, gamma, beta = report.randn(2, 3, 6) * 2 + 1, report.randn(6), report.randn(6)
     eps = 0.1  # large: whoever leaves it out is seen
@@ -77,7 +77,7 @@ def check(theirs: Any, report: Report) -> None:
     )
     report.equal(
         "layer_norm(x, gamma, beta, eps)",
-        theirs.layer_norm(x, gamma, beta, eps),
+        learner.layer_norm(x, gamma, beta, eps),
         right,
         slips=slips,
         look=look,
@@ -94,28 +94,32 @@ def check(theirs: Any, report: Report) -> None:
     right = F.rms_norm(x, (6,), gamma, eps)
     look = "the mean of the squares of each vector, not their sum; plus eps, under the root"
     report.equal(
-        "rms_norm(x, gamma, eps)", theirs.rms_norm(x, gamma, eps), right, slips=slips, look=look
+        "rms_norm(x, gamma, eps)", learner.rms_norm(x, gamma, eps), right, slips=slips, look=look
     )
     zeros = torch.zeros(1, 6)
     report.equal(
-        "rms_norm of zeros", theirs.rms_norm(zeros, gamma, 1e-5), zeros, look="eps under the root"
+        "rms_norm of zeros", learner.rms_norm(zeros, gamma, 1e-5), zeros, look="eps under the root"
     )
     report.say("both norms are right, with eps, and a vector of zeros stays one")
 
     from glassformer.nn.norm import LayerNorm, RMSNorm
 
     model, tokenizer = models.real()
-    ours = models.greedy(model, tokenizer)
+    expected = models.greedy(model, tokenizer)
 
     def rms(of: Any) -> Any:
         gain = torch.ones(of.shape) if of.weight is None else of.weight.detach()
-        return models.Call(lambda x: theirs.rms_norm(x, gain, of.eps))
+        return models.Call(lambda x: learner.rms_norm(x, gain, of.eps))
 
     count = models.replace(model, RMSNorm, rms)
     report.equal(
-        "the text that our model writes with your rms_norm", models.greedy(model, tokenizer), ours
+        "the text that our model writes with your rms_norm",
+        models.greedy(model, tokenizer),
+        expected,
     )
-    report.say(f"in the real model, all {count} norms by your function, the same text: {ours!r}")
+    report.say(
+        f"in the real model, all {count} norms by your function, the same text: {expected!r}"
+    )
     model = models.translator()
     tokens = report.randint(0, 50, (2, 7))
     before = models.logits(model, tokens, tokens)
@@ -123,7 +127,7 @@ def check(theirs: Any, report: Report) -> None:
         model,
         LayerNorm,
         lambda of: models.Call(
-            lambda x: theirs.layer_norm(x, of.weight.detach(), of.bias.detach(), of.eps)
+            lambda x: learner.layer_norm(x, of.weight.detach(), of.bias.detach(), of.eps)
         ),
     )
     report.equal(

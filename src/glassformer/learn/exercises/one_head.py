@@ -54,8 +54,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
-    by_hand = theirs.softmax(torch.tensor([2.0, 1.0, 0.0]))
+def check(learner: Any, report: Report) -> None:
+    by_hand = learner.softmax(torch.tensor([2.0, 1.0, 0.0]))
     look = (
         "exp of each, divided by the sum of all of them: e^2 is 7.389, e^1 is 2.718, e^0 is "
         "1, their sum 11.107"
@@ -68,21 +68,21 @@ def check(theirs: Any, report: Report) -> None:
         "take the largest number of the row away before exp: the result is the same, and exp "
         "stays finite"
     )
-    report.equal("softmax of numbers near 1000", theirs.softmax(x), x.softmax(-1), look=look)
+    report.equal("softmax of numbers near 1000", learner.softmax(x), x.softmax(-1), look=look)
     far = torch.tensor([[1000.0, 999.0], [1.0, 0.0]])
     look = (
         "each row has a largest number of its own: amax(-1, keepdim=True), not that of the "
         "whole table"
     )
-    report.equal("softmax([[1000, 999], [1, 0]])", theirs.softmax(far), far.softmax(-1), look=look)
+    report.equal("softmax([[1000, 999], [1, 0]])", learner.softmax(far), far.softmax(-1), look=look)
     report.say("softmax([2, 1, 0]) is [0.6652, 0.2447, 0.0900], and large numbers are no trouble")
 
     q, k, v = report.randn(4, 8), report.randn(6, 8), report.randn(6, 8)
     allowed = report.randn(4, 6) > -0.5
     allowed[:, 0] = True
 
-    def right(scale: float, seen: Tensor = allowed) -> Tensor:
-        return (q @ k.T * scale).masked_fill(~seen, float("-inf")).softmax(-1) @ v
+    def right(scale: float, mask: Tensor = allowed) -> Tensor:
+        return (q @ k.T * scale).masked_fill(~mask, float("-inf")).softmax(-1) @ v
 
     slips = {
         "the scale: these are the numbers without it; divide the scores by sqrt(d_head)": lambda: (
@@ -105,7 +105,7 @@ def check(theirs: Any, report: Report) -> None:
     }
     report.equal(
         "attention(q, k, v, allowed)",
-        theirs.attention(q, k, v, allowed),
+        learner.attention(q, k, v, allowed),
         right(8**-0.5),
         slips=slips,
     )
@@ -122,23 +122,25 @@ def check(theirs: Any, report: Report) -> None:
         "below all": lambda: masked(-20.0)
     }
     look = "the mask: where allowed is False the score is minus infinity"
-    answer, expected = theirs.attention(low, keys, v, allowed), masked(float("-inf"))
+    answer, expected = learner.attention(low, keys, v, allowed), masked(float("-inf"))
     report.equal("attention of low scores", answer, expected, slips=slips, look=look)
     report.say(
         "a key that may not be seen has the weight 0 however low the scores of the others are"
     )
 
     model, tokenizer = models.real()
-    ours = models.greedy(model, tokenizer)
+    expected_text = models.greedy(model, tokenizer)
     model = models.attend_with(
         model,
         lambda q, k, v, allowed: torch.stack(
-            [theirs.attention(q[h], k[h], v[h], allowed) for h in range(len(q))]
+            [learner.attention(q[h], k[h], v[h], allowed) for h in range(len(q))]
         ),
     )
     report.equal(
         "the text that our model writes with your attention in it",
         models.greedy(model, tokenizer),
-        ours,
+        expected_text,
     )
-    report.say(f"in the real model, all 16 heads by your function, the same text: {ours!r}")
+    report.say(
+        f"in the real model, all 16 heads by your function, the same text: {expected_text!r}"
+    )

@@ -21,7 +21,7 @@ ROAD = 2.2
 HINTS = (
     "W_s s + b is one vector (A,); keys is a table (S, A): the sum of both goes through tanh.",
     "torch.tanh(state @ w_state.T + bias + keys) @ w is (S,), a score for each word of the source.",
-    "Where `there` is False the score becomes minus infinity before the softmax.",
+    "Where `is_word` is False the score becomes minus infinity before the softmax.",
 )
 
 # %% yours
@@ -32,13 +32,13 @@ from torch import Tensor
 def attend(
     state: Tensor,
     source: Tensor,
-    there: Tensor,
+    is_word: Tensor,
     w_state: Tensor,
     bias: Tensor,
     w_source: Tensor,
     w: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """state (C,), source (S, E), there (S,) booleans, w_state (A, C), bias (A,), w_source (A, E), w
+    """state (C,), source (S, E), is_word (S,) booleans, w_state (A, C), bias (A,), w_source (A, E), w
     (A,).
 
     Returns the weights (S,) and the context (E,).
@@ -46,7 +46,7 @@ def attend(
     # TODO: the scores; minus infinity where no word is there; softmax; the weighted sum of the
     # source's states
     scores = torch.tanh(state @ w_state.T + bias + source @ w_source.T) @ w
-    weights = scores.masked_fill(~there, float("-inf")).softmax(-1)
+    weights = scores.masked_fill(~is_word, float("-inf")).softmax(-1)
     return weights, weights @ source
     # END
 
@@ -54,7 +54,7 @@ def attend(
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     C, E, A, S = 5, 7, 4, 6
     state, source = report.randn(C), report.randn(S, E)
     w_state, bias, w_source, w = (
@@ -63,7 +63,7 @@ def check(theirs: Any, report: Report) -> None:
         report.randn(A, E),
         report.randn(A),
     )
-    there = torch.arange(S) < 4
+    is_word = torch.arange(S) < 4
     scores = torch.stack(
         [torch.tanh(w_state.mv(state) + bias + w_source.mv(h)) @ w for h in source]
     )
@@ -75,27 +75,27 @@ def check(theirs: Any, report: Report) -> None:
         "the mask: minus infinity before the softmax, so that the others sum to 1": scores.softmax(
             0
         )
-        * there,
+        * is_word,
         "the padding: a score of 0 still has e^0 = 1; it is minus infinity": scores.masked_fill(
-            ~there, 0
+            ~is_word, 0
         ).softmax(0),
         "tanh: the sum goes through it before the product with w": linear.masked_fill(
-            ~there, float("-inf")
+            ~is_word, float("-inf")
         ).softmax(0),
-        "the bias: it belongs to W_s s": no_bias.masked_fill(~there, float("-inf")).softmax(0),
+        "the bias: it belongs to W_s s": no_bias.masked_fill(~is_word, float("-inf")).softmax(0),
         "the weights: the scores have to go through softmax": scores.masked_fill(
-            ~there, float("-inf")
+            ~is_word, float("-inf")
         ),
     }
-    given = theirs.attend(state, source, there, w_state, bias, w_source, w)
+    result = learner.attend(state, source, is_word, w_state, bias, w_source, w)
     report.true(
-        isinstance(given, tuple) and len(given) == 2,
+        isinstance(result, tuple) and len(result) == 2,
         "attend gives back two things: the weights and the context.",
     )
-    report.equal("the weights", given[0], right, slips=slips)
+    report.equal("the weights", result[0], right, slips=slips)
     report.equal(
         "the context",
-        given[1],
+        result[1],
         right @ source,
         look="the sum of the source's states, each times its weight",
     )
@@ -117,7 +117,7 @@ def check(theirs: Any, report: Report) -> None:
             )
             weights = (cross.q.weight, cross.q.bias, cross.k.weight, cross.score.weight[0])
             rows = [
-                theirs.attend(h[i], source.values[i], valid[i], *weights)[0] for i in range(len(h))
+                learner.attend(h[i], source.values[i], valid[i], *weights)[0] for i in range(len(h))
             ]
             return torch.stack(rows)
 

@@ -47,16 +47,16 @@ def rotate(x: Tensor, places: Tensor, theta: float) -> Tensor:
 # %% check
 
 
-def turned(x: Tensor, places: Tensor, theta: float, way: int = 1, step: int = 2) -> Tensor:
+def turned(x: Tensor, places: Tensor, theta: float, sign: int = 1, step: int = 2) -> Tensor:
     d = x.shape[-1]
-    angle = way * places[:, None].double() * theta ** (-torch.arange(d // 2).double() * step / d)
+    angle = sign * places[:, None].double() * theta ** (-torch.arange(d // 2).double() * step / d)
     z = torch.complex(*(half.double() for half in x.chunk(2, -1))) * torch.polar(
         torch.ones_like(angle), angle
     )
     return torch.cat((z.real, z.imag), -1).float()
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     H, T, d, theta = 2, 6, 8, 10000.0
     x, places = report.randn(H, T, d), report.randint(0, 60, (T,)).sort().values + 1
     order = torch.arange(d).view(-1, 2).T.flatten()  # neighbours first to halves
@@ -76,23 +76,23 @@ def check(theirs: Any, report: Report) -> None:
     }
     report.equal(
         "rotate(x, places, 10000)",
-        theirs.rotate(x, places, theta),
+        learner.rotate(x, places, theta),
         turned(x, places, theta),
         slips=slips,
     )
-    other = float(report.randint(100, 900, (1,)))
+    other_theta = float(report.randint(100, 900, (1,)))
     report.equal(
-        f"rotate(x, places, {other:g})",
-        theirs.rotate(x, places, other),
-        turned(x, places, other),
+        f"rotate(x, places, {other_theta:g})",
+        learner.rotate(x, places, other_theta),
+        turned(x, places, other_theta),
         slips=slips,
     )
     q, k = report.randn(1, 1, d), report.randn(1, 1, d)
     scores = [
         float(
             (
-                theirs.rotate(q, torch.tensor([5 + s]), theta)
-                * theirs.rotate(k, torch.tensor([2 + s]), theta)
+                learner.rotate(q, torch.tensor([5 + s]), theta)
+                * learner.rotate(k, torch.tensor([2 + s]), theta)
             ).sum()
         )
         for s in (0, 40)
@@ -109,12 +109,14 @@ def check(theirs: Any, report: Report) -> None:
     )
 
     model, tokenizer = models.real()
-    ours = models.greedy(model, tokenizer)
+    expected = models.greedy(model, tokenizer)
     position = model.decoder.position
-    position.rotate = lambda x, flow: theirs.rotate(x[0], flow.pos[0], position.theta)[None]
+    position.rotate = lambda x, flow: learner.rotate(x[0], flow.pos[0], position.theta)[None]
     report.equal(
-        "the text that our model writes with your rotation", models.greedy(model, tokenizer), ours
+        "the text that our model writes with your rotation",
+        models.greedy(model, tokenizer),
+        expected,
     )
     report.say(
-        f"in the real model, queries and keys of 4 blocks turned by you, the same text: {ours!r}"
+        f"in the real model, queries and keys of 4 blocks turned by you, the same text: {expected!r}"
     )

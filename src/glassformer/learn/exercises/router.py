@@ -60,15 +60,15 @@ def mixture(
 # %% check
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     N, C, E, k = 7, 6, 5, 3
     x, w_router = report.randn(N, C), report.randn(E, C)
     chance = (x @ w_router.T).softmax(-1)
     best, chosen = chance.topk(k)
     weights = best / best.sum(-1, keepdim=True)
-    given = theirs.route(x, w_router, k)
+    result = learner.route(x, w_router, k)
     report.true(
-        isinstance(given, tuple) and len(given) == 2,
+        isinstance(result, tuple) and len(result) == 2,
         "route gives back two things: the weights and the chosen.",
     )
     slips: Any = {
@@ -76,7 +76,7 @@ def check(theirs: Any, report: Report) -> None:
         "the order: the largest first": chosen.flip(1),
     }
     look = "the softmax goes over the experts, the last dimension; then the k largest of each token"
-    report.equal("the chosen experts", given[1], chosen, slips=slips, look=look)
+    report.equal("the chosen experts", result[1], chosen, slips=slips, look=look)
     slips = {
         "the sum: the k weights of a token are divided by their sum, so that they sum to 1": best,
         "the softmax: probabilities first; these are the bare scores": (x @ w_router.T)
@@ -84,12 +84,12 @@ def check(theirs: Any, report: Report) -> None:
         .values,
     }
     look = "softmax over the experts first, then the k largest, then divided by their sum"
-    report.equal("the weights", given[0], weights, slips=slips, look=look)
-    matrices, asked = report.randn(E, C, C), [0] * E
+    report.equal("the weights", result[0], weights, slips=slips, look=look)
+    matrices, row_counts = report.randn(E, C, C), [0] * E
 
     def expert(number: int) -> Any:
         def answer(rows: Tensor) -> Tensor:
-            asked[number] += len(rows)
+            row_counts[number] += len(rows)
             return torch.tanh(rows @ matrices[number])
 
         return answer
@@ -107,19 +107,21 @@ def check(theirs: Any, report: Report) -> None:
     }
     report.equal(
         "mixture(x, weights, chosen, experts)",
-        theirs.mixture(x, weights, chosen, [expert(e) for e in range(E)]),
+        learner.mixture(x, weights, chosen, [expert(e) for e in range(E)]),
         right,
         slips=slips,
         look="each chosen expert's answer times its weight, added to what the others gave (+=, "
         "not =)",
     )
-    counts = torch.bincount(chosen.flatten(), minlength=E).tolist()
+    expert_loads = torch.bincount(chosen.flatten(), minlength=E).tolist()
     look = "x[tokens] of those that chose the expert, not all of x"
     report.true(
-        sum(asked) <= N * k, f"Your experts computed {sum(asked)} rows; {N * k} were chosen.", look
+        sum(row_counts) <= N * k,
+        f"Your experts computed {sum(row_counts)} rows; {N * k} were chosen.",
+        look,
     )
     report.say(
-        f"{N} tokens chose {k} of {E} experts each; their loads: {', '.join(map(str, counts))}"
+        f"{N} tokens chose {k} of {E} experts each; their loads: {', '.join(map(str, expert_loads))}"
     )
 
     from glassformer import config as c
@@ -132,10 +134,10 @@ def check(theirs: Any, report: Report) -> None:
 
         def forward(x: Tensor, flow: Any, module: Any = module) -> Tensor:
             flat = x.flatten(0, 1)
-            weights, chosen = theirs.route(flat, module.router.weight.detach(), 2)
+            weights, chosen = learner.route(flat, module.router.weight.detach(), 2)
             loads.add_(torch.bincount(chosen.flatten(), minlength=4))
             experts = [lambda rows, e=e: module.expert_output(e, rows) for e in range(4)]
-            return theirs.mixture(flat, weights, chosen, experts).view_as(x)
+            return learner.mixture(flat, weights, chosen, experts).view_as(x)
 
         module.forward = forward
     report.equal(

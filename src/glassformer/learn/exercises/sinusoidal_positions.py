@@ -59,7 +59,7 @@ def table(
     return (torch.cat(pair, -1) if halves else torch.stack(pair, -1).flatten(1)).float()
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     length, dim = int(report.randint(7, 40, (1,))), 2 * int(report.randint(3, 9, (1,)))
     slips: Any = {
         "the columns: sine and cosine take turns; yours has all sines first": lambda: table(
@@ -74,22 +74,24 @@ def check(theirs: Any, report: Report) -> None:
         ),
         "the first place: it is 0, not 1": lambda: table(length, dim, first=1),
     }
-    given = theirs.positions(length, dim)
+    actual = learner.positions(length, dim)
     report.equal(
-        f"positions({length}, {dim})", given, table(length, dim), tolerance=1e-3, slips=slips
+        f"positions({length}, {dim})", actual, table(length, dim), tolerance=1e-3, slips=slips
     )
     angle = 3 / 10000 ** (torch.arange(dim // 2) * 2 / dim)
     shift = torch.block_diag(
         *(torch.tensor([[a.cos(), a.sin()], [-a.sin(), a.cos()]]) for a in angle)
     )
-    report.equal("three places on, by one matrix", given[:-3] @ shift.T, given[3:], tolerance=1e-3)
+    report.equal(
+        "three places on, by one matrix", actual[:-3] @ shift.T, actual[3:], tolerance=1e-3
+    )
     report.say("every number is right; to go on by three places is one matrix, whatever the place")
 
     model = models.translator()
     source, target = report.randint(0, 50, (2, 9)), report.randint(0, 50, (2, 6))
     before = models.logits(model, source, target)
     for stack in (model.encoder, model.decoder):
-        stack.position.embed = lambda x, flow: x + theirs.positions(x.shape[1], x.shape[2])
+        stack.position.embed = lambda x, flow: x + learner.positions(x.shape[1], x.shape[2])
     report.equal(
         "the logits of the 2017 encoder-decoder with your positions",
         models.logits(model, source, target),

@@ -43,31 +43,33 @@ def top_p(logits: Tensor, p: float) -> Tensor:
 
 def nucleus(logits: Tensor, p: float, last: bool = True, normed: bool = True) -> Tensor:
     chance = logits.softmax(-1).tolist()
-    kept, total = set[int](), 0.0
+    nucleus_ids, total = set[int](), 0.0
     for at in sorted(range(len(chance)), key=lambda at: -chance[at]):
         if total >= p:
             break
         total += chance[at]
         if last or total < p:
-            kept.add(at)
-    return torch.tensor([float(x) if at in kept else float("-inf") for at, x in enumerate(logits)])
+            nucleus_ids.add(at)
+    return torch.tensor(
+        [float(x) if at in nucleus_ids else float("-inf") for at, x in enumerate(logits)]
+    )
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     clear = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
-    for p, kept in ((0.4, [1]), (0.7, [1, 3]), (0.99, [0, 1, 2, 3])):
-        given = theirs.top_p(clear, p)
-        found = [at for at in range(4) if float(given[at]) > float("-inf")]
+    for p, ids in ((0.4, [1]), (0.7, [1, 3]), (0.99, [0, 1, 2, 3])):
+        result = learner.top_p(clear, p)
+        actual = [at for at in range(4) if float(result[at]) > float("-inf")]
         look = "the token that brings the sum to p or above is the last one that is kept"
         report.equal(
             f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p}",
-            found,
-            kept,
+            actual,
+            ids,
             look=look,
         )
     for p in (0.0, 1e-12):
-        kept = [
-            at for at, logit in enumerate(theirs.top_p(clear, p).tolist()) if logit > float("-inf")
+        ids = [
+            at for at, logit in enumerate(learner.top_p(clear, p).tolist()) if logit > float("-inf")
         ]
         look = (
             "p = 0: the sum before the likeliest token is 0, and 0 < 0 is false; keep that "
@@ -75,7 +77,7 @@ def check(theirs: Any, report: Report) -> None:
         )
         report.equal(
             f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p:g}",
-            kept,
+            ids,
             [1],
             look=look,
         )
@@ -93,14 +95,14 @@ def check(theirs: Any, report: Report) -> None:
             ).softmax(-1),
         }
         report.equal(
-            f"top_p(logits, {p:.3f})", theirs.top_p(logits, p), nucleus(logits, p), slips=slips
+            f"top_p(logits, {p:.3f})", learner.top_p(logits, p), nucleus(logits, p), slips=slips
         )
     report.say("the right tokens on clear and on drawn logits")
 
     from glassformer.generation import generate, sample
 
     model, tokenizer = models.real()
-    seed, held = report.random.randrange(1000), list[int]()
+    seed, nucleus_sizes = report.random.randrange(1000), list[int]()
 
     def text() -> str:
         return (
@@ -108,15 +110,15 @@ def check(theirs: Any, report: Report) -> None:
         )
 
     def rows(logits: Tensor, p: float) -> Tensor:
-        cut = torch.stack([theirs.top_p(row, p) for row in logits])
-        held.append(int((cut > float("-inf")).sum()))
+        cut = torch.stack([learner.top_p(row, p) for row in logits])
+        nucleus_sizes.append(int((cut > float("-inf")).sum()))
         return cut
 
-    ours = text()
+    expected = text()
     sample.top_p = rows  # this process is yours alone
-    report.equal(f"the text that our model draws with your top_p (--seed {seed})", text(), ours)
+    report.equal(f"the text that our model draws with your top_p (--seed {seed})", text(), expected)
     report.say(
-        f"in the real model (--top-p 0.9 --seed {seed}) your nucleus held {min(held)} to "
-        f"{max(held)} tokens of 1,024"
+        f"in the real model (--top-p 0.9 --seed {seed}) your nucleus held {min(nucleus_sizes)} to "
+        f"{max(nucleus_sizes)} tokens of 1,024"
     )
-    report.say(f"and the text is the same: {ours!r}")
+    report.say(f"and the text is the same: {expected!r}")

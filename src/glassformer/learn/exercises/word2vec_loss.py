@@ -41,14 +41,14 @@ def loss(centre: Tensor, company: Tensor, noise: Tensor) -> Tensor:
 # %% check
 
 
-def ours(centre: Tensor, company: Tensor, noise: Tensor) -> Tensor:
+def reference_loss(centre: Tensor, company: Tensor, noise: Tensor) -> Tensor:
     return (
         F.softplus(-(centre * company).sum(-1))
         + F.softplus(torch.einsum("bkd,bd->bk", noise, centre)).sum(-1)
     ).mean()
 
 
-def check(theirs: Any, report: Report) -> None:
+def check(learner: Any, report: Report) -> None:
     B, K, D = 4, 3, 6
     u, v, n = report.randn(B, D), report.randn(B, D), report.randn(B, K, D)
     right, wrong = (u * v).sum(-1), (n * u[:, None]).sum(-1)
@@ -67,13 +67,15 @@ def check(theirs: Any, report: Report) -> None:
             F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)
         ).mean(),
     }
-    report.equal("loss(centre, company, noise)", theirs.loss(u, v, n), ours(u, v, n), slips=slips)
+    report.equal(
+        "loss(centre, company, noise)", learner.loss(u, v, n), reference_loss(u, v, n), slips=slips
+    )
     far = torch.full((1, D), 20.0)
     look = "sigmoid(-2400) is 0 and its log minus infinity: F.logsigmoid does both at once"
     report.equal(
         "the loss of a pair that fits very badly",
-        theirs.loss(far, -far, far[None]),
-        ours(far, -far, far[None]),
+        learner.loss(far, -far, far[None]),
+        reference_loss(far, -far, far[None]),
         look=look,
     )
     report.say("right on drawn vectors, and finite where a pair fits very badly")
@@ -90,19 +92,24 @@ def check(theirs: Any, report: Report) -> None:
     draws = report.randint(0, len(words), (40, len(pairs), 3))
     first = report.randn(2, len(words), 8) * 0.3
 
-    def trained(part: Any) -> tuple[Tensor, list[float]]:
+    def trained(loss_function: Any) -> tuple[Tensor, list[float]]:
         tables = first.clone().requires_grad_()
         centres, company = torch.tensor(pairs).T
         fell = []
         for noise in draws:
-            value = part(tables[0][centres], tables[1][company], tables[1][noise])
+            value = loss_function(tables[0][centres], tables[1][company], tables[1][noise])
             (grad,) = torch.autograd.grad(value, tables)
             tables = (tables - 5.0 * grad).detach().requires_grad_()
             fell.append(float(value))
         return tables.detach(), fell
 
-    own, fell = trained(theirs.loss)
-    report.equal("the vectors after 40 steps with your loss", own, trained(ours)[0], tolerance=1e-3)
+    vectors, fell = trained(learner.loss)
+    report.equal(
+        "the vectors after 40 steps with your loss",
+        vectors,
+        trained(reference_loss)[0],
+        tolerance=1e-3,
+    )
     report.say(
         f"{len(words)} words, {len(pairs)} pairs, 40 steps by your gradient: loss {fell[0]:.3f} "
         f"to {fell[-1]:.3f}"

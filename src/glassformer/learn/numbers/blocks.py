@@ -46,9 +46,9 @@ def rotary_embedding() -> str:
     p = shipped_pass()
     position, flow = p.model.decoder.position, p.model.flow(torch.tensor([p.ids]), None)
     d = p.model.decoder.blocks[0].attn.head_dim
-    one = torch.zeros(1, 1, len(p.ids), d)
-    one[..., 0] = 1
-    turned = position.rotate(one, flow)[0, 0, 1]
+    unit = torch.zeros(1, 1, len(p.ids), d)
+    unit[..., 0] = 1
+    turned = position.rotate(unit, flow)[0, 0, 1]
     return (
         f"In our model (1, 0) at place 1 becomes ({turned[0]:.4f}, {turned[d // 2]:.4f}) in the "
         f"first of {d // 2} "
@@ -76,9 +76,9 @@ def self_attention() -> str:
 
 
 def multi_head_attention() -> str:
-    part = shipped_pass().model.decoder.blocks[0].attn
+    attn = shipped_pass().model.decoder.blocks[0].attn
     return (
-        f"Our model has {part.heads} heads of width {part.head_dim} in each of its "
+        f"Our model has {attn.heads} heads of width {attn.head_dim} in each of its "
         f"{len(shipped_pass().model.decoder.blocks)} blocks."
     )
 
@@ -147,11 +147,11 @@ def layer_normalization() -> str:
 
 
 def feed_forward_network() -> str:
-    part = shipped_pass().model.decoder.blocks[0].ffn
-    count = sum(weight.numel() for weight in part.parameters())
+    ffn = shipped_pass().model.decoder.blocks[0].ffn
+    count = sum(weight.numel() for weight in ffn.parameters())
     return (
-        f"In our model {part.up.in_features} numbers become {part.up.out_features} and "
-        f"{part.down.out_features} "
+        f"In our model {ffn.up.in_features} numbers become {ffn.up.out_features} and "
+        f"{ffn.down.out_features} "
         f"again: {count:,} weights a block."
     )
 
@@ -169,9 +169,9 @@ def cross_attention() -> str:
 
 def encoder() -> str:
     model, tokens = models.encoder().eval(), torch.arange(8)[None]
-    other = tokens.clone()
-    other[0, -1] = 20
-    moved = (models.logits(model, tokens) - models.logits(model, other))[0, 0].abs().max()
+    changed = tokens.clone()
+    changed[0, -1] = 20
+    moved = (models.logits(model, tokens) - models.logits(model, changed))[0, 0].abs().max()
     return (
         "Another last token moves what a small encoder (weights drawn) says at the first by "
         f"{float(moved):.4f}; "
@@ -180,9 +180,9 @@ def encoder() -> str:
 
 
 def decoder() -> str:
-    p, other = shipped_pass(), shipped_pass().ids.copy()
-    other[-1] = 5
-    moved = (models.logits(p.model, torch.tensor([other]))[0] - p.seen["logits"]).abs().amax(-1)
+    p, changed = shipped_pass(), shipped_pass().ids.copy()
+    changed[-1] = 5
+    moved = (models.logits(p.model, torch.tensor([changed]))[0] - p.values["logits"]).abs().amax(-1)
     return (
         f"Another last token moves what our model says at the first by {float(moved[0]):.4f}, at "
         "the last by "

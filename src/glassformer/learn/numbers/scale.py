@@ -15,33 +15,33 @@ from .shipped import AT, TEXT, cache_bytes, shipped_pass, value_of
 
 
 def multi_query_attention() -> str:
-    part = shipped_pass().model.decoder.blocks[0].attn
-    own = cache_bytes(shipped_pass().model.config)
+    attn = shipped_pass().model.decoder.blocks[0].attn
+    cache_size = cache_bytes(shipped_pass().model.config)
     return (
-        f"Our model's {part.heads} heads keep {own:,} bytes a token in bf16; with one key-value "
+        f"Our model's {attn.heads} heads keep {cache_size:,} bytes a token in bf16; with one key-value "
         "head "
-        f"{own // part.heads:,}."
+        f"{cache_size // attn.heads:,}."
     )
 
 
 def grouped_query_attention() -> str:
     shape = find("llama/3-8b")
-    part: Any = shape.decoder.pattern[0].attention  # type: ignore[union-attr]
-    kept = cache_bytes(shape) / 1024
+    attn: Any = shape.decoder.pattern[0].attention  # type: ignore[union-attr]
+    kib = cache_bytes(shape) / 1024
     return (
-        f"Llama 3 8B: {part.heads} query heads over {part.kv_heads}, {kept:.0f} KiB a token in "
+        f"Llama 3 8B: {attn.heads} query heads over {attn.kv_heads}, {kib:.0f} KiB a token in "
         "bf16 instead of "
-        f"{kept * part.heads / part.kv_heads:.0f}."
+        f"{kib * attn.heads / attn.kv_heads:.0f}."
     )
 
 
 def sparse_attention() -> str:
     from ...inspection import masks
 
-    told: Any = masks.picture("window(64)", 1024).to_dict()
+    picture: Any = masks.picture("window(64)", 1024).to_dict()
     return (
-        f"1,024 tokens: {told['causal_pairs']:,} pairs causally, "
-        f"{told['visited']['decoder']:,} in a window of 64."
+        f"1,024 tokens: {picture['causal_pairs']:,} pairs causally, "
+        f"{picture['visited']['decoder']:,} in a window of 64."
     )
 
 
@@ -49,12 +49,12 @@ def ring_attention() -> str:
     q, k, v = value_of(0, "attn.q")[0, -1:], value_of(0, "attn.k")[0], value_of(0, "attn.v")[0]
     scores = q @ k.T * q.shape[-1] ** -0.5
     half = len(k) // 2
-    parts = [
-        (scores[:, some].logsumexp(-1), scores[:, some].softmax(-1) @ v[some])
-        for some in (slice(half), slice(half, None))
+    halves = [
+        (scores[:, span].logsumexp(-1), scores[:, span].softmax(-1) @ v[span])
+        for span in (slice(half), slice(half, None))
     ]
-    lse = torch.logaddexp(parts[0][0], parts[1][0])
-    merged = sum(out * (own - lse).exp()[:, None] for own, out in parts)
+    lse = torch.logaddexp(halves[0][0], halves[1][0])
+    merged = sum(out * (half_lse - lse).exp()[:, None] for half_lse, out in halves)
     apart = float((merged - scores.softmax(-1) @ v).abs().max())
     return (
         f"Our model's last query over two halves of its keys, merged by their sums: {apart:.1e} "
@@ -63,10 +63,10 @@ def ring_attention() -> str:
 
 
 def mixture_of_experts() -> str:
-    told = cost(find("mixtral/8x7b"))
+    costs = cost(find("mixtral/8x7b"))
     return (
-        f"Mixtral 8x7B has {told.total / 1e9:.1f} billion parameters; a token uses "
-        f"{told.active / 1e9:.1f} of them."
+        f"Mixtral 8x7B has {costs.total / 1e9:.1f} billion parameters; a token uses "
+        f"{costs.active / 1e9:.1f} of them."
     )
 
 
@@ -85,9 +85,9 @@ def logit_lens() -> str:
     p = shipped_pass()
     states = torch.stack([value_of(block, "resid")[-1] for block in range(4)])
     with torch.no_grad():
-        said = p.model.head(p.model.decoder.last_norm(states), p.model.embed).softmax(-1)
-    final = int(said[-1].argmax())
-    shares = ", ".join(f"{float(one[final]):.3f}" for one in said)
+        probabilities = p.model.head(p.model.decoder.last_norm(states), p.model.embed).softmax(-1)
+    final = int(probabilities[-1].argmax())
+    shares = ", ".join(f"{float(row[final]):.3f}" for row in probabilities)
     return (
         f"Our model's next token {p.word(final)} after {TEXT!r} has, after blocks 0 to 3: {shares}."
     )
@@ -157,7 +157,7 @@ def speculative_decoding() -> str:
 
     ids = shipped_pass().ids
     guessed = PromptLookup().propose([*ids, *ids[:3]], 4)
-    right = sum(one == other for one, other in zip(guessed, ids[3:7], strict=False))
+    right = sum(guess == target for guess, target in zip(guessed, ids[3:7], strict=False))
     return (
         f"{TEXT!r} begun a second time: of {len(guessed)} tokens guessed from the text itself "
         f"{right} are its "

@@ -23,12 +23,12 @@ class Pass(NamedTuple):
     tokenizer: Any
     ids: list[int]
     pieces: list[str]
-    seen: dict[str, Tensor]  # every named value, without the batch
+    values: dict[str, Tensor]  # every named value, without the batch
 
     @property
     def chance(self) -> Tensor:
-        """What it says of the next token (V,)."""
-        return self.seen["logits"][-1].softmax(-1)
+        """Probabilities of the next token (V,)."""
+        return self.values["logits"][-1].softmax(-1)
 
     def word(self, id: int) -> str:
         return repr(self.tokenizer.decode([id]))
@@ -41,19 +41,25 @@ def shipped_pass() -> Pass:
     ids, tape = tokenizer.encode(TEXT), Tape("*")
     with torch.no_grad():
         model(torch.tensor([ids]), tape=tape)
-    seen: dict[str, Tensor] = {path: value[0] for path, value in tape.records.items()}
-    return Pass(model, tokenizer, ids, [tokenizer.decode([id]) for id in ids], seen)
+    values: dict[str, Tensor] = {path: value[0] for path, value in tape.records.items()}
+    return Pass(model, tokenizer, ids, [tokenizer.decode([id]) for id in ids], values)
 
 
 def value_of(block: int, name: str) -> Tensor:
-    """What one block of the model has under a name, such as attn.pattern."""
-    found: Tensor = shipped_pass().seen[f"decoder.blocks.{block}.{name}"]
-    return found
+    """A taped value of one block, by its name, such as attn.pattern."""
+    value: Tensor = shipped_pass().values[f"decoder.blocks.{block}.{name}"]
+    return value
 
 
 def cache_bytes(model: c.Model) -> int:
     """Bytes a token in bf16."""
     body: Any = model.decoder  # type: ignore[union-attr]
-    part = body.pattern[0].attention
-    found: int = 2 * body.depth * (part.kv_heads or part.heads) * c.head_dim(part, model.dim) * 2
-    return found
+    attention = body.pattern[0].attention
+    size: int = (
+        2
+        * body.depth
+        * (attention.kv_heads or attention.heads)
+        * c.head_dim(attention, model.dim)
+        * 2
+    )
+    return size

@@ -15,7 +15,7 @@ from .shipped import TEXT, cache_bytes, shipped_pass, value_of
 
 
 def logits() -> str:
-    u = shipped_pass().seen["logits"][-1]
+    u = shipped_pass().values["logits"][-1]
     best = int(u.argmax())
     return (
         f"After {TEXT!r} our model's largest of {len(u):,} is {float(u[best]):.3f}, for "
@@ -27,8 +27,8 @@ STACK = c.Stack(2, (c.Block(c.Attention(2), c.MLP(64)),), c.Sinusoidal())
 
 
 def weight_tying() -> str:
-    untied, tied = (c.Head(tied=way) for way in (False, True))
-    counts = [
+    untied, tied = (c.Head(tied=flag) for flag in (False, True))
+    sizes = [
         sum(
             w.numel()
             for w in build_model(c.Decoder(16, 10, c.Embed(50), STACK, head), seed=0).parameters()
@@ -36,14 +36,14 @@ def weight_tying() -> str:
         for head in (untied, tied)
     ]
     return (
-        f"A decoder of width 16 with 50 tokens: {counts[0]:,} parameters untied, {counts[1]:,} "
+        f"A decoder of width 16 with 50 tokens: {sizes[0]:,} parameters untied, {sizes[1]:,} "
         "tied; GPT-2 is "
         "tied, our model is not."
     )
 
 
 def temperature() -> str:
-    u = shipped_pass().seen["logits"][-1]
+    u = shipped_pass().values["logits"][-1]
     shares = [f"{float((u / t).softmax(-1).max()):.3f} at {t}" for t in (0.5, 1.0, 2.0)]
     return f"The likeliest next token of our model has {', '.join(shares)}."
 
@@ -102,10 +102,10 @@ def prefix_lm() -> str:
     tape = Tape("decoder.blocks.0.attn.scores")
     with torch.no_grad():
         p.model(torch.tensor([p.ids]), prefix=prefix, tape=tape)
-    seen = int(torch.isfinite(tape["decoder.blocks.0.attn.scores"][0, 0]).sum())
+    visible = int(torch.isfinite(tape["decoder.blocks.0.attn.scores"][0, 0]).sum())
     causal = int(torch.isfinite(value_of(0, "attn.scores")[0]).sum())
     return (
-        f"With a prefix of 4 of {T} tokens a head of our model sees {seen} pairs, causally "
+        f"With a prefix of 4 of {T} tokens a head of our model sees {visible} pairs, causally "
         f"{causal}."
     )
 
@@ -143,21 +143,21 @@ def fine_tuning() -> str:
 
 
 def lora() -> str:
-    part = shipped_pass().model.decoder.blocks[0].attn.q
+    linear = shipped_pass().model.decoder.blocks[0].attn.q
     rank = 4
-    few = rank * (part.in_features + part.out_features)
+    few = rank * (linear.in_features + linear.out_features)
     return (
-        f"Rank {rank} beside one {part.out_features} x {part.in_features} matrix of our model: "
+        f"Rank {rank} beside one {linear.out_features} x {linear.in_features} matrix of our model: "
         f"{few:,} numbers "
-        f"learn instead of {part.weight.numel():,}."
+        f"learn instead of {linear.weight.numel():,}."
     )
 
 
 def _nats() -> tuple[float, int]:
     p = shipped_pass()
-    said = p.seen["logits"][:-1].log_softmax(-1)
-    told = said.gather(-1, torch.tensor(p.ids[1:])[:, None])
-    return -float(told.sum()), len(told)
+    logprobs = p.values["logits"][:-1].log_softmax(-1)
+    chosen = logprobs.gather(-1, torch.tensor(p.ids[1:])[:, None])
+    return -float(chosen.sum()), len(chosen)
 
 
 def perplexity() -> str:
@@ -182,10 +182,12 @@ def bleu() -> str:
     )
     shares = []
     for n in range(1, 5):
-        runs, known = (
+        runs, reference_runs = (
             [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
             for words in (written, reference)
         )
-        shares.append(sum(min(runs.count(one), known.count(one)) for one in set(runs)) / len(runs))
+        shares.append(
+            sum(min(runs.count(run), reference_runs.count(run)) for run in set(runs)) / len(runs)
+        )
     score = 100 * math.exp(sum(math.log(share) for share in shares) / 4)
     return f"'{' '.join(written)}' against '{' '.join(reference)}': {score:.1f}."

@@ -44,7 +44,7 @@ class Contrast(Objective):
 
     def example(self, row: Row) -> Example:
         """Two texts that belong together."""
-        return Example(row.opened("text"), row.text("second"), line=row.line)
+        return Example(row.prefixed_text("text"), row.text("second"), line=row.line)
 
     def layout(self, framing: Framing, fit: Fit) -> Layout:
         """Two documents side by side, so that a pair never leaves its row."""

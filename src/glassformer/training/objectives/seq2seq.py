@@ -29,7 +29,7 @@ class Seq2Seq(SomeTokens):
 
     def example(self, row: Row) -> Example:
         """A source and its targets; the first is learned from, all are references."""
-        source, targets = row.opened("source"), row.texts("target")
+        source, targets = row.prefixed_text("source"), row.texts("target")
         return Example(source, targets[0], line=row.line, references=targets)
 
     def layout(self, framing: Framing, fit: Fit) -> Layout:

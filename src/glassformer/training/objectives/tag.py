@@ -49,7 +49,8 @@ class Tag(Objective):
         need(not row.before, sentence)
         words, labels = row.words("tokens"), row.list("labels")
         mismatch = (
-            f"{row.where} has {len(words)} words and {len(labels)} labels; give one for each word."
+            f"{row.location} has {len(words)} words and {len(labels)} labels; "
+            "give one for each word."
         )
         need(len(words) == len(labels), mismatch)
         tags = tuple(row.labels.number(row.line, label) for label in labels)

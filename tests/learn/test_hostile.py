@@ -84,7 +84,7 @@ def test_what_is_written_to_other_descriptors_is_that_learners(
 def test_who_ends_the_checks_ends_only_the_own(
     number: str, checker: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "PATIENCE", 3)
+    monkeypatch.setattr(checking, "EXTRA_SECONDS", 3)
     code = f"import os, signal, time\nos.kill(os.getppid(), signal.{number})\n"
     code += "time.sleep(0.5)\nraise OSError('came here')\n"
     verdict = check(code, checker, tmp_path, seconds=0.5)

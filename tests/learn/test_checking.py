@@ -102,7 +102,7 @@ SLIPS = [
     ("sinusoidal-positions", "torch.arange(0, dim, 2) / dim", "torch.arange(0, dim, 2) * 2 / dim", "[1, 2]", "twice"),
     ("bpe-merges", "at += 2 if fits else 1", "at += 1", "joined", ""),
     ("bpe-merges", "+= words[word]", "+= 1", "learn(words, 12)[", "as often as its word"),
-    ("bpe-merges", "min(candidates, key=lambda pair: rank[pair])", "there[0]", "the tokens of", "lowest rank"),
+    ("bpe-merges", "min(candidates, key=lambda pair: rank[pair])", "candidates[0]", "the tokens of", "lowest rank"),
     ("word2vec-loss", "F.logsigmoid(-wrong)", "F.logsigmoid(wrong)", "loss(centre, company, noise) is", "sign of the noise"),
     ("word2vec-loss", "F.logsigmoid(right)", "right.sigmoid().log()", "fits very badly", "logsigmoid"),
     ("rnn-attention", "scores.masked_fill(~is_word, float(\"-inf\")).softmax(-1)", "scores.softmax(-1)", "the weights[0]", "padding"),

@@ -24,7 +24,7 @@ class Prefer(Objective):
         return with_pool(self, model, labels=1)
 
     def example(self, row):
-        return Example(row.opened("better"), row.text("worse"), line=row.line)
+        return Example(row.prefixed_text("better"), row.text("worse"), line=row.line)
 
     def layout(self, framing, fit):
         def lay(example, better, worse):

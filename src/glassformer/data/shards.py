@@ -72,11 +72,10 @@ class _TokenizedCorpus:
 class Shards:
     """Token ids of a corpus, or of a stretch of it.
 
-    ``tokens`` (length) is a memory map; so is ``borders`` (documents - 1): where in the whole
-    corpus each document but the first begins. ``starts`` (documents + 1) is a copy: every
-    document's start in ``tokens``, and the end. ``shared_border`` is true when the token that
-    closes a document also opens the next (GPT-2's ``<|endoftext|>``), false when documents have an
-    opening token of their own or no closing one.
+    ``tokens`` (length) is a memory map; so is ``borders`` (documents - 1): the first token of each
+    document but the first, counted from the corpus's beginning. ``starts`` (documents + 1) is a
+    copy: every document's start in ``tokens``, and the end. ``shared_border``: the token that
+    closes a document also opens the next, as GPT-2's ``<|endoftext|>`` does.
     """
 
     tokens: Array
@@ -113,17 +112,15 @@ class Shards:
 
     @property
     def shared_border(self) -> bool:
-        return (
-            self.corpus.tokenizer.eos is not None and document_start(self.corpus.tokenizer) is None
-        )
+        tokenizer = self.corpus.tokenizer
+        return tokenizer.eos is not None and document_start(tokenizer) is None
 
     @functools.cached_property
     def bytes(self) -> int:
         """UTF-8 bytes of the text, exactly; reads the corpus again when a document was split."""
         self.check()
-        return self.corpus.bytes_before(self.first + len(self)) - self.corpus.bytes_before(
-            self.first
-        )
+        first, last = self.first, self.first + len(self)
+        return self.corpus.bytes_before(last) - self.corpus.bytes_before(first)
 
     def split(self, valid: float = 0.1) -> tuple[Shards, Shards]:
         """(train, valid): the last ``valid`` share of the tokens, as nanoGPT splits.
@@ -228,9 +225,8 @@ def shards_under(
     )
     maps: list[Any] = [tokens, starts, marks]
     pairs = np.asarray(marks).reshape(-1, 2)
-    corpus = _TokenizedCorpus(
-        source, tokenizer, key, pairs, np.asarray(starts), tuple(m._mmap for m in maps)
-    )
+    opened = tuple(memmap._mmap for memmap in maps)
+    corpus = _TokenizedCorpus(source, tokenizer, key, pairs, np.asarray(starts), opened)
     return Shards(tokens, 0, corpus)
 
 

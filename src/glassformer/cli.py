@@ -9,7 +9,7 @@ import os
 import sys
 
 from . import __version__
-from .commands import VERBS
+from .commands import GROUPS, VERBS
 from .errors import UserError, note
 
 # Nothing else is imported up here: `glassformer --help` answers without torch, argparse, pathlib
@@ -86,7 +86,16 @@ def _run(words: list[str]) -> int:
         from .config.extend import use
 
         use(file)
-    code: int = args.run(args) or 0
+    from .commands.common import Output
+    from .commands.signature import call
+
+    result = call(args.run, args)
+    if result is None or isinstance(result, int):
+        return result or 0
+    code = 0
+    for output in [result] if isinstance(result, Output) else result:
+        output.show(args.json)
+        code = output.exit_code
     return code
 
 
@@ -98,36 +107,41 @@ def overview() -> str:
     except OSError:  # no terminal
         width = 80
     indent = max(map(len, VERBS)) + 4
-    lines = ["usage: glassformer COMMAND ...", "", DESCRIPTION, "", "commands:"]
-    for verb, sentence in VERBS.items():
-        line = f"  {verb}".ljust(indent)
-        for word in sentence.split():
-            if len(line) > indent and len(line) + len(word) > width:
-                lines.append(line.rstrip())
-                line = " " * indent
-            line += word + " "
-        lines.append(line.rstrip())
+    lines = ["usage: glassformer COMMAND ...", "", DESCRIPTION]
+    for title, verbs in GROUPS.items():
+        lines += ["", f"{title}:"]
+        for verb, sentence in verbs.items():
+            line = f"  {verb}".ljust(indent)
+            for word in sentence.split():
+                if len(line) > indent and len(line) + len(word) > width:
+                    lines.append(line.rstrip())
+                    line = " " * indent
+                line += word + " "
+            lines.append(line.rstrip())
     return "\n".join([*lines, "", EPILOG, "glassformer --version shows the version.", ""])
 
 
 def parser(full: Collection[str]) -> Parser:
     """The parser of the verbs in ``full``; where it names none, every verb's name without what it
     takes."""
+    from .commands.options import SHARED
     from .commands.parsing import Parser
+    from .commands.signature import add_arguments, read_docstring
 
     top = Parser(prog="glassformer", description=DESCRIPTION, epilog=EPILOG)
     top.add_argument("--version", action="version", version=f"glassformer {__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for verb in [verb for verb in VERBS if verb in full] or VERBS:
-        verb_parser = commands.add_parser(verb, help=VERBS[verb], description=VERBS[verb])
+        verb_parser = top.add_verb(verb, VERBS[verb])
         if verb in full:
             page = importlib.import_module(f".commands.{verb}", __package__)
             verb_parser.usage, verb_parser.epilog = (
                 getattr(page, "USAGE", None),
                 getattr(page, "EPILOG", None),
             )
-            page.options(verb_parser)
+            for task, function in getattr(page, "TASKS", {}).items():
+                task_parser = verb_parser.add_verb(task, read_docstring(function.__doc__)[0])
+                add_arguments(task_parser, function, SHARED)
+            if hasattr(page, "run"):
+                add_arguments(verb_parser, page.run, SHARED)
             verb_parser.add_examples(page.EXAMPLES)
-            for help_parser in (verb_parser, *verb_parser.verbs.values()):
-                help_parser.set_defaults(run=page.run, open=getattr(page, "OPEN", False))
     return top

@@ -544,10 +544,10 @@ def test_the_commands(few: Vectors, tmp_path: Path, capsys: pytest.CaptureFixtur
     ]
     assert cli.main([*train, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["words"] == 12
-    assert cli.main(["words", "near", str(file), "sea0", "--most", "5", "--json"]) == 0
+    assert cli.main(["words", "near", str(file), "sea0", "--top", "5", "--json"]) == 0
     assert {entry["word"][:3] for entry in json.loads(capsys.readouterr().out)} == {"sea"}
     vectors.save(few, file)
-    assert cli.main(["words", "analogy", str(file), "man", "king", "woman", "--most", "1"]) == 0
+    assert cli.main(["words", "analogy", str(file), "man", "king", "woman", "--top", "1"]) == 0
     assert capsys.readouterr().out.split()[1] == "queen"
     (tmp_path / "pairs").write_text("man boy 9\nman king 5\nman woman 1\nman ghost 3\n")
     (tmp_path / "questions").write_text(": kin\nman king woman queen\n")
@@ -569,7 +569,7 @@ def test_the_commands(few: Vectors, tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert cli.main(["words", "bag"]) == 0
     assert "Order is lost" in capsys.readouterr().out
-    assert cli.main(["words", "bag", "sea0 sea1", "--among", str(corpus), "--most", "1"]) == 0
+    assert cli.main(["words", "bag", "sea0 sea1", "--among", str(corpus), "--top", "1"]) == 0
     assert "sea1" in capsys.readouterr().out
 
 

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from glassformer import UserError
 from glassformer import config as c
 from glassformer.cli import main, overview, parser
-from glassformer.commands import VERBS, common, completion
+from glassformer.commands import GROUPS, VERBS, common, completion, signature
+from glassformer.commands import words as word_tasks
 from glassformer.commands.parsing import Parser
 from glassformer.config import settings
 
@@ -62,12 +64,19 @@ def test_the_overview_names_every_command_within_the_terminal(
         )
         lines = overview().splitlines()
         assert max(map(len, lines)) <= max(width, 67)  # the closing sentence is not folded
-        listed = re.split(
-            r"\n  (?=[a-z])", "\n".join(lines).split("commands:")[1].split("\n\n")[0]
-        )[1:]
-        assert {
-            (verb := " ".join(entry.split()).split(" ", 1))[0]: verb[1] for entry in listed
-        } == VERBS
+        groups = dict(
+            section.split(":\n", 1)
+            for section in "\n".join(lines).split("\n\n")
+            if ":\n" in section
+        )
+        listed = {
+            title: dict(
+                " ".join(entry.split()).split(" ", 1)
+                for entry in re.split(r"^  (?=[a-z])", section, flags=re.MULTILINE)[1:]
+            )
+            for title, section in groups.items()
+        }
+        assert listed == GROUPS
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])
@@ -103,7 +112,10 @@ def test_every_command_and_every_task_has_an_example() -> None:
             "glassformer look M text --json '*.q'",
             {"text": "text", "pattern": ["*.q"], "json": True},
         ),
-        ("glassformer words near V --json king", {"vectors": "V", "word": "king", "task": "near"}),
+        (
+            "glassformer words near V --json king",
+            {"vectors": "V", "word": "king", "run": word_tasks.near},
+        ),
         (
             "glassformer train run.toml --out o --steps 5",
             {"extra": ["run.toml", "--steps", "5"], "out": "o"},
@@ -116,6 +128,33 @@ def test_every_command_and_every_task_has_an_example() -> None:
 )
 def test_options_stand_anywhere(line: str, found: dict[str, object]) -> None:
     assert found.items() <= understood(line).items()
+
+
+def test_a_signature_is_a_command_line() -> None:
+    """Types, bounds and defaults of the function; the docstring's lines are the help."""
+
+    def command(
+        place: str, names: signature.Words = (), *, size: signature.Count = 3, dry_: bool = False
+    ) -> tuple[object, ...]:
+        """Does something.
+
+        place PLACE: where
+        names NAME: which
+        a group
+        size N: how large
+        dry_: not really
+        """
+        return place, names, size, dry_
+
+    made = Parser(prog="command")
+    signature.add_arguments(made, command, "")
+    text = made.format_help()
+    assert "a group:\n  --size N" in text and "how large (3)" in text and "--dry " in text
+    assert signature.call(command, made.parse(["here"])) == ("here", (), 3, False)
+    words = ["--dry", "here", "--size", "2", "a", "b"]
+    assert signature.call(command, made.parse(words)) == ("here", ["a", "b"], 2, True)
+    with pytest.raises(UserError, match="--size is 0; give 1 or more"):
+        signature.call(command, made.parse(["here", "--size", "0"]))
 
 
 def test_every_setting_is_listed_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from glassformer import UserError
 from glassformer.asgi import listening
 from glassformer.cli import main
 from glassformer.commands import page
+from glassformer.commands.options import DeviceOptions
 
 pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
 httpx = pytest.importorskip("httpx", reason="tests of the page need httpx")
@@ -104,7 +105,4 @@ def test_mistakes_of_the_command_are_sentences(
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(UserError, match=r"pip install 'WHEEL\[page\]'"):
-        main_given = page.argparse.Namespace(
-            port=0, watched=None, models=[], dtype=None, device=None, host="127.0.0.1"
-        )
-        page.run(main_given)
+        page.run(DeviceOptions(), port=0)

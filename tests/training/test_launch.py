@@ -699,10 +699,10 @@ def test_no_tokenizer_is_announced_before_the_file_was_read(tmp_path, capsys, co
 
 
 def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
-    from glassformer.commands.common import load_model_and_tokenizer
+    from glassformer.commands.options import ModelOptions
 
     def asked(folder):
-        load_model_and_tokenizer(SimpleNamespace(model=str(folder), device=None, dtype=None))
+        ModelOptions(str(folder)).load_with_tokenizer()
         return capsys.readouterr().err
 
     best = (whole / "best").read_text().strip()

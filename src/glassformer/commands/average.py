@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from .common import add_use_option, new_folder
+from .common import new_folder
+from .signature import Words
 
 EXAMPLES = ("glassformer average out/mine --last 5 --out out/averaged",)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("folder", metavar="DIR", help="the folder of a run, as given to train --out")
-    add("--last", type=int, default=5, metavar="N", help="the last N checkpoints it keeps (5)")
-    add("--out", required=True, metavar="FOLDER", help="where to save the model")
-    add_use_option(parser)
+def run(folder: Path, *, last: int = 5, out: str, use: Words = ()) -> None:
+    """Saves one model of the mean weights of a run's last checkpoints.
 
-
-def run(args: argparse.Namespace) -> None:
+    folder DIR: the folder of a run, as given to train --out
+    last N: the last N checkpoints it keeps
+    out FOLDER: where to save the model
+    """
     from ..checkpoints import Checkpoint, store
     from ..training import average
 
-    out = new_folder(args.out)
-    model, tokenizer, labels = average(Path(args.folder), args.last)
-    reads = Checkpoint.open(args.folder).source_tokenizer()
-    store.save(model, out, tokenizer, labels=labels, source_tokenizer=reads)
-    print(args.out)
+    new_folder(out)
+    model, tokenizer, labels = average(folder, last)
+    reads = Checkpoint.open(str(folder)).source_tokenizer()
+    store.save(model, Path(out), tokenizer, labels=labels, source_tokenizer=reads)
+    print(out)

@@ -6,17 +6,17 @@ DIR/  NAME/ (a run folder each)   comparison.json   comparison.png
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import need, note
-from ..inspection import tables
-from . import eval as evaluate
-from .common import add_device_options, print_json
-from .parsing import Parser
+from ..errors import need
+from .common import Output, tables
+from .eval import Evaluation, Lengths, format_number
+from .options import DeviceOptions, ModelOptions
+from .signature import Count, Words
 from .train import write_sample
 from .words import learn_labels
 
@@ -25,106 +25,92 @@ EPILOG = "The runs are trained one after the other; what is finished is not done
 BAG = "bag-of-words"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN.toml", help="run files with the same data and objective")
-    add(
-        "--minutes",
-        type=float,
-        metavar="M",
-        help="train each for about so long, validation not counted",
-    )
-    add(
-        "--tokens", type=int, metavar="N", help="train each on so many tokens, rows counted as full"
-    )
-    add(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="NAME=V,...",
-        help="each run with each value; may be repeated",
-    )
-    add(
-        "--seeds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="each N times, seeds counting on: mean and spread",
-    )
-    add("--bag", action="store_true", help="beside them, for labels: a bag of words (TF-IDF)")
-    add("--out", default="out/compare", metavar="DIR", help="where the runs go (out/compare)")
-    add("--json", action="store_true", help="the figures as JSON")
-    add_device_options(parser)
-    test = parser.add_argument_group(
-        "a test set, read by the best checkpoint of each run: BLEU, or accuracy"
-    ).add_argument
-    test("--test", metavar="FILE", help="examples, or their sources")
-    test("--target", metavar="FILE", help="the file with the right targets, line by line")
-    test("--beams", type=int, default=5, metavar="K", help="width of the beam search (5)")
-    test(
-        "--lengths",
-        type=evaluate.parse_lengths,
-        default=[10, 15, 20],
-        metavar="N,...",
-        help="BLEU by length (10,15,20)",
-    )
+def run(
+    runs: Words,
+    options: DeviceOptions,
+    *,
+    minutes: float | None = None,
+    tokens: Count | None = None,
+    vary: Words = (),
+    seeds: Count = 1,
+    bag: bool = False,
+    out: str = "out/compare",
+    test: str | None = None,
+    target: str | None = None,
+    beams: int = 5,
+    lengths: Lengths = (10, 15, 20),
+) -> Output | int:
+    """Trains several models on the same data under one budget.
 
+    runs RUN.toml: run files with the same data and objective
+    minutes M: train each for about so long, validation not counted
+    tokens N: train each on so many tokens, rows counted as full
+    vary NAME=V,...: each run with each value; may be repeated
+    seeds N: each N times, seeds counting on: mean and spread
+    bag: beside them, for labels: a bag of words (TF-IDF)
+    out DIR: where the runs go
+    json: the figures as JSON
 
-def run(args: argparse.Namespace) -> int | None:
+    a test set, read by the best checkpoint of each run: BLEU, or accuracy
+    test FILE: examples, or their sources
+    target FILE: the file with the right targets, line by line
+    beams K: width of the beam search
+    lengths N,...: BLEU by length (10,15,20)
+    """
     need(
-        args.minutes is None or args.tokens is None,
+        minutes is None or tokens is None,
         "Give --minutes or --tokens, not both: one budget for all.",
     )
     need(
-        args.minutes is None or 0 < args.minutes < math.inf,
-        f"--minutes is {args.minutes}; give more than 0.",
+        minutes is None or 0 < minutes < math.inf,
+        f"--minutes is {minutes}; give more than 0.",
     )
-    need(args.tokens is None or args.tokens > 0, f"--tokens is {args.tokens}; give more than 0.")
-    need(bool(args.out), "--out is empty; name a folder.")
+    need(bool(out), "--out is empty; name a folder.")
     need(
-        args.target is None or args.test is not None,
+        target is None or test is not None,
         "--target goes with --test; name the file of the sources.",
     )
-    need(args.seeds > 0, f"--seeds is {args.seeds}; give 1 or more.")
     from ..training import compare as training
 
-    common = {name: value for name in ("device", "dtype") if (value := getattr(args, name))}
-    arms = training.read_arms(args.runs, args.vary, common)
+    device = {
+        name: value
+        for name, value in (("device", options.device), ("dtype", options.dtype))
+        if value
+    }
+    arms = training.read_arms(runs, vary, device)
     settings = arms[0].settings
-    check_test_set(args, settings)
-    bag = [{"name": BAG, **bag_of_words(settings.data, args.test)}] if args.bag else []
+    check_test_set(settings, test, target, bag)
+    bags = [{"name": BAG, **bag_of_words(settings.data, test)}] if bag else []
+    evaluation = None if test is None else test_evaluation(settings, test, target, beams, lengths)
     results: dict[str, list[dict[str, Any]]] = {}
-    budget = {"minutes": args.minutes, "tokens": args.tokens}
     for ended in training.compare(
-        arms, Path(args.out), **budget, seeds=args.seeds, sample=write_sample
+        arms, Path(out), minutes=minutes, tokens=tokens, seeds=seeds, sample=write_sample
     ):
         if ended.signal:
             return 128 + ended.signal
-        if args.test is not None:
-            evaluate_test_set(args, settings, ended)
+        # the test set's figures, unless the run's record has them
+        asked = f"{evaluation} {device}"
+        if evaluation is not None and ended.record.get("asked") != asked:
+            model = ModelOptions(str(ended.folder), **device)
+            ended.record.update(test=evaluation.measure(model).value, asked=asked)
         row = {"name": ended.name, **training.figures(ended.folder), **ended.record}
         results.setdefault(ended.arm.name, []).append(row)
     rows = [
         runs[0] if len(runs) == 1 else training.over_seeds(name, runs)
         for name, runs in results.items()
-    ] + bag
-    picture = draw_curves(rows, Path(args.out) / "comparison.png")
-    if args.json:
-        print_json(rows)
-    else:
-        print("\n".join(table_lines(rows)))
-        note(picture)
-    return None
+    ] + bags
+    picture = draw_curves(rows, Path(out) / "comparison.png")
+    return Output(rows, table_lines(rows), ending=picture)
 
 
-def check_test_set(args: argparse.Namespace, settings: Any) -> None:
+def check_test_set(settings: Any, test: str | None, target: str | None, bag: bool) -> None:
     """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs
     or cannot be read."""
     from ..data import examples, registry
     from ..evaluation import metrics
     from ..training.objectives import Classify, Tag
 
-    for name in (args.test, args.target):
+    for name in (test, target):
         need(
             name is None or registry.locate(name).is_file(),
             f"{name} is not a file; give a file of examples.",
@@ -134,44 +120,36 @@ def check_test_set(args: argparse.Namespace, settings: Any) -> None:
         isinstance(objective, Classify) and not objective.regression and isinstance(data.train, str)
     )
     fits = bags and isinstance(data.valid, str)
-    need(fits or not args.bag, "--bag is for two files of texts and labels; leave it out.")
+    need(fits or not bag, "--bag is for two files of texts and labels; leave it out.")
     need(
-        objective.labelled or "target" in objective.example_fields or args.test is None,
+        objective.labelled or "target" in objective.example_fields or test is None,
         "--test is for translations and labels; leave it out.",
     )
-    if (args.test is not None or args.bag) and not isinstance(objective, Tag):
+    if (test is not None or bag) and not isinstance(objective, Tag):
         metrics.installed("sklearn" if isinstance(objective, Classify) else "sacrebleu")
-    if args.test is not None and objective.labelled:
-        examples.read_examples(args.test, objective, columns=data.columns)
+    if test is not None and objective.labelled:
+        examples.read_examples(test, objective, columns=data.columns)
 
 
-def evaluate_test_set(args: argparse.Namespace, settings: Any, ended: Any) -> None:
-    """Adds the test set's figures to the run's record, as ``glassformer eval`` computes them,
-    unless it has them."""
+def test_evaluation(
+    settings: Any, test: str, target: str | None, beams: int, lengths: Sequence[int]
+) -> Evaluation:
+    """Returns the evaluation of the test set, as ``glassformer eval`` computes it."""
     data = settings.data
-    words = ["--data", args.test, "--json", *(["--before", data.prefix] if data.prefix else [])]
-    columns = ",".join(f"{field}={column}" for field, column in data.columns.items())
-    words += ["--columns", columns] if columns else []
+    evaluation = Evaluation(data=test, before=data.prefix, columns=dict(data.columns))
     if "target" in settings.train.objective.example_fields:
-        words += ["--target", args.target] if args.target else []
-        words += [
-            "--beams",
-            str(args.beams),
-            "--figures",
-            "bleu",
-            "--lengths",
-            ",".join(map(str, args.lengths)),
-        ]
-        if data.tokenizer == "words":  # texts that were parted before, perhaps into pieces
-            words += ["--tokenised", "--whole-words"]
-    for name in ("device", "dtype"):
-        words += [f"--{name}", value] if (value := getattr(args, name)) else []
-    command = " ".join(words)
-    if ended.record.get("asked") != command:
-        eval_parser = Parser(prog="glassformer eval")
-        evaluate.options(eval_parser)
-        ended.record["test"] = evaluate.measure(eval_parser.parse_args([str(ended.folder), *words]))
-        ended.record["asked"] = command
+        # texts that were parted before, perhaps into pieces
+        parted = data.tokenizer == "words"
+        return replace(
+            evaluation,
+            target=target,
+            beams=beams,
+            figures=("bleu",),
+            lengths=tuple(lengths),
+            tokenised=parted,
+            whole_words=parted,
+        )
+    return evaluation
 
 
 def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
@@ -208,9 +186,7 @@ def table_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
         for name, value in result["valid"].items():
             if isinstance(value, float):
                 show, factor = (
-                    (evaluate.format_number, 100.0)
-                    if name == "accuracy"
-                    else ("{:.4f}".format, 1.0)
+                    (format_number, 100.0) if name == "accuracy" else ("{:.4f}".format, 1.0)
                 )
                 row[f"valid {name}"] = format_cell(value, spread["valid"].get(name), show, factor)
         for name, value in result.get("test", {}).items():
@@ -241,7 +217,7 @@ def table_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def format_cell(
     value: float,
     spread: float | None,
-    show: Callable[[float], str] = evaluate.format_number,
+    show: Callable[[float], str] = format_number,
     factor: float = 1.0,
 ) -> str:
     """A figure, with its standard deviation over seeds where there are several."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from typing import Literal
+
+from .signature import Words
 
 EXAMPLES = (
     "glassformer completion bash >> ~/.bashrc",
@@ -26,20 +27,16 @@ compdef _glassformer glassformer""",
 }
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "shell", choices=[*SHELLS, "words"], help="words: what may stand where the last WORD does"
-    )
-    parser.add_argument(
-        "words", nargs="*", metavar="WORD", help="with words: the command line as far as it goes"
-    )
+def run(shell: Literal["bash", "zsh", "fish", "words"], words: Words = ()) -> None:
+    """Prints what teaches a shell to complete the command line.
+
+    shell: words: what may stand where the last WORD does
+    words WORD: with words: the command line as far as it goes
+    """
+    print(SHELLS[shell] if shell in SHELLS else "\n".join(candidates(words)))
 
 
-def run(args: argparse.Namespace) -> None:
-    print(SHELLS[args.shell] if args.shell in SHELLS else "\n".join(candidates(args.words)))
-
-
-def candidates(words: Sequence[str]) -> list[str]:
+def candidates(words: Words) -> list[str]:
     """Returns the completions of the last of these words; none where it is a file or free text."""
     from ..cli import parser
 

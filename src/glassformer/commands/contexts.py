@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
-
-from ..errors import need, note
-from .common import MODEL_HELP, add_device_options, load_model_and_tokenizer, print_json
+from ..errors import need
+from .common import Output
+from .options import ModelOptions
+from .signature import Words
 
 EXAMPLES = (
     'glassformer contexts out/mine bank "We sat on the river bank." "He took it to the bank."',
 )
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("word", metavar="WORD", help="a word that both texts have")
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="the two texts")
-    add_device_options(parser)
-    parser.add_argument("--json", action="store_true", help="the cosines as JSON")
+def run(options: ModelOptions, word: str, text: Words = ()) -> Output:
+    """Compares one word's vectors in two texts.
 
-
-def run(args: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
-    need(len(args.text) == 2, f"There are {len(args.text)} texts; give two that have the word.")
+    word WORD: a word that both texts have
+    text TEXT: the two texts
+    json: the cosines as JSON
+    """
+    need(len(text) == 2, f"There are {len(text)} texts; give two that have the word.")
     from .. import inspection
 
-    results = inspection.word_in_contexts(*load_model_and_tokenizer(args), args.word, *args.text)
-    if args.json:
-        print_json(results.to_dict())
-        return
-    for line in results.notes:
-        note(line)
-    for text, places, pieces in zip(results.texts, results.positions, results.pieces, strict=True):
-        print(
-            "  ".join(
-                f"{place}:{piece.shown}" for place, piece in zip(places, pieces, strict=True)
-            ),
-            f"  in: {text}",
-        )
-    print("\ncosine of the word's two vectors, and of the word with the other text's other words\n")
-    print("\n".join(results.table()))
+    results = inspection.word_in_contexts(*options.load_with_tokenizer(), word, *text)
+    lines = []
+    for sentence, places, pieces in zip(
+        results.texts, results.positions, results.pieces, strict=True
+    ):
+        tokens = [f"{place}:{piece.shown}" for place, piece in zip(places, pieces, strict=True)]
+        lines.append(f"{'  '.join(tokens)}   in: {sentence}")
+    heading = "cosine of the word's two vectors, and of the word with the other text's other words"
+    return Output(results.to_dict, [*lines, "", heading, "", *results.table()], results.notes)

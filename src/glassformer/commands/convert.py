@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import UserError, need, note
-from .common import MODEL_HELP, add_use_option, new_file, new_folder, note_untrained
+from .common import new_file, new_folder
+from .options import note_untrained
+from .signature import Words
 
-KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf", "gguf")
 EXAMPLES = (
     "glassformer convert out/mine --out published --layout hf",
     "glassformer convert out/mine --layout gguf --numbers Q8_0 --out mine.gguf",
@@ -18,104 +18,101 @@ EXAMPLES = (
 )
 # GPT-2's sizes, one rounded up
 GPT2 = {"nanogpt": (50_257, 50_304), "mingpt": (50_257,), "transformerlens": (50_257,)}
-LETTERS = "from glassformer.tokenizer import train; "
-LETTERS += "train('char', [open('input.txt').read()], specials=[]).save('letters')"
+# the tokenizer of nanoGPT's and minGPT's characters: sorted, from 0, and nothing else
+LETTERS = (
+    'python -c "from glassformer.tokenizer import train; '
+    "train('char', [open('input.txt').read()], specials=[]).save('letters')\" "
+    "makes the folder letters of input.txt."
+)
 SMALL = 512  # entries: a smaller vocabulary is of characters
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL_HELP)
-    add("folder", nargs="?", help=argparse.SUPPRESS)
-    add("--out", metavar="FOLDER", help="where to save it")
-    help = "hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)"
-    add("--layout", choices=["hf", "glassformer", "gguf"], help=help)
-    add(
-        "--numbers",
-        metavar="K",
-        help="of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16; codes stay as they are)",
-    )
-    add("--from", dest="kind", choices=KINDS, help="MODEL is a file that this library saved")
-    add("--config", metavar="FILE", help="with --from: JSON that says what its weights do not")
-    help = "the tokenizer to save with it: a name such as gpt2, a file or a folder"
-    add("--tokenizer", metavar="NAME", help=help)
-    add("--context", type=int, metavar="N", help="tokens it is to read, in place of its own number")
-    add_use_option(parser)
+def run(
+    model: str,
+    folder: str | None = None,
+    *,
+    out: str | None = None,
+    layout: Literal["hf", "glassformer", "gguf"] | None = None,
+    numbers: str | None = None,
+    from_: Literal["nanogpt", "mingpt", "nanochat", "transformerlens", "hf", "gguf"] | None = None,
+    config: Path | None = None,
+    tokenizer: str | None = None,
+    context: int | None = None,
+    use: Words = (),
+) -> None:
+    """Saves a model in another layout.
 
-
-def run(args: argparse.Namespace) -> None:
-    from ..checkpoints import Checkpoint, store, torch_files
+    folder FOLDER: as --out
+    out FOLDER: where to save it
+    layout: hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)
+    numbers K: of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16; codes stay as they are)
+    from_: MODEL is a file that this library saved
+    config FILE: with --from: JSON that says what its weights do not
+    tokenizer NAME: the tokenizer to save with it: a name such as gpt2, a file or a folder
+    context N: tokens it is to read, in place of its own number
+    """
+    from ..checkpoints import Checkpoint, gguf, store, torch_files
     from ..nn.quantized import quantized
+    from ..tokenizer import pretrained
 
-    out = args.out or args.folder
-    need(out is not None, "Say where the model goes: --out FOLDER.")
-    need(args.numbers is None or args.layout == "gguf", "--numbers goes with --layout gguf.")
-    if args.kind == "gguf":
-        need(
-            args.model.endswith(".gguf") and Path(args.model).is_file(),
-            f"{args.model} is no .gguf file; name one.",
-        )
-        args.kind = None
-    if args.layout == "gguf":
-        _to_gguf(args, out)
-        return
-    folder = new_folder(out)
-    if args.kind is not None:
-        need(
-            args.context is None,
-            "--context is for a model that is a folder; convert the file first.",
-        )
-        named_tokenizer, path = _open_tokenizer(args.tokenizer), Path(args.model)
-        model = torch_files.load(args.kind, path, Path(args.config) if args.config else None)
-        tokenizer = _check_vocabulary(named_tokenizer, args.tokenizer, model) or _default_tokenizer(
-            args.kind, path, model, out
-        )
-        store.save(model, folder, tokenizer, layout=args.layout)
-    else:
-        need(args.config is None, "--config goes with --from.")
-        named_tokenizer = _open_tokenizer(args.tokenizer)
-        opened = Checkpoint.open(args.model, args.context)
-        model = opened.model()
-        tokenizer = _check_vocabulary(named_tokenizer, args.tokenizer, model) or opened.tokenizer()
-        note_untrained(args.model)
-        reads = opened.source_tokenizer()
-        layout: Any = args.layout or (None if quantized(model) else "hf")
-        store.save(
-            model, folder, tokenizer, layout=layout, labels=opened.labels, source_tokenizer=reads
-        )
-    print(out)
-
-
-def _to_gguf(args: argparse.Namespace, out: str) -> None:
-    """A file for llama.cpp."""
-    from ..checkpoints import Checkpoint, gguf
-
+    target = out or folder
+    if target is None:
+        raise UserError("Say where the model goes: --out FOLDER.")
+    to_gguf, library = layout == "gguf", None if from_ == "gguf" else from_
+    need(numbers is None or to_gguf, "--numbers goes with --layout gguf.")
     need(
-        args.kind is None and args.config is None,
+        from_ != "gguf" or (model.endswith(".gguf") and Path(model).is_file()),
+        f"{model} is no .gguf file; name one.",
+    )
+    need(
+        not to_gguf or (library is None and config is None),
         "--layout gguf writes a model that is a folder; convert it first.",
     )
-    need(out.endswith(".gguf"), f"A GGUF model is one file: --out {out}.gguf.")
-    path = new_file(out, args.model)
-    opened = Checkpoint.open(args.model, args.context)
-    note_untrained(args.model)
-    model = opened.model()
-    tokenizer = (
-        _check_vocabulary(_open_tokenizer(args.tokenizer), args.tokenizer, model)
-        or opened.tokenizer()
+    need(
+        not to_gguf or target.endswith(".gguf"),
+        f"A GGUF model is one file: --out {target}.gguf.",
     )
-    if tokenizer is None:
-        note(
-            "This model has no tokenizer, so llama.cpp will read ids alone; --tokenizer NAME "
-            "adds one."
+    path = new_file(target, model) if to_gguf else new_folder(target)
+    need(config is None or library is not None, "--config goes with --from.")
+    need(
+        context is None or library is None,
+        "--context is for a model that is a folder; convert the file first.",
+    )
+    # opened before a large model is
+    named_tokenizer = None if tokenizer is None else pretrained.find(tokenizer)
+    if library is not None:
+        net = torch_files.load(library, Path(model), config)
+        _check_vocabulary(named_tokenizer, tokenizer, net)
+        fitting = named_tokenizer or _default_tokenizer(library, Path(model), net, target)
+        store.save(net, path, fitting, layout=layout)
+        print(target)
+        return
+    opened = Checkpoint.open(model, context)
+    note_untrained(model)
+    net = opened.model()
+    _check_vocabulary(named_tokenizer, tokenizer, net)
+    fitting = named_tokenizer or opened.tokenizer()
+    if to_gguf:
+        if fitting is None:
+            note(
+                "This model has no tokenizer, so llama.cpp will read ids alone; --tokenizer NAME "
+                "adds one."
+            )
+        numbers = (numbers or "F16").upper()
+        counts = gguf.save(net, path, numbers, fitting, _gguf_name(model, opened)).most_common()
+        tensors = ", ".join(f"{count} of {kind}" for kind, count in counts)
+        note(f"Tensors by their numbers: {tensors}.")
+    else:
+        folder_layout: Any = layout or (None if quantized(net) else "hf")
+        store.save(
+            net,
+            path,
+            fitting,
+            layout=folder_layout,
+            labels=opened.labels,
+            source_tokenizer=opened.source_tokenizer(),
         )
-    tensor_counts = gguf.save(
-        model, path, (args.numbers or "F16").upper(), tokenizer, _gguf_name(args.model, opened)
-    )
-    note(
-        "Tensors by their numbers: "
-        f"{', '.join(f'{count} of {kind}' for kind, count in tensor_counts.most_common())}."
-    )
-    print(out)
+    print(target)
 
 
 def _gguf_name(model: str, opened: Any) -> str:
@@ -130,27 +127,15 @@ def _gguf_name(model: str, opened: Any) -> str:
     return f"{path.parent.name}-{path.name}" if path.name.startswith("step-") else path.name
 
 
-def _open_tokenizer(name: str | None) -> Any:
-    """The tokenizer asked for, opened before a large model is; None where none is."""
-    from ..tokenizer import pretrained
-
-    return None if name is None else pretrained.find(name)
-
-
-def _check_vocabulary(tokenizer: Any, name: str, model: Any) -> Any:
-    """The tokenizer; UserError where the model has no rows for all its tokens."""
+def _check_vocabulary(tokenizer: Any, name: str | None, model: Any) -> None:
+    """UserError where the model has no rows for all tokens of the tokenizer."""
     rows = model.config.embed.vocab
     if tokenizer is not None and tokenizer.size > rows:
-        letters = (
-            f", for a model of characters without a special token: {_letters_command()}"
-            if rows < SMALL
-            else "."
-        )
+        letters = f", for a model of characters without a special token: {LETTERS}"
         raise UserError(
             f"{name} has {tokenizer.size} tokens, the model only {rows}; give the "
-            f"one it has{letters}"
+            f"one it has{letters if rows < SMALL else '.'}"
         )
-    return tokenizer
 
 
 def _default_tokenizer(kind: str, path: Path, model: Any, out: str) -> Any:
@@ -173,16 +158,6 @@ def _default_tokenizer(kind: str, path: Path, model: Any, out: str) -> Any:
         fix = (
             f"glassformer convert {shlex.quote(out)} --tokenizer {usual} --out NEW_FOLDER adds one"
         )
-        more = (
-            f"; a model of characters has that of its own text: {_letters_command()}"
-            if rows < SMALL
-            else "."
-        )
-        note(f"This model has no tokenizer: {fix}{more}")
+        letters = f"; a model of characters has that of its own text: {LETTERS}"
+        note(f"This model has no tokenizer: {fix}{letters if rows < SMALL else '.'}")
     return tokenizer
-
-
-def _letters_command() -> str:
-    """Returns the command that makes the tokenizer of nanoGPT's and minGPT's characters: sorted,
-    from 0, and nothing else."""
-    return f'python -c "{LETTERS}" makes the folder letters of input.txt.'

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest, need
-from .common import add_use_option, print_result
+from .common import Output, tables
 from .parsing import split_settings
+from .signature import Count, Words
 
 if TYPE_CHECKING:
     from ..config import Model
@@ -20,7 +20,6 @@ EXAMPLES = (
     "glassformer cost runs/demo.toml --json",
     "glassformer cost runs/demo.toml --processes 4",
 )
-OPEN = True  # settings are those of train
 USAGE = (
     "glassformer cost NAME|RUN.toml [--batch N] [--context N] [--processes N] [--json] [--use "
     "FILE] [--NAME VALUE ...]"
@@ -31,56 +30,48 @@ EPILOG = (
 )
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--batch",
-        type=int,
-        metavar="N",
-        help="rows in a batch; a run file computes it in train.accumulate pieces",
-    )
-    add("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
-    add(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="a run file on so many processes: what each holds and receives",
-    )
-    add("--json", action="store_true", help="as JSON")
-    add_use_option(parser)
+def run(
+    *settings: str,
+    batch: Count | None = None,
+    context: Count | None = None,
+    processes: Count | None = None,
+    use: Words = (),
+) -> Output:
+    """Counts parameters, FLOPs and memory, from the config alone.
 
-
-def run(args: argparse.Namespace) -> None:
+    batch N: rows in a batch; a run file computes it in train.accumulate pieces
+    context N: tokens in a row (the model's context)
+    processes N: a run file on so many processes: what each holds and receives
+    """
     from ..config import run_file
     from ..cost import cost
 
-    for name in ("batch", "context", "processes"):
-        value = getattr(args, name)
-        need(value is None or value >= 1, f"--{name} is {value}; give 1 or more.")
-    named, changes = split_settings(args.extra)
-    if named is None:
+    name, changes = split_settings(settings)
+    if name is None:
         raise UserError("Give a recipe, a folder or a run file; see glassformer cost --help.")
-    if named.endswith(".toml"):
+    plan = None
+    if name.endswith(".toml"):
         from ..training.plan import plan_run
 
-        plan = plan_run(run_file.read_run(named, changes))
-        train, context = plan.settings.train, args.context or plan.context
+        plan = plan_run(run_file.read_run(name, changes))
+        train = plan.settings.train
         # rows of a piece, as in a training
-        model, batch = plan.model, -(-(args.batch or train.batch) // train.accumulate)
-    else:
-        model, batch, context = _changed_config(named, changes), args.batch or 1, args.context
-    estimate = cost(model, batch, context)
-    numbers, rows = estimate.to_dict(), estimate.table()
-    if args.processes is not None:
-        need(
-            named.endswith(".toml"),
-            "--processes is for a run file, which says the batch and its pieces; give one.",
+        estimate = cost(
+            plan.model, -(-(batch or train.batch) // train.accumulate), context or plan.context
         )
-        for layout in _layouts(plan, args.processes):
+    else:
+        estimate = cost(_changed_config(name, changes), batch or 1, context)
+    numbers, rows = estimate.to_dict(), estimate.table()
+    if processes is not None:
+        if plan is None:
+            raise UserError(
+                "--processes is for a run file, which says the batch and its pieces; give one."
+            )
+        for layout in _layouts(plan, processes):
             numbers["layout"] = layout.to_dict()
             # what is held and sent differs
             rows += layout.rows()[3 if layout.dtype == "bf16" else 0 :]
-    print_result(args.json, numbers, rows)
+    return Output(numbers, tables.lines(rows))
 
 
 def _layouts(plan: RunPlan, processes: int) -> list[Layout]:

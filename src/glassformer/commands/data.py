@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ..errors import note
-from .common import count_noun, file_or_input, print_json, print_pairs, unescape
+from .common import Output, count_noun, file_or_input, find_corpus, tables
+from .options import Separator
 
 EXAMPLES = ("glassformer data", "glassformer data python-docs")
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        help="a named corpus, a file, a folder, or - for standard input; none lists the names",
-    )
-    add("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
-    add(
-        "--separator",
-        type=unescape,
-        metavar="TEXT",
-        help="what parts a plain file's documents (nothing)",
-    )
-    add("--json", action="store_true", help="as JSON")
 
 
 def example_sets() -> list[dict[str, Any]]:
@@ -74,40 +55,38 @@ def example_sets() -> list[dict[str, Any]]:
     return sets + [{"name": name, "files": files, **yours} for name, files in missing.items()]
 
 
-def run(args: argparse.Namespace) -> None:
-    from ..data import find as find_corpus
+def run(
+    name: Annotated[str, file_or_input] | None = None,
+    *,
+    field: str = "text",
+    separator: Separator | None = None,
+) -> Output:
+    """Describes a corpus, or lists those that are known by name.
+
+    name NAME: a named corpus, a file, a folder, or - for standard input; none lists the names
+    """
     from ..data import registry
 
-    if args.name is None:
-        corpora = registry.corpora()
-        if args.json:
-            named = [
-                {"name": c.name, "what": c.description, "origin": c.origin, "licence": c.licence}
-                for c in corpora
-            ]
-            print_json([*named, *example_sets()])
-        else:
-            texts = [(c.name, f"{c.description} ({c.licence}, {c.origin})") for c in corpora]
-            sets = [
-                (f"{s['name']}/", f"{', '.join(s['files'])} ({s['licence']}, {s['origin']})")
-                for s in example_sets()
-            ]
-            print_pairs(*texts, *sets)
-        return
-    source = find_corpus(file_or_input(args.name), args.field, args.separator)
-    for line in source.notes:
-        note(line)
-    summary = source.summary()
-    if args.json:
-        print_json(
-            {name: str(v) if isinstance(v, Path) else v for name, v in vars(summary).items()}
-        )
-    else:
-        pieces = f"{count_noun(summary.documents, 'document')}, {count_noun(summary.files, 'file')}"
-        size = f"{summary.bytes:,} bytes of text in {pieces}"
-        origin = (
-            ("lies at", str(summary.path)),
-            ("from", summary.origin),
-            ("licence", summary.licence),
-        )
-        print_pairs(("corpus", summary.name), ("holds", size), *origin)
+    if name is None:
+        corpora, sets = registry.corpora(), example_sets()
+        records = [
+            {"name": c.name, "what": c.description, "origin": c.origin, "licence": c.licence}
+            for c in corpora
+        ]
+        rows = [(c.name, f"{c.description} ({c.licence}, {c.origin})") for c in corpora]
+        rows += [
+            (f"{s['name']}/", f"{', '.join(s['files'])} ({s['licence']}, {s['origin']})")
+            for s in sets
+        ]
+        return Output([*records, *sets], tables.lines(rows, left_columns=(0, 1)))
+    summary = find_corpus(name, field, separator).summary()
+    record = {key: str(v) if isinstance(v, Path) else v for key, v in vars(summary).items()}
+    pieces = f"{count_noun(summary.documents, 'document')}, {count_noun(summary.files, 'file')}"
+    rows = [
+        ("corpus", summary.name),
+        ("holds", f"{summary.bytes:,} bytes of text in {pieces}"),
+        ("lies at", str(summary.path)),
+        ("from", summary.origin),
+        ("licence", summary.licence),
+    ]
+    return Output(record, tables.lines(rows, left_columns=(0, 1)))

@@ -3,9 +3,8 @@ number of a model."""
 
 from __future__ import annotations
 
-import argparse
-
-from .common import note, print_json, print_table
+from .common import Output, tables
+from .signature import Words
 
 EXAMPLES = (
     'glassformer define "causal mask"',
@@ -14,48 +13,38 @@ EXAMPLES = (
 )
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "term",
-        nargs="*",
-        metavar="TERM",
-        help="a term, or another of its names; none lists them all",
-    )
-    add(
-        "--no-number",
-        action="store_true",
-        help="without the number that is computed, so without loading a model",
-    )
-    add("--json", action="store_true", help="as JSON")
+def run(term: Words = (), *, no_number: bool = False) -> Output:
+    """Defines a term of the field.
 
-
-def run(args: argparse.Namespace) -> None:
+    term TERM: a term, or another of its names; none lists them all
+    no_number: without the number that is computed, so without loading a model
+    """
     from ..learn import glossary
 
-    if not args.term:
-        if args.json:
-            print_json([term.to_dict() for term in glossary.terms()])
-        else:
-            print_table(
-                [(term.name, term.page, term.sentence) for term in glossary.terms()],
-                left_aligned=(0, 1, 2),
-            )
-        return
-    term = glossary.find(" ".join(args.term))
-    number = None if args.no_number else glossary.live(term)
-    if args.json:
-        print_json(term.to_dict() | ({} if number is None else {"live": number}))
-        return
-    also = f" (also {', '.join(term.also)})" if term.also else ""
-    print(f"{term.name}{also}\n  {term.sentence}\n")
-    lines = [
-        ("formula", term.formula),
-        ("code", f"{term.code.path}, line {term.code.line}: {term.code.text}"),
+    if not term:
+        terms = glossary.terms()
+        rows = [(entry.name, entry.page, entry.sentence) for entry in terms]
+        records = [entry.to_dict() for entry in terms]
+        return Output(records, tables.lines(rows, left_columns=(0, 1, 2)))
+    entry = glossary.find(" ".join(term))
+    number = None if no_number else glossary.live(entry)
+    also = f" (also {', '.join(entry.also)})" if entry.also else ""
+    code = f"{entry.code.path}, line {entry.code.line}: {entry.code.text}"
+    rows = [
+        ("formula", entry.formula),
+        ("code", code),
+        ("now", number),
+        ("road", f"{entry.road} {entry.page}"),
+        ("see", ", ".join(entry.related)),
     ]
-    lines += [("now", number)] if number else []
-    lines += [("road", f"{term.road} {term.page}")]
-    lines += [("see", ", ".join(term.related))] if term.related else []
-    print_table(lines, left_aligned=(0, 1))
-    if term.exercise:
-        note(f"Write it yourself: glassformer learn start {term.exercise}")
+    table = tables.lines(
+        [(name, text) for name, text in rows if text],
+        left_columns=(0, 1),
+    )
+    return Output(
+        entry.to_dict() | ({} if number is None else {"live": number}),
+        [f"{entry.name}{also}\n  {entry.sentence}\n", *table],
+        ending=f"Write it yourself: glassformer learn start {entry.exercise}"
+        if entry.exercise
+        else "",
+    )

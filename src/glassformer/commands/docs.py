@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import webbrowser
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,24 +11,12 @@ from ..errors import need, note
 EXAMPLES = ("glassformer docs", "glassformer docs learn/04-attention", "glassformer docs --print")
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "page",
-        nargs="?",
-        default="index",
-        metavar="PAGE",
-        help="a page of it, as learn/04-attention (the first)",
-    )
-    add(
-        "--print",
-        dest="only_print",
-        action="store_true",
-        help="print where it is, and open nothing",
-    )
+def run(page: str = "index", *, print_: bool = False) -> None:
+    """Opens a page of the site in a browser.
 
-
-def run(args: argparse.Namespace) -> None:
+    page PAGE: a page of it, as learn/04-attention (the first)
+    print_: print where it is, and open nothing
+    """
     from importlib import resources
 
     site = Path(str(resources.files("glassformer"))) / "site"
@@ -38,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
         "The site is not built here: run make docs in a checkout of Glassformer; a wheel built "
         "after that carries it.",
     )
-    page = args.page.removesuffix(".html").removesuffix(".md").strip("/")
+    page = page.removesuffix(".html").removesuffix(".md").strip("/")
     pages = sorted(
         str(path.relative_to(site).with_suffix(""))
         for path in site.rglob("*.html")
@@ -49,5 +36,5 @@ def run(args: argparse.Namespace) -> None:
     need(page in pages, f'The site has no page "{page}".{meant}')
     url = (site / f"{page}.html").as_uri()
     print(url)
-    if not args.only_print and not webbrowser.open(url):
+    if not print_ and not webbrowser.open(url):
         note("No browser was found; open this address yourself.")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any
 
 from .. import __version__
-from ..errors import note
-from .common import print_result
+from .common import Output, note_all, tables
 
 EXAMPLES = ("glassformer doctor", "glassformer doctor --json")
 USAGE = "glassformer doctor [--json]"
@@ -22,16 +20,12 @@ COMPILE = (
 )
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="as JSON")
-
-
-def run(args: argparse.Namespace) -> None:
+def run() -> Output:
+    """Shows what computes on this machine and why."""
     values = system_info()
     rows = [(name.replace("_", " "), _format_value(value)) for name, value in values.items()]
-    print_result(args.json, values, rows, left_aligned=(0, 1))
-    for advice in advice_for(values):
-        note(advice)
+    note_all(advice_for(values))
+    return Output(values, tables.lines(rows, left_columns=(0, 1)))
 
 
 def system_info() -> dict[str, Any]:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
+import json as jsonlib
 import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need, note
 from ..tokenizer.labels import pieces, shown
-from .common import (
-    MODEL_HELP,
-    add_device_options,
-    add_edit_option,
-    add_prompts_option,
-    count_noun,
-    engine_device,
-    load_model_and_tokenizer,
-    new_file,
-    parse_edits,
-    print_json,
-    progress_counter,
-    texts,
-)
+from .common import count_noun, new_file, print_json, progress_counter
+from .options import Edits, ModelOptions, Texts, read_prompts
+from .signature import Count, Whole, Words
 
 if TYPE_CHECKING:
     from ..generation.session import Reader
@@ -41,224 +29,202 @@ EXAMPLES = (
 )
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL_HELP)
-    add(
-        "prompt",
-        nargs="*",
-        metavar="PROMPT",
-        help="one or several; - is standard input; none: begin",
-    )
-    add_prompts_option(parser)
-    add("--batch", type=int, default=32, metavar="N", help="prompts at once (32)")
-    add("--max-new", type=int, default=256, metavar="N", help="at most N tokens (256)")
-    add(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="T",
-        help="0 takes the likeliest token (1)",
-    )
-    add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
-    add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens with mass P")
-    add(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="draw from tokens P times as likely as the likeliest",
-    )
-    add(
-        "--repetition-penalty",
-        type=float,
-        default=1.0,
-        metavar="R",
-        help="above 1: repeat less (1)",
-    )
-    add(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end before this text; may be repeated",
-    )
-    add("--slide", action="store_true", help="go on past the context, reading its last half again")
-    add("--samples", type=int, default=1, metavar="N", help="N continuations of each prompt (1)")
-    add("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    add(
-        "--next", type=int, metavar="N", help="only show the N likeliest next tokens of each prompt"
-    )
-    add(
-        "--logprobs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="with each token the N likeliest in its place",
-    )
-    add_edit_option(parser)
-    add_device_options(parser)
-    add("--json", action="store_true", help="tokens, log-probabilities and texts as JSON")
-    add(
-        "--out",
-        metavar="FILE.jsonl",
-        help="a JSON line for each continuation; stopped, it goes on where it was",
-    )
-
-
 @contextlib.contextmanager
-def prompt_reader(args: argparse.Namespace) -> Iterator[Reader | None]:
+def prompt_reader(device: str | None, out: str | None) -> Iterator[tuple[Reader | None, bool]]:
     """Yields the function that prefills prompts over all processes of torchrun, None for one
-    process; the first process alone decodes."""
+    process; and whether this is the first process, which alone decodes."""
     from ..config.parallel import Parallel
     from ..parallel.mesh import processes, started
     from ..parallel.prefill import prefill
     from ..parallel.ring import Ring
 
     if processes() == 1:
-        yield None
+        yield None, True
         return
-    need(args.out is None, "--out is for one process; leave out torchrun.")
+    need(out is None, "--out is for one process; leave out torchrun.")
     with contextlib.ExitStack() as opened:
-        mesh = opened.enter_context(started(Parallel(data=1, context=processes()), args.device))
+        mesh = opened.enter_context(started(Parallel(data=1, context=processes()), device))
         ring = Ring(mesh.group("context"))
         if not mesh.is_first:
-            args.max_new, nowhere = (
-                1,
-                opened.enter_context(Path(os.devnull).open("w", encoding="utf-8")),
-            )
+            nowhere = opened.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             opened.enter_context(contextlib.redirect_stdout(nowhere))
             opened.enter_context(contextlib.redirect_stderr(nowhere))
+
+        def read(model: Any, tokens: Any, pos: Any) -> Any:
+            return prefill(model, tokens, pos, ring, keep=mesh.is_first)
+
         try:
-            yield lambda model, tokens, pos: prefill(model, tokens, pos, ring, keep=mesh.is_first)
+            yield read, mesh.is_first
         except UserError:  # everybody's: the first one says it
             if mesh.is_first:
                 raise
             raise SystemExit(2) from None
 
 
-def run(args: argparse.Namespace) -> None:
-    with prompt_reader(args) as reader:
-        generate_texts(args, reader)
-
-
-def generate_texts(args: argparse.Namespace, reader: Reader | None) -> None:
-    """Continue the prompts, which ``reader`` reads if there is one."""
-    from .. import config, generation
-
-    need(args.batch > 0, f"--batch is {args.batch}; give 1 or more.")
-    need(args.logprobs >= 0, f"--logprobs is {args.logprobs}; give 0 or more.")
-    need(args.next is None or args.next > 0, f"--next is {args.next}; give 1 or more.")
-    sampling = generation.Sampling(
-        args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty
-    )
-    samples = args.samples if args.next is None else 1
-    generation.check_settings(sampling, args.max_new, samples, args.stop)
-    edits = parse_edits(args)
-    prompts: list[str | None] = [*texts(args, args.prompt)] or [None]
-    if args.out is not None:
-        args.device = engine_device(args)
-    model, tokenizer = load_model_and_tokenizer(args)
-    if args.out is not None:
-        return generate_to_file(args, model, tokenizer, prompts, sampling)
-    groups = [prompts[start : start + args.batch] for start in range(0, len(prompts), args.batch)]
-    seed, rows = args.seed, []
-    for group in groups:
-        output = generation.generate(
-            model,
-            tokenizer,
-            group,
-            max_new=args.max_new if args.next is None else 1,
-            **vars(sampling),
-            stop=args.stop,
-            samples=samples,
-            seed=seed,
-            slide=args.slide,
-            likely=args.next or args.logprobs,
-            edits=edits,
-            reader=reader,
-        )
-        seed = output.seed
-        if len(prompts) == args.samples == 1 and not (args.json or args.next or args.logprobs):
-            if sys.stderr.isatty():
-                print(prompts[0] or "", end="", file=sys.stderr, flush=True)
-            for step in output:
-                print(step.text, end="", flush=True)
-            print()
-        rows += output.run().rows
-    if args.json:
-        print_json({"seed": seed, "rows": [as_json(row, tokenizer, args.next) for row in rows]})
-    elif args.next or args.logprobs:
-        samples_each = len(rows) // len(prompts)
-        for number, row in enumerate(rows):
-            print(prompts[number // samples_each] or "")
-            for token, likely in zip(row.tokens, row.likely, strict=True):
-                if args.logprobs:
-                    print(f"  {shown(tokenizer, [token])[0]}")
-                words = shown(tokenizer, [id for id, _ in likely])
-                print(
-                    "\n".join(
-                        f"  {math.exp(p):8.4f}  {word}"
-                        for (_, p), word in zip(likely, words, strict=True)
-                    )
-                )
-    elif len(rows) > 1:
-        for number, row in enumerate(rows):
-            print(f"[{number}] {prompts[number // args.samples] or ''}{row.text}\n")
-    if any(row.finish == "context" for row in rows) and args.next is None:
-        most, slides = model.config.context, isinstance(model.config, config.Decoder)
-        hint = f"; --slide goes on, reading the last {most // 2} again" if slides else ""
-        note(f"Ended at the model's context of {most} tokens{hint}.")
-    if args.temperature and not args.json and args.next is None:
-        note(f"seed {seed}")
-
-
-def generate_to_file(
-    args: argparse.Namespace, model: Any, tokenizer: Any, prompts: list[str | None], sampling: Any
+def run(
+    options: ModelOptions,
+    prompt: Texts = (),
+    *,
+    prompts: str | None = None,
+    batch: Count = 32,
+    max_new: int = 256,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop: Words = (),
+    slide: bool = False,
+    samples: int = 1,
+    seed: int | None = None,
+    next: Count | None = None,
+    logprobs: Whole = 0,
+    edit: Edits = (),
+    json: bool = False,
+    out: str | None = None,
 ) -> None:
-    """Continuations of many prompts by the engine, as many at once as memory holds, into a file
-    that appears whole."""
+    """Continues prompts, token by token.
+
+    prompt PROMPT: one or several; - is standard input; none: begin
+    batch N: prompts at once
+    max_new N: at most N tokens
+    temperature T: 0 takes the likeliest token (1)
+    top_k K: draw from the K likeliest tokens
+    top_p P: draw from the likeliest tokens with mass P
+    min_p P: draw from tokens P times as likely as the likeliest
+    repetition_penalty R: above 1: repeat less (1)
+    stop TEXT: end before this text; may be repeated
+    slide: go on past the context, reading its last half again
+    samples N: N continuations of each prompt
+    seed S: the same seed gives the same text
+    next N: only show the N likeliest next tokens of each prompt
+    logprobs N: with each token the N likeliest in its place
+    json: tokens, log-probabilities and texts as JSON
+    out FILE.jsonl: a JSON line for each continuation; stopped, it goes on where it was
+    """
+    with prompt_reader(options.device, out) as (reader, is_first):
+        from .. import config, generation
+
+        sampling = generation.Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        only_next = next is not None
+        samples_each = 1 if only_next else samples
+        generation.check_settings(sampling, max_new, samples_each, stop)
+        texts: list[str | None] = [*prompt, *(read_prompts(prompts) if prompts else ())] or [None]
+        if out is not None:
+            options.device = options.for_engine()
+        model, tokenizer = options.load_with_tokenizer()
+        if out is not None:
+            for name, value in (("slide", slide), ("next", next), ("edit", edit)):
+                need(not value, f"--{name} does not go with --out; leave one of them out.")
+            write_continuations(
+                new_file(out, prompts),
+                options.model,
+                model,
+                tokenizer,
+                texts,
+                sampling,
+                {"max_new": max_new, "stop": list(stop), "samples": samples},
+                logprobs,
+                seed,
+            )
+            return
+        rows: list[Any] = []
+        for start in range(0, len(texts), batch):
+            output = generation.generate(
+                model,
+                tokenizer,
+                texts[start : start + batch],
+                max_new=1 if only_next or not is_first else max_new,
+                **vars(sampling),
+                stop=stop,
+                samples=samples_each,
+                seed=seed,
+                slide=slide,
+                likely=next or logprobs,
+                edits=edit,
+                reader=reader,
+            )
+            seed = output.seed
+            if len(texts) == samples == 1 and not (json or next or logprobs):
+                if sys.stderr.isatty():
+                    print(texts[0] or "", end="", file=sys.stderr, flush=True)
+                for step in output:
+                    print(step.text, end="", flush=True)
+                print()
+            rows += output.run().rows
+        if json:
+            print_json({"seed": seed, "rows": [as_json(row, tokenizer, only_next) for row in rows]})
+        elif next or logprobs:
+            for number, row in enumerate(rows):
+                print(texts[number // samples_each] or "")
+                print("\n".join(likely_lines(row, tokenizer, with_tokens=bool(logprobs))))
+        elif len(rows) > 1:
+            for number, row in enumerate(rows):
+                print(f"[{number}] {texts[number // samples] or ''}{row.text}\n")
+        if any(row.finish == "context" for row in rows) and not only_next:
+            context, slides = model.config.context, isinstance(model.config, config.Decoder)
+            hint = f"; --slide goes on, reading the last {context // 2} again" if slides else ""
+            note(f"Ended at the model's context of {context} tokens{hint}.")
+        if temperature and not json and not only_next:
+            note(f"seed {seed}")
+
+
+def likely_lines(row: Any, tokenizer: Any, with_tokens: bool) -> Iterator[str]:
+    """Yields the likeliest tokens in the place of each token of a continuation."""
+    for token, likely in zip(row.tokens, row.likely, strict=True):
+        if with_tokens:
+            yield f"  {shown(tokenizer, [token])[0]}"
+        words = shown(tokenizer, [id for id, _ in likely])
+        for (_, logprob), word in zip(likely, words, strict=True):
+            yield f"  {math.exp(logprob):8.4f}  {word}"
+
+
+def write_continuations(
+    out: Path,
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str | None],
+    sampling: Any,
+    settings: dict[str, Any],
+    logprobs: int,
+    seed: int | None,
+) -> None:
+    """Writes continuations of many prompts by the engine, as many at once as memory holds, into a
+    file that appears whole."""
     import hashlib
 
     from .. import engine
     from ..engine.batch import answer_into
     from ..generation.prompt import starts_and_sources
 
-    for name in ("slide", "next", "edit"):
-        need(not getattr(args, name), f"--{name} does not go with --out; leave one of them out.")
-    out = new_file(args.out, args.prompts)
     starts, sources = starts_and_sources(prompts, tokenizer, None, model.config, None, None)
-    settings = {
-        "max_new": args.max_new,
-        "stop": args.stop,
-        "samples": args.samples,
-        **vars(sampling),
-    }
-    digest = hashlib.sha256(json.dumps([starts, sources]).encode()).hexdigest()
+    seed = _resumed_seed(out) if seed is None else seed
     job = {
-        "model": args.model,
+        "model": name,
         **settings,
-        "logprobs": args.logprobs,
-        "prompts": digest,
+        **vars(sampling),
+        "logprobs": logprobs,
+        "prompts": hashlib.sha256(jsonlib.dumps([starts, sources]).encode()).hexdigest(),
         **_model_fingerprint(model, tokenizer),
+        "seed": seed,
     }
-    seed = _resumed_seed(out) if args.seed is None else args.seed
-    common_options, equals, requests = (
-        {"sampling": sampling, "seed": seed, "max_new": args.max_new},
-        Counter[tuple[int, ...]](),
-        [],
-    )
-    for number, start in enumerate(starts):
-        source = None if sources is None else sources[number]
+    samples, equals, requests = settings["samples"], Counter[tuple[int, ...]](), []
+    for start, source in zip(starts, sources or [None] * len(starts), strict=True):
         prompt = tuple(source or start)
-        options = {
-            **common_options,
-            "n": args.samples,
-            "first": equals[prompt],
-            "stop": args.stop,
-            "logprobs": args.logprobs,
-        }
-        requests.append(engine.Request(start, source, **options))
-        equals[prompt] += args.samples
+        request = engine.Request(
+            start,
+            source,
+            sampling=sampling,
+            seed=seed,
+            max_new=settings["max_new"],
+            n=samples,
+            first=equals[prompt],
+            stop=settings["stop"],
+            logprobs=logprobs,
+        )
+        requests.append(request)
+        equals[prompt] += samples
 
     def line(number: int, output: Any) -> dict[str, Any]:
         record = {
@@ -266,24 +232,16 @@ def generate_to_file(
             "prompt": prompts[number],
             "sample": output.index,
             "text": output.text,
-        }
-        record |= {
             "finish": output.finish_reason,
             "tokens": output.tokens,
             "logprobs": output.logprobs,
         }
-        return {**record, **({"likely": output.top} if args.logprobs else {})}
+        return {**record, **({"likely": output.top} if logprobs else {})}
 
-    with engine.Engine(model, tokenizer, max_queue=max(256, args.samples)) as running:
+    with engine.Engine(model, tokenizer, max_queue=max(256, samples)) as running:
         note(str(running.room))
-        resumed = answer_into(
-            out,
-            running,
-            requests,
-            {**job, "seed": seed},
-            line,
-            progress_counter(f"of {len(prompts):,} prompts"),
-        )
+        progress = progress_counter(f"of {len(prompts):,} prompts")
+        resumed = answer_into(out, running, requests, job, line, progress)
         stats = running.stats()
     if resumed:
         note(f"{resumed:,} were there.")
@@ -310,7 +268,7 @@ def _resumed_seed(out: Path) -> int:
     """The seed of the job that was begun there; else any."""
     try:
         with out.with_name(f"{out.name}.part").open("rb") as file:
-            seed = json.loads(file.readline())["seed"]
+            seed = jsonlib.loads(file.readline())["seed"]
         if isinstance(seed, int):
             return seed
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -318,7 +276,7 @@ def _resumed_seed(out: Path) -> int:
     return int.from_bytes(os.urandom(4)) >> 1
 
 
-def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
+def as_json(row: Any, tokenizer: Any, only_next: bool) -> dict[str, Any]:
     """A continuation with its tokens' strings, and the likeliest in the place of each where they
     were asked for."""
 

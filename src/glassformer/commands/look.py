@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError, need
-from .common import (
-    MODEL_HELP,
-    add_device_options,
-    add_edit_option,
-    ascii_only,
-    load_model,
-    load_model_and_tokenizer,
-    note_untrained,
-    parse_edits,
-    print_json,
-    texts,
-    write_picture,
-)
+from .common import Output, ascii_only, write_picture
+from .options import Edits, ModelOptions, Text
+from .signature import Words
 
 EXAMPLES = (
     'glassformer look out/mine "The cat sat"',
@@ -28,98 +19,79 @@ EXAMPLES = (
 )
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL_HELP)
-    add("text", metavar="TEXT", help="what the model reads; - is standard input")
-    add(
-        "pattern", nargs="*", metavar="PATTERN", help='names, as "*.pattern"; none lists every name'
-    )
-    add("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
-    add("--next", type=int, metavar="N", help="the N likeliest tokens after the text")
-    add("--logprobs", type=int, metavar="N", help="after each token of the text the N likeliest")
-    add("--draw", action="store_true", help="attention as a picture, the mean of its heads")
-    add("--head", type=int, metavar="N", help="with --draw: one head alone, counted from 0")
-    add(
-        "--out",
-        type=Path,
-        metavar="FILE.svg",
-        help="with --draw: write the pictures; - is standard output",
-    )
-    add_edit_option(parser)
-    add_device_options(parser)
-    add("--json", action="store_true", help="every number as JSON")
+def run(
+    options: ModelOptions,
+    text: Text,
+    pattern: Words = (),
+    *,
+    source: str | None = None,
+    next: int | None = None,
+    logprobs: int | None = None,
+    draw: bool = False,
+    head: int | None = None,
+    out: Path | None = None,
+    edit: Edits = (),
+) -> Output | None:
+    """Shows named values of a forward pass, its predictions, or its attention as a picture.
 
-
-def run(args: argparse.Namespace) -> None:
+    pattern PATTERN: names, as "*.pattern"; none lists every name
+    next N: the N likeliest tokens after the text
+    logprobs N: after each token of the text the N likeliest
+    draw: attention as a picture, the mean of its heads
+    head N: with --draw: one head alone, counted from 0
+    out FILE.svg: with --draw: write the pictures; - is standard output
+    json: every number as JSON
+    """
     from .. import inspection
 
-    message = (
-        "--out is for a picture of attention; give --draw as well, and a name that ends in .svg."
+    need(
+        draw or out is None,
+        "--out is for a picture of attention; give --draw as well, and a name that ends in .svg.",
     )
-    need(args.draw or args.out is None, message)
-    need(args.draw or args.head is None, "--head is for a picture; give --draw as well.")
-    args.prompts, args.edit = None, parse_edits(args)
-    (args.text,) = texts(args, [args.text])
-    if args.draw:
-        draw_attention(args)
-    elif args.next is not None or args.logprobs is not None:
-        print_predictions(args)
-    elif not args.pattern:
-        need(not args.edit, "--edit changes values; say which to show, or give --next.")
-        print("\n".join(inspection.paths(load_model(args)[0])))
-        note_untrained(args.model)
-    else:
-        model, tokenizer = load_model_and_tokenizer(args)
-        values = inspection.look(
-            model, tokenizer, args.text, *args.pattern, source=args.source, edits=args.edit
+    need(draw or head is None, "--head is for a picture; give --draw as well.")
+    if draw:
+        if out is not None and out.suffix.lower() != ".svg" and str(out) != "-":
+            raise UserError(f"--out {out} is no .svg; give a name that ends in it.")
+        drawn = inspection.alignments(
+            *options.load_with_tokenizer(), text, *pattern, source=source, head=head, edits=edit
         )
-        if args.json:
-            tokens = inspection.read_tokens(model, tokenizer, args.text, args.source, args.edit)
-            print_json({**inspection.to_dict(values), "tokens": tokens})
-        else:
-            print("\n".join(inspection.describe(values)))
-
-
-def print_predictions(args: argparse.Namespace) -> None:
-    """Prints the likeliest tokens after the text, or after each of its tokens."""
-    from .. import inspection
-
-    count = args.next if args.logprobs is None else args.logprobs
-    tokens = inspection.predictions(
-        *load_model_and_tokenizer(args), args.text, count, source=args.source, edits=args.edit
-    )
-    if args.json:
-        print_json(tokens if args.logprobs is not None else tokens[-1]["next"])
-        return
-    for token in tokens if args.logprobs is not None else tokens[-1:]:
-        indent = ""
-        if args.logprobs is not None:
-            probability, indent = (
-                "" if token["logprob"] is None else f"{math.exp(token['logprob']):.4f}",
-                "    ",
-            )
-            print(f"{probability:>8}  {token['piece']}")
-        print(
-            "\n".join(f"{indent}{math.exp(n['logprob']):8.4f}  {n['piece']}" for n in token["next"])
+        if out is not None:
+            write_picture(out, inspection.svg(drawn))
+            return None
+        pictures = (f"{alignment.path}\n{alignment.text(ascii_only())}" for alignment in drawn)
+        return Output([alignment.to_dict() for alignment in drawn], ["\n\n".join(pictures)])
+    if logprobs is not None or next is not None:
+        count = next if logprobs is None else logprobs
+        tokens = inspection.predictions(
+            *options.load_with_tokenizer(), text, count, source=source, edits=edit
         )
+        if logprobs is not None:
+            return Output(tokens, prediction_lines(tokens))
+        return Output(tokens[-1]["next"], likely_lines(tokens[-1]))
+    if not pattern:
+        need(not edit, "--edit changes values; say which to show, or give --next.")
+        paths = inspection.paths(options.load()[0])
+        options.note_untrained()
+        return Output(paths, paths)
+    model, tokenizer = options.load_with_tokenizer()
+    values = inspection.look(model, tokenizer, text, *pattern, source=source, edits=edit)
+
+    def value() -> dict[str, Any]:
+        tokens = inspection.read_tokens(model, tokenizer, text, source, edit)
+        return {**inspection.to_dict(values), "tokens": tokens}
+
+    return Output(value, inspection.describe(values))
 
 
-def draw_attention(args: argparse.Namespace) -> None:
-    """Attention, word by word."""
-    from .. import inspection
+def prediction_lines(tokens: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields each token with its probability, and the likeliest after it."""
+    for token in tokens:
+        probability = "" if token["logprob"] is None else f"{math.exp(token['logprob']):.4f}"
+        yield f"{probability:>8}  {token['piece']}"
+        for line in likely_lines(token):
+            yield f"    {line}"
 
-    if args.out is not None and args.out.suffix.lower() != ".svg" and str(args.out) != "-":
-        raise UserError(f"--out {args.out} is no .svg; give a name that ends in it.")
-    options = {"source": args.source, "head": args.head, "edits": args.edit}
-    drawn = inspection.alignments(
-        *load_model_and_tokenizer(args), args.text, *args.pattern, **options
-    )
-    if args.out is not None:
-        write_picture(args.out, inspection.svg(drawn))
-    elif args.json:
-        print_json([alignment.to_dict() for alignment in drawn])
-    else:
-        print(
-            "\n\n".join(f"{alignment.path}\n{alignment.text(ascii_only())}" for alignment in drawn)
-        )
+
+def likely_lines(token: dict[str, Any]) -> Iterator[str]:
+    for likely in token["next"]:
+        yield f"{math.exp(likely['logprob']):8.4f}  {likely['piece']}"

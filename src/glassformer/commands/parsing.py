@@ -21,14 +21,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **words: Any) -> None:
         shape = argparse.RawDescriptionHelpFormatter  # examples keep their lines
         super().__init__(**words, formatter_class=shape, allow_abbrev=False)
+        self.verbs: dict[str, Parser] = {}
+        self._verb_parsers: argparse._SubParsersAction[Parser] | None = None
         # "-2,-1" is a value, as "-2" is
         self._negative_number_matcher = re.compile(r"-\.?\d[\d.,e_-]*$")
-
-    def add_argument(self, *names: str, **words: Any) -> argparse.Action:
-        """One more argument; what may be left out (``nargs="*"``) is not said to be required."""
-        if words.get("nargs") == "*" and not names[0].startswith("-"):
-            words.setdefault("default", [])
-        return super().add_argument(*names, **words)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help.")
@@ -40,19 +36,17 @@ class Parser(argparse.ArgumentParser):
             kind = "an integer" if action.type is int else "a number"
             raise UserError(f"{action.option_strings[0]} is {text!r}; give {kind}.") from None
 
-    @property
-    def verbs(self) -> dict[str, Parser]:
-        """The commands, or the tasks of a command; empty where it has none."""
-        choices = (
-            action.choices
-            for action in self._actions
-            if isinstance(action, argparse._SubParsersAction)
-        )
-        return dict(next(choices, {}))
+    def add_verb(self, name: str, sentence: str) -> Parser:
+        """Adds a command, or a task of a command."""
+        if self._verb_parsers is None:
+            self._verb_parsers = self.add_subparsers(metavar="COMMAND")
+        verb = self._verb_parsers.add_parser(name, help=sentence, description=sentence)
+        self.verbs[name] = verb
+        return verb
 
     @property
     def options(self) -> list[str]:
-        """The long options, without those that are only understood for old times' sake."""
+        """The long options."""
         return [
             name
             for action in self._actions
@@ -64,10 +58,6 @@ class Parser(argparse.ArgumentParser):
         """Returns the option that waits for its value after these words, or None."""
         action = self._option_string_actions.get(words[-1]) if words else None
         return None if action is None or action.nargs == 0 else action
-
-    def also(self, old: str, new: str) -> None:
-        """Understand ``old`` as the option ``new``, without a word in the help."""
-        self._option_string_actions[old] = self._option_string_actions[new]
 
     def add_examples(self, examples: Sequence[str]) -> None:
         """Adds the examples to the help, and those of each task to its own."""

@@ -2,102 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import Annotated
 
 from ..errors import UserError, need
-from .common import (
-    MODEL_HELP,
-    add_device_options,
-    load_model_and_tokenizer,
-    note,
-    note_untrained,
-    print_json,
-)
+from .common import Output
+from .options import ModelOptions
+from .signature import Whole, Words
 
 EXAMPLES = (
     'glassformer patch out/mine "The dog is" "The dogs are" --answer " here" --wrong " there"',
     'glassformer patch out/mine "The dog is" "The cat is" --answer " barking" --parts z '
     "--positions all --top 20",
 )
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL_HELP)
-    add("clean", metavar="CLEAN", help="the text whose values are put in")
-    add("corrupted", metavar="CORRUPTED", help="the text they are put into, of as many tokens")
-    add("--answer", required=True, metavar="WORD", help="the token whose logit is measured")
-    add("--wrong", metavar="WORD", help="the token whose logit is taken from it")
-    add(
-        "--parts",
-        default="resid,attn.write,ffn.write",
-        metavar="P,...",
-        help="values of a block; z: head by head",
-    )
-    add("--positions", default="each", metavar="N,...", help="each, all at once, or numbers (each)")
-    add(
-        "--at",
-        type=int,
-        metavar="N",
-        help="where the answer is read (the last token; an encoder's mask)",
-    )
-    add(
-        "--source",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="an encoder's text; twice: clean and corrupted",
-    )
-    add(
-        "--top",
-        type=int,
-        default=10,
-        metavar="N",
-        help="the N largest effects, below the grid (10)",
-    )
-    add_device_options(parser)
-    add("--json", action="store_true", help="every number as JSON")
-
-
-def run(args: argparse.Namespace) -> None:
-    from ..inspection import patch_grid
-
-    need(
-        len(args.source) < 3,
-        f"--source is given {len(args.source)} times; give it once, or for each text.",
-    )
-    need(args.top >= 0, f"--top is {args.top}; give 0 or more.")
-    model, tokenizer = load_model_and_tokenizer(args)
-    grid = patch_grid(
-        model,
-        tokenizer,
-        args.clean,
-        args.corrupted,
-        answer=args.answer,
-        wrong=args.wrong,
-        parts=[name.strip() for name in args.parts.split(",")],
-        positions=parse_positions(args.positions),
-        at=args.at,
-        source=tuple(args.source)
-        if len(args.source) == 2
-        else args.source[0]
-        if args.source
-        else None,
-    )
-    note_untrained(args.model)
-    if args.json:
-        print_json(grid.to_dict())
-        return
-    metric = f"{grid.metric} of {grid.answer}" + (
-        f" less {grid.wrong}" if grid.wrong is not None else ""
-    )
-    note(
-        f"{metric} at {grid.at}: {grid.clean_value:.4f} clean, {grid.corrupted_value:.4f} "
-        "corrupted; 0 to 1 between."
-    )
-    print(grid.text())
-    if args.top:
-        print("\n" + "\n".join(grid.table(args.top)))
 
 
 def parse_positions(text: str) -> str | list[int]:
@@ -110,3 +26,57 @@ def parse_positions(text: str) -> str | list[int]:
         raise UserError(
             f'--positions is "{text}"; give each, all, or numbers such as 2,3.'
         ) from None
+
+
+def run(
+    options: ModelOptions,
+    clean: str,
+    corrupted: str,
+    *,
+    answer: str,
+    wrong: str | None = None,
+    parts: str = "resid,attn.write,ffn.write",
+    positions: Annotated[str | list[int], parse_positions] = "each",
+    at: int | None = None,
+    source: Words = (),
+    top: Whole = 10,
+) -> Output:
+    """Patches values of one text into the pass of another.
+
+    clean CLEAN: the text whose values are put in
+    corrupted CORRUPTED: the text they are put into, of as many tokens
+    answer WORD: the token whose logit is measured
+    wrong WORD: the token whose logit is taken from it
+    parts P,...: values of a block; z: head by head
+    positions N,...: each, all at once, or numbers (each)
+    at N: where the answer is read (the last token; an encoder's mask)
+    source TEXT: an encoder's text; twice: clean and corrupted
+    top N: the N largest effects, below the grid
+    json: every number as JSON
+    """
+    from ..inspection import patch_grid
+
+    need(
+        len(source) < 3,
+        f"--source is given {len(source)} times; give it once, or for each text.",
+    )
+    grid = patch_grid(
+        *options.load_with_tokenizer(),
+        clean,
+        corrupted,
+        answer=answer,
+        wrong=wrong,
+        parts=[name.strip() for name in parts.split(",")],
+        positions=positions,
+        at=at,
+        source=tuple(source) if len(source) == 2 else source[0] if source else None,
+    )
+    options.note_untrained()
+    metric = f"{grid.metric} of {grid.answer}"
+    if grid.wrong is not None:
+        metric += f" less {grid.wrong}"
+    values = f"{grid.clean_value:.4f} clean, {grid.corrupted_value:.4f} corrupted"
+    lines = [grid.text()]
+    if top:
+        lines += ["", *grid.table(top)]
+    return Output(grid.to_dict, lines, [f"{metric} at {grid.at}: {values}; 0 to 1 between."])

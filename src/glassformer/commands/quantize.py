@@ -3,26 +3,19 @@ matrix."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import io
 import json
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import UserError, need, note
-from .common import (
-    MODEL_HELP,
-    add_use_option,
-    is_terminal,
-    new_file,
-    new_folder,
-    note_untrained,
-    print_json,
-    print_pairs,
-    print_table,
-)
+from ..errors import need, note
+from .common import Output, is_terminal, new_file, new_folder, tables
+from .options import note_untrained
+from .signature import Count, Whole, Words
 
 EXAMPLES = (
     "glassformer quantize out/mine out/mine-int8 --bits 8",
@@ -36,185 +29,145 @@ EPILOG = (
 REPORT = "quantization.json"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL_HELP)
-    add("folder", metavar="FOLDER", help="where to save it")
-    add("--bits", type=int, required=True, metavar="N", help="8 or 4, of each weight")
-    add(
-        "--group",
-        type=int,
-        default=32,
-        metavar="N",
-        help="weights that share a scale: a multiple of 32 (32)",
-    )
-    add(
-        "--head",
-        type=int,
-        default=8,
-        metavar="N",
-        help="bits of embeddings and head: 8, or 16 to leave them (8)",
-    )
-    add(
-        "--calibrate",
-        metavar="DATA",
-        help="a text to round for and to measure on: a file, a folder or a corpus",
-    )
-    add(
-        "--target",
-        metavar="FILE",
-        help="of an encoder-decoder: what it is to write for --calibrate, line by line",
-    )
-    add("--tokens", type=int, default=16_384, metavar="N", help="of it, to round for (16,384)")
-    add(
-        "--measure",
-        type=int,
-        default=2_048,
-        metavar="N",
-        help="of it, held out, to measure on (2,048)",
-    )
-    add(
-        "--dtype",
-        metavar="D",
-        help="of what is left: float32, bfloat16 or float16 (the checkpoint's own)",
-    )
-    add(
-        "--top",
-        type=int,
-        default=12,
-        metavar="N",
-        help="matrices that are shown, the most harmful first (12)",
-    )
-    add("--picture", metavar="FILE", help="the harm of each matrix, as .svg or .png")
-    add("--json", action="store_true", help="the whole report as JSON")
-    add_use_option(parser)
+def run(
+    model: str,
+    folder: str,
+    *,
+    bits: int,
+    group: int = 32,
+    head: int = 8,
+    calibrate: str | None = None,
+    target: str | None = None,
+    tokens: Count = 16_384,
+    measure: Count = 2_048,
+    dtype: str | None = None,
+    top: Whole = 12,
+    picture: Path | None = None,
+    use: Words = (),
+) -> Output:
+    """Rounds a model's weights to 8 or 4 bits, and measures what that costs.
 
-
-def run(args: argparse.Namespace) -> None:
+    folder FOLDER: where to save it
+    bits N: 8 or 4, of each weight
+    group N: weights that share a scale: a multiple of 32 (32)
+    head N: bits of embeddings and head: 8, or 16 to leave them (8)
+    calibrate DATA: a text to round for and to measure on: a file, a folder or a corpus
+    target FILE: of an encoder-decoder: what it is to write for --calibrate, line by line
+    tokens N: of it, to round for
+    measure N: of it, held out, to measure on
+    dtype D: of what is left: float32, bfloat16 or float16 (the checkpoint's own)
+    top N: matrices that are shown, the most harmful first
+    picture FILE: the harm of each matrix, as .svg or .png
+    json: the whole report as JSON
+    """
     from ..checkpoints import Checkpoint, store
+    from ..config import EncoderDecoder
     from ..nn.quantized import Layout, quantized
-    from ..quantize import picture, quantize_model
+    from ..quantize import picture as draw
+    from ..quantize import quantize_model
 
-    layout = Layout(args.bits, args.group, args.head)
+    layout = Layout(bits, group, head)
     need(
-        min(args.tokens, args.measure) > 0,
-        "--tokens and --measure are numbers of tokens; give 1 or more.",
-    )
-    need(args.top >= 0, "--top is a number of matrices; give 0 or more.")
-    need(
-        args.target is None or args.calibrate is not None,
+        target is None or calibrate is not None,
         "--target goes with --calibrate, which has its sources.",
     )
-    image = (
-        None
-        if args.picture is None
-        else new_file(args.picture, args.model, args.calibrate, args.target)
-    )
-    suffixes = (".svg", ".png")
+    image = None if picture is None else new_file(picture, model, calibrate, target)
     need(
-        image is None or image.suffix in suffixes,
-        f"--picture {args.picture} is neither .svg nor .png; name one.",
+        image is None or image.suffix in (".svg", ".png"),
+        f"--picture {picture} is neither .svg nor .png; name one.",
     )
     drawn = image is None or importlib.util.find_spec("matplotlib") is not None
     need(drawn, "--picture needs matplotlib; pip install matplotlib, or leave it out.")
-    out, opened = new_folder(args.folder), Checkpoint.open(args.model)
-    already = f"{args.model} is quantised already; give the model that it was made of."
-    adapter = (
-        f"{args.model} is an adapter on quantised weights; give a model that is not quantised."
-    )
+    out, opened = new_folder(folder), Checkpoint.open(model)
+    already = f"{model} is quantised already; give the model that it was made of."
+    adapter = f"{model} is an adapter on quantised weights; give a model that is not quantised."
     need(opened.quantization is None, already)
     need(opened.base is None or Checkpoint.open(opened.base).quantization is None, adapter)
-    note_untrained(args.model)
+    note_untrained(model)
     tokenizer, text = opened.tokenizer(), None
-    if args.calibrate is not None:
-        none = f"{args.model} has no tokenizer, so no text can be read; leave --calibrate out."
-        if tokenizer is None:
-            raise UserError(none)
-        text = _text(args, opened.config, tokenizer)
-    model = opened.model(dtype=args.dtype)
-    need(not quantized(model), already)  # a GGUF file's codes
+    if calibrate is not None:
+        none = f"{model} has no tokenizer, so no text can be read; leave --calibrate out."
+        need(tokenizer is not None, none)
+        single = f"{model} is no encoder-decoder; leave --target out."
+        need(target is None or isinstance(opened.config, EncoderDecoder), single)
+        text = _read(calibrate, target, opened.config, tokenizer, tokens, measure)
+    net = opened.model(dtype=dtype)
+    need(not quantized(net), already)  # a GGUF file's codes
     report_progress = _progress(text is not None)
-    report = quantize_model(model, layout, text, name=args.model, progress=report_progress)
+    report = quantize_model(net, layout, text, name=model, progress=report_progress)
     report_progress("")
     written = json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n"
-    store.save(model, out, tokenizer, labels=opened.labels, beside={REPORT: written})
+    store.save(net, out, tokenizer, labels=opened.labels, beside={REPORT: written})
     if image is not None:
         page = io.BytesIO()
-        picture(report).savefig(page, format=image.suffix[1:])
+        draw(report).savefig(page, format=image.suffix[1:])
         files.write(image, page.getvalue())
-    short = sum(row.shape[-1] < layout.group for row in report.rows)
+    short = sum(row.shape[-1] < group for row in report.rows)
     if short:
         note(
             f"{short} of {len(report.rows)} matrices have rows shorter than a group of "
-            f"{layout.group}: a scale a row."
-        )
-    if args.json:
-        print_json(report.to_dict())
-        return
-    _print_report(report, args.top)
-    print(
-        f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became "
-        f"{report.after / 1e6:,.2f} MB."
-    )
-    if image is not None:
-        print(f"{image}: the harm of each matrix, layer by layer.")
-    if text is None:
-        better = ", and 4 bits are rounded for it" if layout.bits == 4 else ""
-        print(
-            "These are the weights' own errors. --calibrate DATA, a text, adds what becomes "
-            f"of the answers{better}."
+            f"{group}: a scale a row."
         )
 
+    def lines() -> Iterator[str]:
+        yield from report_lines(report, top)
+        yield (
+            f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became "
+            f"{report.after / 1e6:,.2f} MB."
+        )
+        if image is not None:
+            yield f"{image}: the harm of each matrix, layer by layer."
+        if text is None:
+            better = ", and 4 bits are rounded for it" if bits == 4 else ""
+            yield (
+                "These are the weights' own errors. --calibrate DATA, a text, adds what becomes "
+                f"of the answers{better}."
+            )
 
-def _text(args: argparse.Namespace, cfg: Any, tokenizer: Any) -> Any:
+    return Output(report.to_dict, lines)
+
+
+def _read(
+    data: str, target: str | None, cfg: Any, tokenizer: Any, tokens: int, measure: int
+) -> Any:
     """The text of --calibrate as the model reads it, and with --target in pairs."""
-    from ..config import EncoderDecoder
     from ..quantize import Text
 
-    if args.target is None:
+    if target is None:
         from ..data.registry import find
 
-        return Text.of(find(args.calibrate), tokenizer, cfg, args.tokens, args.measure)
+        return Text.of(find(data), tokenizer, cfg, tokens, measure)
     from ..data import examples
     from ..training.encoded import encode
     from ..training.objectives import Seq2Seq
 
-    need(
-        isinstance(cfg, EncoderDecoder), f"{args.model} is no encoder-decoder; leave --target out."
-    )
     objective = Seq2Seq()
-    table = examples.read_examples({"source": args.calibrate, "target": args.target}, objective)
+    table = examples.read_examples({"source": data, "target": target}, objective)
     encoded = encode(
         table, tokenizer, objective, cfg, cfg.context, "end", tokenizer.source_tokenizer
     )
-    target, source = (
+    targets, sources = (
         side.rows(name) for side, name in zip(encoded.sides, ("tokens", "source"), strict=True)
     )
-    return Text.of_pairs(list(zip(source, target, strict=True)), args.tokens, args.measure)
+    return Text.of_pairs(list(zip(sources, targets, strict=True)), tokens, measure)
 
 
-def _print_report(report: Any, top: int) -> None:
+def report_lines(report: Any, top: int) -> Iterator[str]:
+    """Yields the matrices by their harm, the roundings of all, and what the columns mean."""
     from ..quantize import display
 
-    count = min(top, len(report.rows))
-    of = (
-        f"{count} of {len(report.rows)}; --top N shows more"
-        if count < len(report.rows)
-        else f"all {count}"
-    )
-    by = (
-        "the most harmful first"
-        if any(row.effect for row in report.rows)
-        else "the greatest error first"
-    )
-    print(f"Each matrix alone, {by} ({of}):")
-    heading, *lines = display.matrices(report, top)
-    print_table(lines, heading)
-    print("\nAll of them, by how they were rounded (the last is kept):")
-    heading, *lines = display.wholes(report)
-    print_table(lines, heading)
-    print()
-    print_pairs(*display.legend(report))
+    total = len(report.rows)
+    shown = f"{top} of {total}; --top N shows more" if top < total else f"all {total}"
+    has_effects = any(row.effect for row in report.rows)
+    order = "the most harmful first" if has_effects else "the greatest error first"
+    yield f"Each matrix alone, {order} ({shown}):"
+    heading, *rows = display.matrices(report, top)
+    yield from tables.lines(rows, heading)
+    yield "\nAll of them, by how they were rounded (the last is kept):"
+    heading, *rows = display.wholes(report)
+    yield from tables.lines(rows, heading)
+    yield ""
+    yield from tables.lines(display.legend(report), left_columns=(0, 1))
 
 
 def _progress(reads: bool) -> Any:

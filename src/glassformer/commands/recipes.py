@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
-
-from .common import add_use_option, print_json, print_table
+from .common import Output, tables
+from .signature import Words
 
 EXAMPLES = ("glassformer recipes --json",)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    add_use_option(parser)
-
-
-def run(args: argparse.Namespace) -> None:
+def run(*, use: Words = ()) -> Output:
+    """Lists the families and their sizes."""
     from .. import cost as costs
     from .. import recipes as book
 
-    pages = [
-        (page, {size: costs.cost(config) for size, config in page.sizes.items()})
-        for page in book.all()
-    ]
-    if args.json:
-        every = [
-            (page, f"{page.name}/{size}", price)
-            for page, sizes in pages
-            for size, price in sizes.items()
-        ]
-        print_json(
-            [
-                {"name": n, "parameters": p.total, "dim": p.model.dim, "paper": page.paper}
-                for page, n, p in every
-            ]
-        )
-        return
-    for page, sizes in pages:
-        print(f"{page.name}: {page.paper}")
-        print_table(
-            (
-                f"  {page.name}/{size}",
-                f"{price.total:,} parameters",
-                f"{price.model.dim:,} wide",
-                f"{price.model.context:,} tokens of context",
+    records, lines = [], []
+    for page in book.all():
+        rows = []
+        for size, config in page.sizes.items():
+            total = costs.cost(config).total
+            name = f"{page.name}/{size}"
+            records.append(
+                {"name": name, "parameters": total, "dim": config.dim, "paper": page.paper}
             )
-            for size, price in sizes.items()
-        )
+            width, context = f"{config.dim:,} wide", f"{config.context:,} tokens of context"
+            rows.append((f"  {name}", f"{total:,} parameters", width, context))
+        lines += [f"{page.name}: {page.paper}", *tables.lines(rows)]
+    return Output(records, lines)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
 from ..errors import UserError, install_extra, need, note
-from .common import MODEL_HELP, add_device_options, engine_device
+from .options import DeviceOptions
+from .signature import Count, Words
 
 if TYPE_CHECKING:
     from ..serve.registry import Registry
@@ -24,106 +24,49 @@ PORT = 8000
 EXTRA = f"The server needs FastAPI and others: {install_extra('serve')}"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help=MODEL_HELP)
-    add(
-        "--host",
-        default="127.0.0.1",
-        metavar="H",
-        help="the address to listen on (127.0.0.1, this machine alone)",
-    )
-    add(
-        "--name",
-        action="append",
-        default=[],
-        metavar="N",
-        help="what clients call a model (its folder's name); once for each, in their order",
-    )
-    add(
-        "--port",
-        type=int,
-        default=PORT,
-        metavar="N",
-        help=f"the port ({PORT}; 0 takes any free one)",
-    )
-    add(
-        "--bits",
-        type=int,
-        choices=[4, 8],
-        metavar="B",
-        help="quantise the weights while loading: 8 or 4 bits",
-    )
-    add(
-        "--api-key-file",
-        type=Path,
-        metavar="F",
-        help="a file with the keys that let a client in, one a line",
-    )
-    add(
-        "--no-api-key",
-        action="store_true",
-        help="let everybody in who reaches a --host that is not this machine alone",
-    )
-    add(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="another name by which clients without a key may call this server, as in a Host "
-        "header; repeat it",
-    )
-    add(
-        "--proxy",
-        action="append",
-        default=[],
-        metavar="IP",
-        help="the address of a proxy whose X-Forwarded-For is believed (none); repeat it",
-    )
-    add("--chat-template", type=Path, metavar="F", help="a Jinja file, in place of the model's own")
-    add(
-        "--max-context",
-        type=int,
-        metavar="N",
-        help="tokens of a prompt and its continuation (the model's)",
-    )
-    add(
-        "--max-sequences",
-        type=int,
-        default=32,
-        metavar="N",
-        help="continuations that are computed at once (32)",
-    )
-    add(
-        "--max-queue",
-        type=int,
-        default=256,
-        metavar="N",
-        help="requests that may wait; more are told 429 (256)",
-    )
-    add(
-        "--memory", type=float, metavar="GIB", help="GiB for keys and values (half of what is free)"
-    )
-    add(
-        "--page",
-        action="store_true",
-        help="the page in a browser too, over the same weights, on this machine alone",
-    )
-    add(
-        "--drain",
-        type=int,
-        default=30,
-        metavar="S",
-        help="seconds to end what is under way at SIGTERM (30)",
-    )
-    add_device_options(parser, "cpu")
+def run(
+    models: Words,
+    options: DeviceOptions,
+    *,
+    host: str = "127.0.0.1",
+    name: Words = (),
+    port: int = PORT,
+    bits: Literal[4, 8] | None = None,
+    api_key_file: Path | None = None,
+    no_api_key: bool = False,
+    allow_host: Words = (),
+    proxy: Words = (),
+    chat_template: Path | None = None,
+    max_context: int | None = None,
+    max_sequences: int = 32,
+    max_queue: int = 256,
+    memory: float | None = None,
+    page: bool = False,
+    drain: Count = 30,
+) -> None:
+    """Serves models until SIGTERM or Ctrl-C.
 
-
-def run(args: argparse.Namespace) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
-    need(0 <= args.port < 65_536, f"--port is {args.port}; give a number from 0 to 65535.")
-    need(args.drain >= 1, f"--drain is {args.drain}; give 1 second or more.")
-    need(args.memory is None or args.memory > 0, f"--memory is {args.memory}; give GiB above 0.")
+    models MODEL: a folder, a hub name or a recipe such as glass/1m
+    device D: cpu, cuda, cuda:1 or mps (cpu)
+    host H: the address to listen on (127.0.0.1, this machine alone)
+    name N: what clients call a model (its folder's name); once for each, in their order
+    port N: the port (8000; 0 takes any free one)
+    bits B: quantise the weights while loading: 8 or 4 bits
+    api_key_file F: a file with the keys that let a client in, one a line
+    no_api_key: let everybody in who reaches a --host that is not this machine alone
+    allow_host NAME: another name by which clients without a key may call this server, as in a Host
+        header; repeat it
+    proxy IP: the address of a proxy whose X-Forwarded-For is believed (none); repeat it
+    chat_template F: a Jinja file, in place of the model's own
+    max_context N: tokens of a prompt and its continuation (the model's)
+    max_sequences N: continuations that are computed at once
+    max_queue N: requests that may wait; more are told 429 (256)
+    memory GIB: GiB for keys and values (half of what is free)
+    page: the page in a browser too, over the same weights, on this machine alone
+    drain S: seconds to end what is under way at SIGTERM
+    """
+    need(0 <= port < 65_536, f"--port is {port}; give a number from 0 to 65535.")
+    need(memory is None or memory > 0, f"--memory is {memory}; give GiB above 0.")
     try:
         import fastapi  # noqa: F401
         import llguidance  # noqa: F401
@@ -133,48 +76,47 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(EXTRA) from None
     from ..asgi import listening, security
 
-    near = security.is_loopback(args.host)
+    near = security.is_loopback(host)
     message = (
-        f"--host {args.host} is reached by others; give --api-key-file F, or --no-api-key to "
+        f"--host {host} is reached by others; give --api-key-file F, or --no-api-key to "
         "let everybody in."
     )
-    need(near or args.api_key_file is not None or args.no_api_key, message)
-    for address in args.proxy:
+    need(near or api_key_file is not None or no_api_key, message)
+    for address in proxy:
         need(
             security.is_address(address),
             f"--proxy {address} is no IP address; give one, such as 127.0.0.1.",
         )
     # before torch and the models, which take seconds
-    bound = listening.listening_socket(args.host, args.port, PORT)
-    template = args.chat_template
+    bound = listening.listening_socket(host, port, PORT)
     need(
-        template is None or template.is_file(),
-        f"--chat-template {template}: there is no such file; check the path.",
+        chat_template is None or chat_template.is_file(),
+        f"--chat-template {chat_template}: there is no such file; check the path.",
     )
-    device = engine_device(args)
+    device = options.for_engine()
     from ..serve import server
     from ..serve.registry import EngineLimits, open_models
 
-    keys = None if args.api_key_file is None else server.keys_of(args.api_key_file)
-    memory = None if args.memory is None else int(args.memory * (1 << 30))
-    bounds = EngineLimits(args.max_context, args.max_sequences, args.max_queue, memory)
-    models = open_models(
-        args.models,
+    keys = None if api_key_file is None else server.keys_of(api_key_file)
+    memory_bytes = None if memory is None else int(memory * (1 << 30))
+    bounds = EngineLimits(max_context, max_sequences, max_queue, memory_bytes)
+    registry = open_models(
+        models,
         bounds,
-        dtype=args.dtype,
+        dtype=options.dtype,
         device=device,
-        bits=args.bits,
-        template=args.chat_template,
-        ids=args.name,
+        bits=bits,
+        template=chat_template,
+        ids=name,
     )
-    host = f"[{args.host}]" if ":" in args.host else args.host
-    print(f"http://{host}:{bound.getsockname()[1]}/v1", flush=True)
-    for id, served in models.models.items():
+    address = f"[{host}]" if ":" in host else host
+    print(f"http://{address}:{bound.getsockname()[1]}/v1", flush=True)
+    for id, served in registry.models.items():
         note(f"{id}: {served.engine.room}")
-    if args.page:
-        note(f"The page is at {_page_url(models, keys)}")
-    note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")
-    server.run(models, __version__, bound, args.host, keys, args.drain, args.allow_host, args.proxy)
+    if page:
+        note(f"The page is at {_page_url(registry, keys)}")
+    note(f"Serving {', '.join(registry.models)}; Ctrl-C or SIGTERM ends it.")
+    server.run(registry, __version__, bound, host, keys, drain, allow_host, proxy)
 
 
 def _page_url(models: Registry, keys: Sequence[str] | None) -> str:

@@ -3,13 +3,15 @@ of its size."""
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need, note
-from .common import print_json, unescape
+from .common import Output
+from .options import Separator
+from .signature import Words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,99 +30,99 @@ EPILOG = (
     "standard input."
 )
 DEFAULT = ("gpt2", "bert-cased", "t5")  # one of each algorithm
-VERBS = ("train", "sizes")
 GROUNDS = ("black on #cfe6f7", "black on #ffe3b0")
 MARKS = {"piece": "", "bytes": " italic", "unknown": " bold underline"}
 MOST_SPECIALS = 6
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="TEXT",
-        help="the text; a sample of everything where there is none",
-    )
-    show = parser.add_argument_group("to look").add_argument
-    show("--text", metavar="TEXT", help="the text, whatever it is")
-    show("--file", type=Path, metavar="FILE", help="the text in a file")
-    show(
-        "--with", nargs="+", dest="names", metavar="NAME", help="tokenizers: names, files, folders"
-    )
-    show("--ids", action="store_true", help="ids under the tokens")
-    show(
-        "--trace",
-        nargs="?",
-        const="",
-        metavar="WORD",
-        help="how a word, or each one, came to its pieces",
-    )
-    show("--html", type=Path, metavar="FILE", help="write a page that needs no network")
-    show("--json", action="store_true", help="everything as JSON")
-    make = parser.add_argument_group("to train, and to find a size").add_argument
-    make("--kind", metavar="KIND", help="bpe, wordpiece, unigram, char, byte or words (bpe)")
-    make("--size", type=int, metavar="N", help="train: entries in all")
-    make(
-        "--special",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="train: a special token besides the usual ones; nothing is learnt across it; may be "
-        "repeated",
-    )
-    make(
-        "--separator",
-        type=unescape,
-        metavar="TEXT",
-        help="what parts a plain file's documents (nothing)",
-    )
-    make("--sizes", type=int, nargs="+", metavar="N", help="sizes: entries in all, several")
-    make("--dim", type=int, metavar="N", help="sizes: width of the embedding (512)")
-    make("--out", type=Path, metavar="PATH", help="train: a folder; sizes: a .png or .svg file")
+def run(
+    words: Words = (),
+    *,
+    text: str | None = None,
+    file: Path | None = None,
+    with_: list[str] | None = None,
+    ids: bool = False,
+    trace: str | None = None,
+    html: Path | None = None,
+    kind: str | None = None,
+    size: int | None = None,
+    special: Words = (),
+    separator: Separator | None = None,
+    sizes: list[int] | None = None,
+    dim: int | None = None,
+    out: Path | None = None,
+) -> Output | None:
+    """Shows a text under several tokenizers, trains a tokenizer, or measures vocabulary sizes.
 
+    words TEXT: the text; a sample of everything where there is none
 
-def run(args: argparse.Namespace) -> None:
-    verb = args.words[0] if args.words and args.text is None else None
-    if verb in VERBS:
+    to look
+    text TEXT: the text, whatever it is
+    file FILE: the text in a file
+    with_ NAME: tokenizers: names, files, folders
+    ids: ids under the tokens
+    trace [WORD]: how a word, or each one, came to its pieces
+    html FILE: write a page that needs no network
+    json: everything as JSON
+
+    to train, and to find a size
+    kind KIND: bpe, wordpiece, unigram, char, byte or words (bpe)
+    size N: train: entries in all
+    special NAME: train: a special token besides the usual ones; nothing is learnt across it; may be
+        repeated
+    separator TEXT: what parts a plain file's documents (nothing)
+    sizes N: sizes: entries in all, several
+    dim N: sizes: width of the embedding (512)
+    out PATH: train: a folder; sizes: a .png or .svg file
+    """
+    verb, *names = words or [""]
+    if text is None and verb in ("train", "sizes"):
         from . import vocabularies
 
-        _refuse_options(args, verb, "text", "file", "names", "ids", "trace", "html")
-        vocabularies.VERBS[verb](args, args.words[1:])
-        return
+        look_options = {"text": text, "file": file, "with": with_, "ids": ids}
+        _refuse_options(verb, **look_options, trace=trace, html=html)
+        if verb == "train":
+            return vocabularies.train(names, kind, size, out, special, separator)
+        return vocabularies.sizes(names, kind, sizes, out, dim, separator)
     _refuse_options(
-        args, "looking at a text", "kind", "size", "sizes", "dim", "out", "special", "separator"
+        "looking at a text",
+        kind=kind,
+        size=size,
+        sizes=sizes,
+        dim=dim,
+        out=out,
+        special=special,
+        separator=separator,
     )
-    _look(args, _text(args))
+    inputs = [*words, *(source for source in (text, file) if source is not None)]
+    need(len(inputs) <= 1, "Give one text, in quotes; or a FILE by --file.")
+    return _look(_read_text(inputs, trace), with_, ids, trace, html)
 
 
-def _refuse_options(args: argparse.Namespace, purpose: str, *names: str) -> None:
+def _refuse_options(purpose: str, **options: Any) -> None:
     """Refuse options that belong to another use of the command."""
-    for option in names:
-        if getattr(args, option) not in (None, False, []):
-            name = "with" if option == "names" else option
+    for name, value in options.items():
+        if value not in (None, False, (), []):
             raise UserError(
                 f"--{name} does not belong to {purpose}; see glassformer tokens --help."
             )
 
 
-def _text(args: argparse.Namespace) -> str:
-    """The one text that is meant."""
+def _read_text(inputs: Sequence[str | Path], trace: str | None) -> str:
+    """Returns the text that is named, the word that is traced, or a sample."""
     from ..inspection.tokens.compare import SAMPLE
 
-    inputs = [*args.words, *(option for option in (args.text, args.file) if option is not None)]
-    need(len(inputs) <= 1, "Give one text, in quotes; or a FILE by --file.")
-    if args.file is not None:
+    (source,) = inputs or [trace or SAMPLE]
+    if isinstance(source, Path):
         try:
-            return _decoded(args.file.read_bytes(), str(args.file))
+            return _decoded(source.read_bytes(), str(source))
         except OSError as error:
             raise UserError(
-                f"{args.file} cannot be read ({error.strerror}); check the path."
+                f"{source} cannot be read ({error.strerror}); check the path."
             ) from None
-    if args.words == ["-"]:
+    if source == "-":
         return _decoded(sys.stdin.buffer.read(), "Standard input")
-    if not inputs and args.trace:
-        return str(args.trace)
-    return str(inputs[0]) if inputs else SAMPLE
+    return source
 
 
 def _decoded(data: bytes, source: str) -> str:
@@ -142,40 +144,41 @@ def _tokenizer_source(name: str) -> str | Path:
     )
 
 
-def _look(args: argparse.Namespace, text: str) -> None:
+def _look(
+    text: str, chosen: list[str] | None, ids: bool, trace_word: str | None, page: Path | None
+) -> Output:
     from .. import files
     from ..inspection.tokens import compare, html
     from ..inspection.tokens.segmentation import Trace, trace
     from ..tokenizer import pretrained
 
     compare.check(text)
-    if args.html is not None and args.html.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--html {args.html} is no .html; give a name that ends in it.")
-    names = (
-        args.names or [name for name in DEFAULT if name in pretrained.here()] or list(DEFAULT[:1])
-    )
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--html {page} is no .html; give a name that ends in it.")
+    names = chosen or [name for name in DEFAULT if name in pretrained.here()] or list(DEFAULT[:1])
     opened = [(name, pretrained.find(_tokenizer_source(name))) for name in dict.fromkeys(names)]
     sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
     traces: list[list[Trace]] = []
-    if args.trace is not None:
-        words = args.trace or text
-        word_traces = [trace(tokenizer, words) for _, tokenizer in opened]
+    if trace_word is not None:
+        word_traces = [trace(tokenizer, trace_word or text) for _, tokenizer in opened]
         traces = [
             list({word.word: word for word in words}.values()) for words in word_traces
         ]  # each word once
-    if args.html is not None:
-        files.write(args.html, html.page(text, sheets, traces, args.ids))
-    if args.json:
-        tables = [sheet.to_dict() for sheet in sheets]
-        for record, trace_records in zip(tables, traces, strict=False):
-            record["trace"] = [word.to_dict() for word in trace_records]
-        print_json({"text": text, "tokenizers": tables})
-    elif args.html is not None:
-        print(args.html)
-    else:
-        _draw(sheets, traces, args.ids)
-    if not args.names and len(names) < len(DEFAULT):
+    if page is not None:
+        files.write(page, html.page(text, sheets, traces, ids))
+    records = [sheet.to_dict() for sheet in sheets]
+    for record, trace_records in zip(records, traces, strict=False):
+        record["trace"] = [word.to_dict() for word in trace_records]
+
+    def lines() -> list[str]:
+        if page is not None:
+            return [str(page)]
+        _draw(sheets, traces, ids)
+        return []
+
+    if not chosen and len(names) < len(DEFAULT):
         note("More tokenizers: --with NAME, from GLASSFORMER_DATA or the hub's cache.")
+    return Output({"text": text, "tokenizers": records}, lines)
 
 
 # ---------------------------------------------------------------------------------- in a terminal

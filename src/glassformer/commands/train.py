@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import shutil
@@ -11,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import add_use_option
 from .parsing import split_settings
+from .signature import Words
 
 EXAMPLES = (
     "glassformer train --data.train notes.txt --out out/mine",
     "glassformer train runs/demo.toml --out out/demo --steps 500 --decoder.depth 8",
 )
-OPEN = True  # settings are known by the run file's vocabulary alone
 EPILOG = (
     "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe "
     "glass/4m. From a checkpoint: "
@@ -28,50 +26,49 @@ EPILOG = (
 USAGE = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--out", metavar="DIR", help="where checkpoints, log and curves go")
-    add("--resume", action="store_true", help="go on from the last checkpoint in DIR")
-    add(
-        "--settings",
-        action="store_true",
-        help="list every setting with its type, default and meaning",
-    )
-    add_use_option(parser)
+def run(
+    *words: str,
+    out: str | None = None,
+    resume: bool = False,
+    settings: bool = False,
+    use: Words = (),
+) -> int | None:
+    """Trains a model.
 
-
-def run(args: argparse.Namespace) -> int | None:
+    out DIR: where checkpoints, log and curves go
+    resume: go on from the last checkpoint in DIR
+    settings: list every setting with its type, default and meaning
+    """
     from ..config import run_file
 
-    if args.settings:
+    if settings:
         print_settings()
         return None
-    if not args.out:
+    if not out:
         raise UserError(
             "Say where the run goes: --out DIR."
-            if args.out is None
+            if out is None
             else "--out is empty; name a folder."
         )
-    named, changes = split_settings(args.extra)
-    out = Path(args.out)
+    named, changes = split_settings(words)
+    folder = Path(out)
     # what is not given now stays
-    previous = run_file.saved_run(out) if args.resume and named is None else None
-    run_file.read_run(previous or named, changes)  # a slip is told before torch is imported
+    file = named if named is not None or not resume else run_file.saved_run(folder)
+    run_file.read_run(file, changes)  # a slip is told before torch is imported
     from ..training import choose, run
 
     # a run file says all that it means
-    defaults, chosen = choose(changes) if previous is None and named is None else ({}, "")
-    run_settings = run_file.read_run(previous or named, {**defaults, **changes})
-    use_options = [word for file in args.use for word in ("--use", file)]
-    words = [*program_command(), "train", *args.extra, *use_options, "--out", args.out, "--resume"]
-    again = shlex.join(words)
+    defaults, chosen = choose(changes) if file is None else ({}, "")
+    run_settings = run_file.read_run(file, {**defaults, **changes})
+    use_options = [word for path in use for word in ("--use", path)]
+    again = shlex.join(
+        [*program_command(), "train", *words, *use_options, "--out", out, "--resume"]
+    )
     try:
-        ended = run(
-            run_settings, out, args.resume, sample=write_sample, command=again, chosen=chosen
-        )
+        ended = run(run_settings, folder, resume, sample=write_sample, command=again, chosen=chosen)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f" Continue with:\n  {again}" if (out / "run.json").exists() else ""
+            f" Continue with:\n  {again}" if (folder / "run.json").exists() else ""
         ) from None
     return 128 + ended.signal if ended.signal else None
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from ..errors import need
-from .common import (
-    MODEL_HELP,
-    add_device_options,
-    count_noun,
-    load_model,
-    note_untrained,
-    print_json,
-)
+from .common import count_noun, print_json
+from .options import ModelOptions
+from .signature import Count
 
 EXAMPLES = (
     "glassformer verify out/mine",
@@ -27,46 +20,37 @@ EPILOG = (
 )
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument(
-        "--against",
-        choices=("hf",),
-        help="compare with transformers too, where it knows the layout",
-    )
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        default=16,
-        metavar="N",
-        help="tokens that continue each of 3 texts (16)",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="try torch.compile too; on a CPU it takes a minute more",
-    )
-    add_device_options(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="every check as JSON, once all are done"
-    )
+def run(
+    options: ModelOptions,
+    *,
+    against: Literal["hf"] | None = None,
+    tokens: Count = 16,
+    seed: int = 0,
+    compile: bool = False,
+    json: bool = False,
+) -> int:
+    """Checks a model against the plain pass; 1 where a check fails.
 
-
-def run(args: argparse.Namespace) -> int:
-    """Runs the command; 1 where a check fails."""
+    against: compare with transformers too, where it knows the layout
+    tokens N: tokens that continue each of 3 texts
+    compile: try torch.compile too; on a CPU it takes a minute more
+    json: every check as JSON, once all are done
+    """
     from .. import inspection
     from ..inspection.agreement import Check
 
-    need(args.tokens > 0, f"--tokens is {args.tokens}; give 1 or more.")
-    model, tokenizer = load_model(args)
-    note_untrained(args.model)
-    options: dict[str, Any] = {"new": args.tokens, "seed": args.seed, "compile": args.compile}
+    model, tokenizer = options.load()
+    options.note_untrained()
     checks: list[Check] = []
     for check in inspection.verify(
-        model, tokenizer, against=args.against and reference_source(args.model), **options
+        model,
+        tokenizer,
+        against=against and reference_source(options.model),
+        new=tokens,
+        seed=seed,
+        compile=compile,
     ):
-        if not args.json:
+        if not json:
             if not checks:
                 print(Check.heading())
             print(check.line(), flush=True)
@@ -75,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
         status: sum(check.status == status for check in checks)
         for status in ("pass", "FAIL", "not run")
     }
-    if args.json:
+    if json:
         kind = str(next(model.parameters()).dtype).removeprefix("torch.")
-        summary = {"model": args.model, "dtype": kind, "passed": not count["FAIL"]}
+        summary = {"model": options.model, "dtype": kind, "passed": not count["FAIL"]}
         print_json({**summary, "checks": [check.to_dict() for check in checks]})
     else:
         print(
@@ -92,10 +76,6 @@ def reference_source(name: str) -> str | Path:
     from ..checkpoints import Checkpoint
 
     checkpoint = Checkpoint.open(name)
-    return (
-        checkpoint.folder
-        if checkpoint.folder is not None
-        and checkpoint.recipe is not None
-        and checkpoint.base is None
-        else "hf"
-    )
+    if checkpoint.folder is None or checkpoint.recipe is None or checkpoint.base is not None:
+        return "hf"
+    return checkpoint.folder

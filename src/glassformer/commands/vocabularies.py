@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest, need, note
-from .common import count_noun, new_folder, print_json, print_table
+from .common import Output, count_noun, new_folder, tables
 
 if TYPE_CHECKING:
     from ..inspection.tokens.vocabulary_size import Size
@@ -17,15 +16,22 @@ if TYPE_CHECKING:
 WIDTH = 40  # of a bar
 
 
-def train(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Train a vocabulary and save it as tokenizer.json."""
+def train(
+    names: Sequence[str],
+    kind: str | None,
+    size: int | None,
+    out: Path | None,
+    special: Sequence[str],
+    separator: str | None,
+) -> Output:
+    """Trains a vocabulary and saves it as tokenizer.json."""
     from ..inspection.tokens import compare
     from ..tokenizer import train as train_tokenizer
     from ..tokenizer import trainers
 
-    kind = _kind(args.kind, trainers.TRAINED)
-    texts = _texts(names, "train", args.separator) if names or kind != "byte" else iter(())
-    specials = (*trainers.SPECIALS.get(kind, (trainers.END,)), *args.special)
+    kind = _kind(kind, trainers.TRAINED)
+    texts = _texts(names, "train", separator) if names or kind != "byte" else iter(())
+    specials = (*trainers.SPECIALS.get(kind, (trainers.END,)), *special)
     specials_in_text: Counter[str] = Counter()
 
     def count_specials() -> Iterator[str]:
@@ -33,72 +39,66 @@ def train(args: argparse.Namespace, names: Sequence[str]) -> None:
             specials_in_text.update(trainers.written_specials(piece))
             yield piece
 
-    need(args.out is not None, "Say where the tokenizer goes: --out DIR.")
-    new_folder(args.out)  # its tokenizer is the model's
-    tokenizer = train_tokenizer(kind, count_specials(), args.size, tuple(dict.fromkeys(specials)))
+    if out is None:
+        raise UserError("Say where the tokenizer goes: --out DIR.")
+    new_folder(out)  # its tokenizer is the model's
+    tokenizer = train_tokenizer(kind, count_specials(), size, tuple(dict.fromkeys(specials)))
     for name in sorted(specials_in_text.keys() - set(specials)):
         note(
             f'"{name}" is in this text {count_noun(specials_in_text[name], "time")} and was learnt as text; if '
             "it is a special token, "
             f"give --special '{name}', and if it parts documents, --separator '{name}'."
         )
-    size = args.size or (
-        trainers.DEFAULT_SIZE if kind in trainers.SIZED and kind != "words" else None
-    )
-    if size is not None and tokenizer.size < size:
+    if size is None and kind in trainers.SIZED and kind != "words":
+        size = trainers.DEFAULT_SIZE
+    if size and tokenizer.size < size:
         note(
             f"This text gives {tokenizer.size:,} entries, not {size:,}: it has no more pieces "
             "that are worth one."
         )
-    tokenizer.save(args.out)
+    tokenizer.save(out)
     vocabulary = compare.count(tokenizer)
-    path = str(args.out / "tokenizer.json")
-    if args.json:
-        print_json(
-            {
-                "kind": kind,
-                "entries": vocabulary.entries,
-                "special": vocabulary.special,
-                "file": path,
-            }
-        )
-    else:
-        print(
-            f"{kind}: {count_noun(vocabulary.base, 'piece')}, {vocabulary.special} special, in {path}"
-        )
+    path = str(out / "tokenizer.json")
+    base = count_noun(vocabulary.base, "piece")
+    return Output(
+        {
+            "kind": kind,
+            "entries": vocabulary.entries,
+            "special": vocabulary.special,
+            "file": path,
+        },
+        [f"{kind}: {base}, {vocabulary.special} special, in {path}"],
+    )
 
 
-def sizes(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Vocabulary size against tokens for each word and parameters of the embedding."""
+def sizes(
+    names: Sequence[str],
+    kind: str | None,
+    entries: Sequence[int] | None,
+    out: Path | None,
+    dim: int | None,
+    separator: str | None,
+) -> Output:
+    """Measures vocabulary size against tokens for each word and parameters of the embedding."""
     from .. import files
     from ..inspection.tokens import vocabulary_size
     from ..tokenizer import trainers
 
-    kind = _kind(args.kind, trainers.SIZED)
-    ending = args.out.suffix.lower() if args.out is not None else None
-    if ending not in (None, ".png", ".svg"):
+    kind = _kind(kind, trainers.SIZED)
+    if out is not None and out.suffix.lower() not in (".png", ".svg"):
         raise UserError(
-            f"--out {args.out} is neither .png nor .svg; give a name that ends in one of them."
+            f"--out {out} is neither .png nor .svg; give a name that ends in one of them."
         )
-    dim = 512 if args.dim is None else args.dim
-    texts = _texts(names, "sizes", args.separator)
-    measured_sizes = vocabulary_size.sizes(kind, texts, args.sizes or vocabulary_size.USUAL, dim)
-    if args.out is not None:
-        files.write(
-            args.out,
-            lambda beside: _picture(
-                measured_sizes, kind, dim, beside, ending[1:] if ending else "png"
-            ),
-        )
-    if args.json:
-        print_json({"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured_sizes]})
-        return
-    _table(measured_sizes, dim)
-    if args.out is not None:
-        print(args.out)
-
-
-VERBS = {"train": train, "sizes": sizes}
+    dim = 512 if dim is None else dim
+    texts = _texts(names, "sizes", separator)
+    measured = vocabulary_size.sizes(kind, texts, entries or vocabulary_size.USUAL, dim)
+    lines = _table(measured, dim)
+    if out is not None:
+        form = out.suffix.lower()[1:]
+        files.write(out, lambda beside: _picture(measured, kind, dim, beside, form))
+        lines.append(str(out))
+    record = {"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured]}
+    return Output(record, lines)
 
 
 def _kind(kind: str | None, kinds: Sequence[str]) -> str:
@@ -120,7 +120,7 @@ def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[s
     return (piece for source in sources for piece in source.texts())
 
 
-def _table(sizes: Sequence[Size], dim: int) -> None:
+def _table(sizes: Sequence[Size], dim: int) -> list[str]:
     most = max(size.tokens_per_word for size in sizes)
     rows = []
     for size in sizes:
@@ -131,12 +131,9 @@ def _table(sizes: Sequence[Size], dim: int) -> None:
         )
         bar = "█" * max(1, round(WIDTH * size.tokens_per_word / most))
         rows.append((f"{size.entries:,}", *figures, f"{size.parameters:,}", bar))
-    print_table(
-        rows,
-        ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", ""),
-        left_aligned=(5,),
-    )
-    print("Trained on the first nine tenths of the text, counted on the last.")
+    heading = ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", "")
+    ending = "Trained on the first nine tenths of the text, counted on the last."
+    return [*tables.lines(rows, heading, (5,)), ending]
 
 
 def _picture(sizes: Sequence[Size], kind: str, dim: int, path: Path, form: str) -> None:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UserError, need, note
 from . import common
-from .common import (
-    MODEL_HELP,
-    add_device_options,
-    count_noun,
-    load_model_and_tokenizer,
-    parse_columns,
-    print_json,
-    print_pairs,
-    print_result,
-    print_table,
-    unescape,
-)
-from .parsing import Parser
-
-if TYPE_CHECKING:
-    from ..classics.vectors import Vectors
+from .common import Output, count_noun, tables
+from .options import Columns, DeviceOptions, ModelOptions, Separator
+from .signature import Words
 
 EXAMPLES = (
     "glassformer words train corpus.txt --out vectors.bin",
@@ -38,286 +25,202 @@ EXAMPLES = (
     'glassformer words contexts out/encoder bank "by the river bank" "at the bank"',
     "glassformer words wic WiC --vectors vectors.bin",
 )
-VECTORS = "a file in word2vec's text or binary format"
 
 
-def options(parser: Parser) -> None:
-    tasks = parser.add_subparsers(metavar="TASK", parser_class=type(parser))
+def train(
+    corpus: str,
+    *,
+    out: str,
+    kind: str = "skip-gram",
+    dim: int = 100,
+    window: int = 5,
+    negative: int = 5,
+    sample: float = 1e-3,
+    epochs: int = 5,
+    rate: float = 0.025,
+    least: int = 5,
+    seed: int = 0,
+    field: str = "text",
+    separator: Separator | None = None,
+) -> Output:
+    """Trains word2vec on a corpus.
 
-    def task(name: str, description: str) -> Parser:
-        parser: Parser = tasks.add_parser(name, help=description, description=description)
-        parser.add_argument("--json", action="store_true", help="as JSON")
-        parser.set_defaults(task=name)
-        return parser
-
-    train = task("train", "Trains word2vec on a corpus.")
-    train.add_argument(
-        "corpus",
-        metavar="CORPUS",
-        help="a named corpus, a file or a folder; each line is a sentence",
-    )
-    train.add_argument(
-        "--out",
-        required=True,
-        metavar="FILE",
-        help="the vectors: binary where it ends in .bin, else text",
-    )
-    train.add_argument(
-        "--kind", default="skip-gram", metavar="KIND", help="skip-gram (usual) or cbow"
-    )
-    for name, kind, usual, description in (
-        ("dim", int, 100, "numbers of a vector"),
-        ("window", int, 5, "the farthest neighbour"),
-        ("negative", int, 5, "noise words a pair"),
-        ("sample", float, 1e-3, "the share of the text above which a word is thinned out"),
-        ("epochs", int, 5, "times through the text"),
-        ("rate", float, 0.025, "the first rate"),
-        ("least", int, 5, "how often a word must occur"),
-        ("seed", int, 0, "where chance begins"),
-    ):
-        train.add_argument(
-            f"--{name}", type=kind, default=usual, metavar="N", help=f"{description} ({usual})"
-        )
-    train.add_argument(
-        "--field", default="text", metavar="NAME", help="the text field of JSONL (text)"
-    )
-    train.add_argument(
-        "--separator", type=unescape, metavar="TEXT", help="what parts a plain file's documents"
-    )
-
-    near = task("near", "The words nearest to a word.")
-    analogy = task("analogy", "What is to C as B is to A.")
-    for task_parser, names in ((near, ("word",)), (analogy, ("a", "b", "c"))):
-        task_parser.add_argument("vectors", metavar="VECTORS", help=VECTORS)
-        for name in names:
-            task_parser.add_argument(name, metavar=name.upper())
-        task_parser.add_argument(
-            "--top", type=int, default=10, metavar="N", help="words shown (10)"
-        )
-        task_parser.also("--most", "--top")
-
-    score = task("score", "Vectors held against what people say: similarities and analogies.")
-    score.add_argument("vectors", metavar="VECTORS", help=VECTORS)
-    score.add_argument(
-        "--similarity",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="lines of two words and a number",
-    )
-    score.add_argument(
-        "--analogies", nargs="+", default=[], metavar="FILE", help="lines of four words"
-    )
-
-    bag = task(
-        "bag", "Texts as bags of words: how alike they are; without texts, what a bag loses."
-    )
-    bag.add_argument(
-        "text", nargs="*", metavar="TEXT", help="texts to compare, or to look for with --among"
-    )
-    bag.add_argument(
-        "--among", metavar="FILE", help="search the lines of a file for the texts instead"
-    )
-    bag.add_argument("--weigh", default="tfidf", metavar="HOW", help="tfidf (usual) or counts")
-    bag.add_argument("--top", type=int, default=5, metavar="N", help="lines found (5)")
-    bag.also("--most", "--top")
-
-    classify = task(
-        "classify", "Learns labels from bags of words, and says how many of another file are right."
-    )
-    classify.add_argument(
-        "train", metavar="TRAIN", help="a file of texts and labels, such as sst2/train.tsv"
-    )
-    classify.add_argument("valid", metavar="VALID", help="another one")
-    classify.add_argument("--weigh", default="tfidf", metavar="HOW", help="tfidf (usual) or counts")
-    classify.add_argument(
-        "--columns", metavar="P=C,...", help="what a table calls its parts: text=0,label=1"
-    )
-
-    average = task(
-        "average",
-        "Saves an encoder that averages vectors, with two layers over them, to be trained.",
-    )
-    average.add_argument("vectors", metavar="VECTORS", help=VECTORS)
-    average.add_argument(
-        "--out", required=True, metavar="FOLDER", help="where; train it with --from FOLDER"
-    )
-    average.add_argument(
-        "--labels", type=int, default=2, metavar="N", help="labels to tell apart (2)"
-    )
-
-    contexts = task(
-        "contexts",
-        "One word in two sentences: how far each layer of a model moves its vectors apart.",
-    )
-    contexts.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    contexts.add_argument(
-        "word", nargs="?", metavar="WORD", help="left out, well-known examples are shown"
-    )
-    contexts.add_argument("text", nargs="*", metavar="TEXT", help="two sentences that have it")
-    contexts.add_argument("--vectors", metavar="FILE", help=f"word2vec beside it: {VECTORS}")
-    add_device_options(contexts)
-
-    wic = task(
-        "wic",
-        "Words in Context: does a word mean the same in two texts? By the cosine "
-        "of its two vectors.",
-    )
-    wic.add_argument(
-        "folder", metavar="FOLDER", help="the folder of its files (train.data.txt ...)"
-    )
-    wic.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
-    wic.add_argument("--vectors", metavar="FILE", help=VECTORS)
-    wic.add_argument("--first", type=int, metavar="N", help="so many pairs of each part alone")
-    add_device_options(wic)
-
-
-def run(args: argparse.Namespace) -> None:
-    TASKS[args.task](args)
-
-
-def _train(args: argparse.Namespace) -> None:
-    import time
-
+    corpus CORPUS: a named corpus, a file or a folder; each line is a sentence
+    out FILE: the vectors: binary where it ends in .bin, else text
+    kind KIND: skip-gram or cbow
+    dim N: numbers of a vector
+    window N: the farthest neighbour
+    negative N: noise words a pair
+    sample N: the share of the text above which a word is thinned out
+    epochs N: times through the text
+    rate N: the first rate
+    least N: how often a word must occur
+    seed N: where chance begins (0)
+    """
     from ..classics import vectors, vocabulary, word2vec
-    from ..data import find as find_corpus
+    from ..data import find
 
-    names = [field.name for field in dataclasses.fields(word2vec.Settings)]
     try:
-        settings = word2vec.Settings(**{name: getattr(args, name) for name in names})
+        settings = word2vec.Settings(
+            kind=kind,
+            dim=dim,
+            window=window,
+            negative=negative,
+            sample=sample,
+            epochs=epochs,
+            rate=rate,
+            seed=seed,
+        )
     except UserError as error:
         raise UserError(str(error).replace("Settings.", "--")) from None
-    out = common.new_file(args.out, args.corpus)
-    source = find_corpus(common.file_or_input(args.corpus), args.field, args.separator)
-    words = vocabulary.index_words(vocabulary.sentences(source.texts()), args.least, source.name)
-    note(f"{len(words):,} words of {source.name}, {len(words.words):,} different ones.")
-    model, start = word2vec.Word2Vec(words, settings), time.perf_counter()
+    path = common.new_file(out, corpus)
+    source = find(common.file_or_input(corpus), field, separator)
+    text = vocabulary.index_words(vocabulary.sentences(source.texts()), least, source.name)
+    note(f"{len(text):,} words of {source.name}, {len(text.words):,} different ones.")
+    model, start = word2vec.Word2Vec(text, settings), time.perf_counter()
     for step in model.train():
-        speed = step.done * settings.epochs * len(words) / (time.perf_counter() - start)
+        speed = step.done * epochs * len(text) / (time.perf_counter() - start)
         line = (
-            f"epoch {step.epoch}/{settings.epochs}  {step.done:4.0%}  loss {step.loss:.3f}  "
+            f"epoch {step.epoch}/{epochs}  {step.done:4.0%}  loss {step.loss:.3f}  "
             f"words/s {speed:,.0f}"
         )
         if common.is_terminal() or step.done == 1:
             print(line, end="\n" if step.done == 1 else "\r", file=sys.stderr, flush=True)
-    vectors.save(model.vectors(), out)
-    if args.json:
-        print_json(
-            {"words": len(words.words), "width": settings.dim, "loss": step.loss, "file": args.out}
-        )
-    else:
-        print(f"{count_noun(len(words.words), 'vector')} of {settings.dim} numbers in {args.out}")
+    vectors.save(model.vectors(), path)
+    count = len(text.words)
+    return Output(
+        {"words": count, "width": dim, "loss": step.loss, "file": out},
+        [f"{count_noun(count, 'vector')} of {dim} numbers in {out}"],
+    )
 
 
-def _read(name: str) -> Vectors:
+def near(vectors: str, word: str, *, top: int = 10) -> Output:
+    """The words nearest to a word.
+
+    word WORD: a word of the vectors
+    top N: words shown
+    """
+    return _neighbours(_read(vectors).near(word, top))
+
+
+def analogy(vectors: str, a: str, b: str, c: str, *, top: int = 10) -> Output:
+    """What is to C as B is to A.
+
+    a A: a word
+    b B: its partner
+    c C: the word that lacks one
+    top N: words shown
+    """
+    return _neighbours(_read(vectors).analogy(a, b, c, top))
+
+
+def _neighbours(neighbours: Sequence[tuple[str, float]]) -> Output:
+    return Output(
+        [{"word": word, "cosine": cosine} for word, cosine in neighbours],
+        tables.lines((f"{cosine:.4f}", word) for word, cosine in neighbours),
+    )
+
+
+def _read(name: str) -> Any:
     from ..classics import vectors
 
     return vectors.read_vectors(Path(name))
 
 
-def _near(args: argparse.Namespace) -> None:
-    vectors = _read(args.vectors)
-    near = args.task == "near"
-    neighbours = (
-        vectors.near(args.word, args.top)
-        if near
-        else vectors.analogy(args.a, args.b, args.c, args.top)
-    )
-    rows = [(f"{cosine:.4f}", word) for word, cosine in neighbours]
-    print_result(args.json, [{"word": word, "cosine": cosine} for word, cosine in neighbours], rows)
+def score(
+    vectors: str,
+    *,
+    similarity: list[str] | None = None,
+    analogies: list[str] | None = None,
+) -> Output:
+    """Vectors held against what people say: similarities and analogies.
 
-
-def _score(args: argparse.Namespace) -> None:
-    from ..classics import vectors
+    similarity FILE: lines of two words and a number
+    analogies FILE: lines of four words
+    """
+    from ..classics import vectors as word_vectors
     from ..evaluation import metrics
 
     need(
-        args.similarity or args.analogies,
+        bool(similarity or analogies),
         "There is nothing to score; give --similarity or --analogies files.",
     )
-    word_vectors = _read(args.vectors)
+    table = _read(vectors)
     results: list[dict[str, Any]] = []
-    for name in args.similarity:
-        pairs = vectors.read_pairs(Path(name))
+    rows = []
+    for name in similarity or ():
+        pairs = word_vectors.read_pairs(Path(name))
         need(bool(pairs), f"{name} is empty; give lines of two words and a number.")
         covered = [
             pair
             for pair in pairs
-            if word_vectors.find(pair[0]) is not None and word_vectors.find(pair[1]) is not None
+            if table.find(pair[0]) is not None and table.find(pair[1]) is not None
         ]
         need(
             len(covered) > 1,
             f"The vectors know too few of the words in {name} to be scored; train on more text.",
         )
-        figures = metrics.of_numbers(
-            [word_vectors.cosine(a, b) for a, b, _ in covered], [right for *_, right in covered]
-        )
+        spearman = metrics.of_numbers(
+            [table.cosine(a, b) for a, b, _ in covered], [right for *_, right in covered]
+        )["spearman"]
         coverage = {"asked": len(covered), "of": len(pairs)}
-        results.append({"file": Path(name).name, "spearman": figures["spearman"], **coverage})
-    for name in args.analogies:
-        questions = vectors.read_analogies(Path(name))
-        right, in_vocabulary = vectors.right_analogies(word_vectors, questions)
+        results.append({"file": Path(name).name, "spearman": spearman, **coverage})
+        rows.append(f"Spearman {spearman:.4f}")
+    for name in analogies or ():
+        questions = word_vectors.read_analogies(Path(name))
+        right, in_vocabulary = word_vectors.right_analogies(table, questions)
         share = 100 * right / in_vocabulary if in_vocabulary else None
-        results.append(
-            {
-                "file": Path(name).name,
-                "accuracy": share,
-                "asked": in_vocabulary,
-                "of": len(questions),
-            }
-        )
-    lines = []
-    for row in results:
-        figure = f"Spearman {row['spearman']:.4f}" if "spearman" in row else "-"
-        figure = figure if row.get("accuracy") is None else f"{row['accuracy']:.1f} % right"
-        lines.append((row["file"], figure, f"{row['asked']:,} of {row['of']:,} known"))
-    print_result(args.json, results, lines, left_aligned=(0, 1, 2))
+        coverage = {"asked": in_vocabulary, "of": len(questions)}
+        results.append({"file": Path(name).name, "accuracy": share, **coverage})
+        rows.append("-" if share is None else f"{share:.1f} % right")
+    lines = [
+        (result["file"], figure, f"{result['asked']:,} of {result['of']:,} known")
+        for result, figure in zip(results, rows, strict=True)
+    ]
+    return Output(results, tables.lines(lines, left_columns=(0, 1, 2)))
 
 
-def _bag(args: argparse.Namespace) -> None:
+def bag(
+    text: Words = (), *, among: str | None = None, weigh: str = "tfidf", top: int = 5
+) -> Output:
+    """Texts as bags of words: how alike they are; without texts, what a bag loses.
+
+    text TEXT: texts to compare, or to look for with --among
+    among FILE: search the lines of a file for the texts instead
+    weigh HOW: tfidf or counts
+    top N: lines found
+    """
     from ..classics import bag
-    from ..data import find as find_corpus
 
-    if args.among is not None:
-        need(bool(args.text), "There is nothing to look for; give a text.")
-        lines = [
-            line
-            for piece in find_corpus(args.among).texts()
-            for line in piece.splitlines()
-            if line.strip()
+    weighting: Any = weigh
+    lines = []
+    if among is not None:
+        need(bool(text), "There is nothing to look for; give a text.")
+        from ..data import find
+
+        texts = [
+            line for piece in find(among).texts() for line in piece.splitlines() if line.strip()
         ]
-        index = bag.Bag(lines, args.weigh)
-        hits = {query: index.search(query, args.top) for query in args.text}
-        if args.json:
-            print_json(
-                {
-                    query: [{"text": lines[i], "cosine": cosine} for i, cosine in matches]
-                    for query, matches in hits.items()
-                }
-            )
-            return
-        for query, matches in hits.items():
-            print(query if matches else f"{query}: no line has a word of it")
-            print("\n".join(f"  {cosine:.4f}  {lines[i]}" for i, cosine in matches))
-        return
-    groups: list[tuple[str, Any]] = [("", args.text)]
-    if not args.text:
+        index = bag.Bag(texts, weighting)
+        results = {}
+        for query in text:
+            hits = [(texts[i], cosine) for i, cosine in index.search(query, top)]
+            results[query] = [{"text": hit, "cosine": cosine} for hit, cosine in hits]
+            lines += [query if hits else f"{query}: no line has a word of it"]
+            lines += [f"  {cosine:.4f}  {hit}" for hit, cosine in hits] or [""]
+        return Output(results, lines)
+    groups: list[tuple[str, Sequence[str]]] = [("", text)]
+    if not text:
         groups = [("Order is lost: other meaning, the same bag.", bag.ORDER_LOST)]
         groups.append(("Meaning is lost: the same meaning, no word in common.", bag.MEANING_LOST))
-    cosines = [bag.Bag(texts, args.weigh).cosines().tolist() for _, texts in groups]
-    if args.json:
-        print_json(
-            [
-                {"texts": list(texts), "cosines": square}
-                for (_, texts), square in zip(groups, cosines, strict=True)
-            ]
-        )
-        return
-    for (heading, texts), square in zip(groups, cosines, strict=True):
-        if heading:
-            print(heading)
-        for line, row in zip(texts, square, strict=True):
-            print(f"  {' '.join(f'{cosine:.4f}' for cosine in row)}  {line}")
+    squares = []
+    for heading, texts_of_group in groups:
+        cosines = bag.Bag(texts_of_group, weighting).cosines().tolist()
+        squares.append({"texts": list(texts_of_group), "cosines": cosines})
+        lines += [heading] if heading else []
+        for line, row in zip(texts_of_group, cosines, strict=True):
+            lines.append(f"  {' '.join(f'{cosine:.4f}' for cosine in row)}  {line}")
+    return Output(squares, lines)
 
 
 def learn_labels(
@@ -325,8 +228,6 @@ def learn_labels(
 ) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Learn labels from bags of words of one file: the strongest words of two labels, and figures
     on another file."""
-    import time
-
     from ..classics import bag, vocabulary
     from ..data import examples
     from ..evaluation import metrics
@@ -341,159 +242,170 @@ def learn_labels(
     figures = {
         "loss": learned.loss(texts, right),
         **metrics.of_labels(learned.predict(texts), right),
-    }
-    words_read = sum(len(vocabulary.split(e.first)) for e in learn)
-    sizes = {
+        "examples": len(held_out),
         "words": len(learned.bag.words),
         "parameters": learned.parameters,
-        "read": words_read,
+        "read": sum(len(vocabulary.split(e.first)) for e in learn),
         **clocks,
     }
     labels = learn.labels or ()
     strongest = dict(zip(labels, learned.strongest(), strict=True)) if len(labels) == 2 else {}
-    return strongest, {**figures, "examples": len(held_out), **sizes}
+    return strongest, figures
 
 
-def _classify(args: argparse.Namespace) -> None:
-    strongest, figures = learn_labels(
-        args.train, args.valid, parse_columns(args.columns), args.weigh
-    )
-    if args.json:
-        print_json(figures)
-        return
-    print_pairs(
+def classify(
+    train: str, valid: str, *, weigh: str = "tfidf", columns: Columns | None = None
+) -> Output:
+    """Learns labels from bags of words, and says how many of another file are right.
+
+    train TRAIN: a file of texts and labels, such as sst2/train.tsv
+    valid VALID: another one
+    weigh HOW: tfidf or counts
+    """
+    strongest, figures = learn_labels(train, valid, columns or {}, weigh)
+    rows = [
         ("accuracy", f"{figures['accuracy']:.2f} %"),
         ("Matthews", f"{figures['matthews']:.4f}"),
         ("examples", f"{figures['examples']:,}"),
         ("weights", f"{figures['words']:,} words"),
         *((f"says {label}", ", ".join(words)) for label, words in strongest.items()),
-    )
+    ]
+    return Output(figures, tables.lines(rows, left_columns=(0, 1)))
 
 
-def _average(args: argparse.Namespace) -> None:
+def average(vectors: str, *, out: str, labels: int = 2) -> Output:
+    """Saves an encoder that averages vectors, with two layers over them, to be trained.
+
+    out FOLDER: where; train it with --from FOLDER
+    labels N: labels to tell apart
+    """
     from ..checkpoints import store
     from ..classics import average
 
-    out = common.new_folder(args.out)
-    model, tokenizer = average.encoder(_read(args.vectors), args.labels)
-    store.save(model, out, tokenizer, layout="glassformer")
-    if args.json:
-        print_json({"folder": args.out, "words": tokenizer.size, "width": model.config.dim})
-    else:
-        message = f"An encoder of {tokenizer.size:,} words and no blocks is in {args.out}"
-        print(f"{message}; train it with --from {args.out}.")
+    folder = common.new_folder(out)
+    model, tokenizer = average.encoder(_read(vectors), labels)
+    store.save(model, folder, tokenizer, layout="glassformer")
+    line = (
+        f"An encoder of {tokenizer.size:,} words and no blocks is in {out}; train it with "
+        f"--from {out}."
+    )
+    return Output({"folder": out, "words": tokenizer.size, "width": model.config.dim}, [line])
 
 
-def _contexts(args: argparse.Namespace) -> None:
+def contexts(
+    options: ModelOptions,
+    word: str | None = None,
+    text: Words = (),
+    *,
+    vectors: str | None = None,
+) -> Output:
+    """One word in two sentences: how far each layer of a model moves its vectors apart.
+
+    word WORD: left out, well-known examples are shown
+    text TEXT: two sentences that have it
+    vectors FILE: word2vec beside it: a file in word2vec's text or binary format
+    """
     from ..classics import contexts
     from ..inspection.contexts import must_have, pair_cosines
 
     need(
-        args.word is None or len(args.text) == 2,
+        word is None or len(text) == 2,
         "A word needs two sentences that have it; give both.",
     )
-    entries = contexts.EXAMPLES if args.word is None else ((args.word, *args.text),)
-    first, second = (
-        [(entry[side], *must_have(entry[side], entry[0])[0]) for entry in entries]
-        for side in (1, 2)
-    )
-    vectors = _read(args.vectors) if args.vectors else None
-    cosines = pair_cosines(
-        *load_model_and_tokenizer(args), list(zip(first, second, strict=True))
-    ).tolist()
-    results = []
-    for (word, *texts), layers in zip(entries, cosines, strict=True):
-        comparison = {"word": word, "texts": texts, "layers": layers}
-        results.append(
-            comparison
-            if vectors is None
-            else {**comparison, "word2vec": vectors.cosine(word, word)}
-        )
-    if args.json:
-        print_json(results)
-        return
-    for entry in results:
-        print(f"{entry['word']}: {entry['texts'][0]} | {entry['texts'][1]}")
-        names = ["  embedding", *(f"  layer {number}" for number in range(1, len(entry["layers"])))]
-        bars = ["#" * round(40 * max(0.0, cosine)) for cosine in entry["layers"]]
-        lines = [
-            (name, f"{c:.4f}", bar)
-            for name, c, bar in zip(names, entry["layers"], bars, strict=True)
+    entries = contexts.EXAMPLES if word is None else ((word, *text),)
+    pairs = [
+        tuple((sentence, *must_have(sentence, term)[0]) for sentence in sentences)
+        for term, *sentences in entries
+    ]
+    table = _read(vectors) if vectors else None
+    cosines = pair_cosines(*options.load_with_tokenizer(), pairs).tolist()
+    results, lines = [], []
+    for (term, *sentences), layers in zip(entries, cosines, strict=True):
+        result = {"word": term, "texts": sentences, "layers": layers}
+        names = ["  embedding", *(f"  layer {number}" for number in range(1, len(layers)))]
+        rows = [
+            (name, f"{cosine:.4f}", "#" * round(40 * max(0.0, cosine)))
+            for name, cosine in zip(names, layers, strict=True)
         ]
-        if "word2vec" in entry:
-            lines.insert(
-                0, ("  word2vec", f"{entry['word2vec']:.4f}", "one vector, whatever the sentence")
+        if table is not None:
+            result["word2vec"] = table.cosine(term, term)
+            static = (
+                "  word2vec",
+                f"{result['word2vec']:.4f}",
+                "one vector, whatever the sentence",
             )
-        print_table(lines, left_aligned=(0, 2))
+            rows.insert(0, static)
+        results.append(result)
+        lines += [f"{term}: {' | '.join(sentences)}", *tables.lines(rows, left_columns=(0, 2))]
+    return Output(results, lines)
 
 
-def _wic(args: argparse.Namespace) -> None:
+def wic(
+    folder: str,
+    options: DeviceOptions,
+    *,
+    model: str | None = None,
+    vectors: str | None = None,
+    first: int | None = None,
+) -> Output:
+    """Words in Context: does a word mean the same in two texts? By the cosine of its two vectors.
+
+    folder FOLDER: the folder of its files (train.data.txt ...)
+    first N: so many pairs of each part alone
+    """
     import numpy as np
 
     from ..classics import contexts
     from ..inspection.contexts import pair_cosines
 
     need(
-        args.model or args.vectors,
+        bool(model or vectors),
         "There is nothing to measure; give --model, --vectors or both.",
     )
     splits = {
-        name: contexts.read_wic(Path(args.folder), name)[: args.first]
-        for name in ("train", "dev", "test")
+        name: contexts.read_wic(Path(folder), name)[:first] for name in ("train", "dev", "test")
     }
     labels = {name: np.array([pair.same_sense for pair in pairs]) for name, pairs in splits.items()}
     measured: list[tuple[str, dict[str, Any]]] = []
-    if args.vectors:
-        vectors = _read(args.vectors)
-        measured.append(
-            (
-                "word2vec",
-                {name: contexts.static_cosines(vectors, pairs) for name, pairs in splits.items()},
-            )
-        )
-    if args.model:
-        loaded, places = (
-            load_model_and_tokenizer(args),
-            {n: [(p.first, p.second) for p in splits[n]] for n in splits},
-        )
-        measured.append(
-            (
-                "layer",
-                {name: pair_cosines(*loaded, pairs).numpy() for name, pairs in places.items()},
-            )
-        )
+    if vectors:
+        table = _read(vectors)
+        static = {name: contexts.static_cosines(table, pairs) for name, pairs in splits.items()}
+        measured.append(("word2vec", static))
+    if model:
+        loaded = ModelOptions(
+            model, device=options.device, dtype=options.dtype
+        ).load_with_tokenizer()
+        layers = {
+            name: pair_cosines(*loaded, [(pair.first, pair.second) for pair in pairs]).numpy()
+            for name, pairs in splits.items()
+        }
+        measured.append(("layer", layers))
     results: list[dict[str, Any]] = []
+    rows = []
     for kind, cosines in measured:
         for layer in range(cosines["train"].shape[1]):
+            name = kind if kind == "word2vec" else f"layer {layer}"
             border = contexts.threshold(cosines["train"][:, layer], labels["train"])
             right = {
-                name: contexts.accuracy(cosines[name][:, layer], labels[name], border)
-                for name in splits
+                split: contexts.accuracy(cosines[split][:, layer], labels[split], border)
+                for split in splits
             }
-            results.append(
-                {
-                    "vectors": kind if kind == "word2vec" else f"layer {layer}",
-                    "from": border,
-                    **right,
-                }
-            )
-    lines = []
-    for row in results:
-        name = "embedding" if row["vectors"] == "layer 0" else row["vectors"]
-        lines.append((name, f"{row['from']:.4f}", *(f"{row[split]:.2f}" for split in splits)))
+            finite = border if np.isfinite(border) else None
+            results.append({"vectors": name, "from": finite, **right})
+            title = "embedding" if name == "layer 0" else name
+            rows.append((title, f"{border:.4f}", *(f"{share:.2f}" for share in right.values())))
     note("In % right; the border is chosen on train.")
-    value = [{**row, "from": row["from"] if np.isfinite(row["from"]) else None} for row in results]
-    print_result(args.json, value, lines, heading=("vectors", "same from", *splits))
+    return Output(results, tables.lines(rows, ("vectors", "same from", *splits)))
 
 
 TASKS = {
-    "train": _train,
-    "near": _near,
-    "analogy": _near,
-    "score": _score,
-    "bag": _bag,
-    "classify": _classify,
-    "average": _average,
-    "contexts": _contexts,
-    "wic": _wic,
+    "train": train,
+    "near": near,
+    "analogy": analogy,
+    "score": score,
+    "bag": bag,
+    "classify": classify,
+    "average": average,
+    "contexts": contexts,
+    "wic": wic,
 }

@@ -1,0 +1,232 @@
+"""The options that many commands share, each declared once."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from .. import files
+from ..errors import UserError, need, note
+from .signature import Words
+
+SHARED = """Options of many commands.
+
+model MODEL: a folder, a hub name or a recipe such as glass/1m
+device D: cpu, cuda, cuda:1 or mps (the GPU where there is one)
+dtype D: float32, bfloat16 or float16 (the checkpoint's own)
+use FILE.py: first run a Python file of your own, which adds mechanisms or recipes; may be repeated
+edit EDIT: change the run, as in Python: head_off("decoder.blocks.3.attn", 4); may be repeated
+    (docs/sight.md)
+text TEXT: what the model reads; - is standard input
+texts TEXT: one or several; - is standard input, one text
+prompts FILE: read texts from a file, one a line, or from JSONL (its text or prompt); - is standard
+    input
+batch N: texts at once
+truncate: cut the end off texts too long for the model (refused)
+source TEXT: what an encoder-decoder's encoder reads
+position N: where it is read (a blank ___, else the last)
+field NAME: the text field of JSONL
+separator TEXT: what parts a plain file's documents (nothing)
+columns P=C,...: what a table calls its parts: text=0,label=1
+vectors VECTORS: a file in word2vec's text or binary format
+seed N: of what is drawn (0)
+json: as JSON
+"""
+
+
+@dataclass
+class DeviceOptions:
+    """The device and the dtype that a command computes with."""
+
+    _: KW_ONLY
+    device: str | None = None
+    dtype: str | None = None
+    use: Words = ()
+
+    def for_engine(self) -> str:
+        """Returns the device for an engine: the one named by ``--device``, else the CPU, where its
+        speed is measured."""
+        from ..nn import device as devices
+
+        default = devices.find(self.device)
+        if self.device is not None or default.type == "cpu":
+            return str(default)
+        note(f"The engine computes on the CPU; --device {default.type} takes the GPU.")
+        return "cpu"
+
+
+@dataclass
+class ModelOptions(DeviceOptions):
+    """A model by its name, on the device and in the dtype of the options."""
+
+    model: str
+
+    def load(self, **options: Any) -> tuple[Any, Any]:
+        """Returns the model with its tokenizer or None."""
+        from ..checkpoints import resolve, store
+        from ..nn import device as devices
+
+        if hint := resolve.of_run(self.model):
+            note(hint)
+        device = devices.find(self.device)
+        model, tokenizer = store.load(self.model, dtype=self.dtype, device=device, **options)
+        if self.device or self.dtype or device.type != "cpu":  # else there was nothing to choose
+            kind = str(next(model.parameters()).dtype).removeprefix("torch.")
+            note(f"{self.model} computes on {devices.title(device)} in {kind}.")
+        return model, tokenizer
+
+    def load_with_tokenizer(self) -> tuple[Any, Any]:
+        """Returns the model and the tokenizer it needs to read text; UserError where it has
+        none."""
+        model, tokenizer = self.load()
+        if tokenizer is None:
+            from ..checkpoints import resolve
+
+            adding = (
+                f", or add it: glassformer convert {shlex.quote(self.model)} --tokenizer NAME "
+                "--out NEW_FOLDER"
+            )
+            shape, adding = (
+                (": it is an untrained shape", "")
+                if resolve.is_recipe(self.model)
+                else ("", adding)
+            )
+            none = f"{self.model} has no tokenizer{shape}"
+            raise UserError(f"{none}, so text cannot be read; load a folder that has one{adding}.")
+        return model, tokenizer
+
+    def note_untrained(self) -> None:
+        note_untrained(self.model)
+
+    def run_objective(self) -> str | None:
+        """Returns the objective of the run that a folder, or one of its checkpoints, comes from;
+        None where it is unknown."""
+        from ..config.run_file import saved_run
+
+        path = Path(self.model).expanduser()
+        settings = saved_run(path) or saved_run(path.parent)
+        objective = settings["train"].get("objective", "Causal") if settings else None
+        return objective.get("type", "Causal") if isinstance(objective, dict) else objective
+
+    def labels(self, count: int) -> list[str]:
+        """The labels' names that were saved with the model, or their numbers."""
+        from ..checkpoints import Checkpoint
+
+        return list(Checkpoint.open(self.model).labels) or [str(number) for number in range(count)]
+
+
+def note_untrained(name: str) -> None:
+    """Notes of a recipe that its weights are random."""
+    from ..checkpoints import resolve
+
+    if resolve.is_recipe(name):
+        note(f"{name} is an untrained shape: its weights are random.")
+
+
+def parse_edits(texts: Sequence[str]) -> list[Any]:
+    """Returns the edits of ``--edit``, in order."""
+    from ..inspection import edits
+
+    return [edits.parse(text) for text in texts]
+
+
+def edits_suffix(edits: Sequence[Any]) -> str:
+    """Returns the suffix that names the edits behind a result's title; "" for none."""
+    return f", with {' and '.join(map(repr, edits))}" if edits else ""
+
+
+def read_text(text: str) -> str:
+    """Returns the text, or all of standard input for ``-``."""
+    if text != "-":
+        return text
+    text = standard_input()
+    lines = len(text.splitlines())
+    if lines > 1:
+        note(f"Standard input is one text of {lines:,} lines; --prompts - reads a text a line.")
+    return text.removesuffix("\n")
+
+
+def read_texts(texts: Sequence[str]) -> list[str]:
+    return [read_text(text) for text in texts]
+
+
+def read_prompts(source: str) -> list[str]:
+    """Returns the texts of a file, or of standard input for ``-``."""
+    name, content = (
+        ("Standard input", standard_input()) if source == "-" else (source, _read_file(source))
+    )
+    lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
+    need(lines != [""], f"{name} is empty; give a text a line.")
+    if source.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
+        lines = [
+            _text_from_json(line, f"{name}, line {n}")
+            for n, line in enumerate(lines, 1)
+            if line.strip()
+        ]
+    return lines
+
+
+def _read_file(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        hint = files.nearest_path(Path(name))
+        raise UserError(
+            f"{name} cannot be read ({error.strerror}); check the path.{hint}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 text (byte {error.start}); convert it.") from None
+
+
+def _text_from_json(line: str, place: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UserError(f"{place} is not valid JSON; fix that line.") from None
+    text = value.get("text", value.get("prompt")) if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise UserError(f'{place} has no "text" or "prompt"; give {{"text": "..."}}.')
+    return text
+
+
+def standard_input() -> str:
+    """Reads all of standard input; UserError where it is not text."""
+    need(sys.stdin is not None, "There is no standard input; give a text or a file.")
+    try:
+        text = sys.stdin.read()
+        text.encode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"Standard input is not {error.encoding} text (byte {error.start}); convert it."
+        ) from None
+    except UnicodeEncodeError:
+        raise UserError(
+            "Standard input is not UTF-8 text; convert it, or set the terminal to UTF-8."
+        ) from None
+    return text
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """Parses ``--columns``, ``text=0,label=1``, into a dictionary."""
+    pairs = [field.partition("=") for field in text.split(",") if text]
+    if not all(equals and field and column for field, equals, column in pairs):
+        raise UserError(f'--columns is "{text}"; give PART=COLUMN, such as text=0,label=1.')
+    return {field.strip(): column.strip() for field, _, column in pairs}
+
+
+def unescape(text: str) -> str:
+    """A text in which \\n is a new line."""
+    return text.replace("\\n", "\n")
+
+
+Text = Annotated[str, read_text]
+Texts = Annotated[Words, read_texts]
+Prompts = Annotated[list[str], read_prompts]
+Edits = Annotated[Sequence[Any], parse_edits]
+Separator = Annotated[str, unescape]
+Columns = Annotated[dict[str, str], parse_columns]

@@ -81,22 +81,9 @@ def _run(words: list[str]) -> int:
     check_text(words)
     if words[0] == "help":
         words = [*words[1:], "--help"]
-    args = parser(words[:1]).parse(words)
-    for file in getattr(args, "use", ()):
-        from .config.extend import use
+    from .commands.signature import execute
 
-        use(file)
-    from .commands.common import Output
-    from .commands.signature import call
-
-    result = call(args.run, args)
-    if result is None or isinstance(result, int):
-        return result or 0
-    code = 0
-    for output in [result] if isinstance(result, Output) else result:
-        output.show(args.json)
-        code = output.exit_code
-    return code
+    return execute(parser(words[:1]).parse(words))
 
 
 def overview() -> str:

@@ -18,6 +18,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import need
+from .common import Output
 from .parsing import Parser
 
 EXPLAINED = re.compile(r"(\w+)(?: (\S+))?: (.+)")
@@ -127,6 +128,22 @@ def add_arguments(parser: Parser, function: Callable[..., Any], shared: str) -> 
     add(function)
     if "Output" in str(inspect.signature(function).return_annotation):
         parser.add_argument("--json", action="store_true", help=explained["json"][2])
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Runs the command, prints its results and returns the exit code."""
+    for file in getattr(args, "use", ()):
+        from ..config.extend import use
+
+        use(file)
+    result = call(args.run, args)
+    if result is None or isinstance(result, int):
+        return result or 0
+    exit_code = 0
+    for output in [result] if isinstance(result, Output) else result:
+        output.show(args.json)
+        exit_code = output.exit_code
+    return exit_code
 
 
 def call(function: Callable[..., Any], args: argparse.Namespace) -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -19,22 +17,6 @@ from ..errors import note as note
 from ..inspection import tables as tables
 
 REPORT_INTERVAL = 30.0  # seconds without a word on standard error, where it is not a terminal
-
-
-def file_or_input(name: str) -> str:
-    """A file's name; for ``-`` that of one that holds standard input for as long as the program
-    runs."""
-    if name != "-":
-        return name
-    import tempfile
-
-    from .options import standard_input
-
-    text, folder = standard_input(), Path(tempfile.mkdtemp(prefix="glassformer-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / ("standard-input.jsonl" if text.startswith("{") else "standard-input.txt")
-    path.write_text(text, encoding="utf-8")
-    return str(path)
 
 
 @dataclass(frozen=True)

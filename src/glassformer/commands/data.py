@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from .common import Output, count_noun, file_or_input, find_corpus, tables
-from .options import Separator
+from .common import Output, count_noun, find_corpus, tables
+from .options import Separator, file_or_input
 
 EXAMPLES = ("glassformer data", "glassformer data python-docs")
 

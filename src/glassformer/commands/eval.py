@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..errors import need, note
 from . import common
 from .common import Output, count_noun, progress_counter, tables
-from .options import Columns, Edits, ModelOptions, Separator
+from .options import Columns, Edits, ModelOptions, Separator, file_or_input
 from .signature import Count, Whole
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Evaluation:
     """A data set and how a model is held against it."""
 
     _: KW_ONLY
-    data: Annotated[str, common.file_or_input] | None = None
+    data: Annotated[str, file_or_input] | None = None
     batch: int | None = None
     edit: Edits = ()
     field: str = "text"

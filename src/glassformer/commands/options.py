@@ -211,6 +211,22 @@ def standard_input() -> str:
     return text
 
 
+def file_or_input(name: str) -> str:
+    """A file's name; for ``-`` that of one that holds standard input for as long as the program
+    runs."""
+    if name != "-":
+        return name
+    import atexit
+    import shutil
+    import tempfile
+
+    text, folder = standard_input(), Path(tempfile.mkdtemp(prefix="glassformer-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / ("standard-input.jsonl" if text.startswith("{") else "standard-input.txt")
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
 def parse_columns(text: str) -> dict[str, str]:
     """Parses ``--columns``, ``text=0,label=1``, into a dictionary."""
     pairs = [field.partition("=") for field in text.split(",") if text]

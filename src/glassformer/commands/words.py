@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UserError, need, note
 from . import common
 from .common import Output, count_noun, tables
-from .options import Columns, DeviceOptions, ModelOptions, Separator
+from .options import Columns, DeviceOptions, ModelOptions, Separator, file_or_input
 from .signature import Words
 
 EXAMPLES = (
@@ -74,7 +74,7 @@ def train(
     except UserError as error:
         raise UserError(str(error).replace("Settings.", "--")) from None
     path = common.new_file(out, corpus)
-    source = find(common.file_or_input(corpus), field, separator)
+    source = find(file_or_input(corpus), field, separator)
     text = vocabulary.index_words(vocabulary.sentences(source.texts()), least, source.name)
     note(f"{len(text):,} words of {source.name}, {len(text.words):,} different ones.")
     model, start = word2vec.Word2Vec(text, settings), time.perf_counter()

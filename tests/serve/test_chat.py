@@ -248,3 +248,40 @@ def test_a_grammar_that_fails_between_two_tokens_is_a_sentence() -> None:
     failed = True
     with pytest.raises(UserError, match="too many states"):
         Constraint(Matcher(), 12)([1, 2])
+
+
+REPEATED = "((a{1,100}){1,100}){1,100}"
+PROPERTIES = {f"property_{number}": {"type": "integer"} for number in range(1500)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "fails"),
+    [
+        ("regex", REPEATED, True),
+        ("json", {"enum": [f"value number {number}" for number in range(3000)]}, False),
+        ("json", {"type": "object", "properties": PROPERTIES}, False),
+        ("lark", "start: " + " | ".join(f'"{number}"' for number in range(7000)), False),
+    ],
+    ids=["repeated", "enum", "properties", "alternatives"],
+)
+def test_a_large_form_ends_alone_or_is_kept(kind: str, source: Any, fails: bool) -> None:
+    from glassformer.checkpoints.store import load
+    from glassformer.engine import Engine, Request
+    from glassformer.errors import UserError
+    from glassformer.page.models import shipped
+    from glassformer.serve import grammars
+
+    model, tokenizer = load(shipped())
+    assert tokenizer is not None
+    make = grammars.guide(tokenizer, model.config.embed.vocab, kind, source)
+    other = Request(tokenizer.encode("Romeo"), max_new=40, seed=2)
+    with Engine(model, tokenizer) as engine:
+        expected = engine.submit(other).result().completions[0].tokens
+        handle = engine.submit(Request(tokenizer.encode("O"), guide=make, n=2, max_new=60, seed=1))
+        neighbour = engine.submit(other)
+        if fails:
+            with pytest.raises(UserError, match="too large"):
+                handle.result()
+        else:
+            assert len(handle.result().completions) == 2
+        assert neighbour.result().completions[0].tokens == expected

@@ -100,6 +100,11 @@ def test_what_is_refused_is_not_counted_and_who_leaves_is(server: Server) -> Non
 def test_the_names_are_vllms_and_the_gauges_are_shares(server: Server) -> None:
     text = httpx.get(f"{server.url}/metrics").text
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", *COUNTED)
+    names += (
+        "num_preemptions_total",
+        "spec_decode_num_draft_tokens_total",
+        "spec_decode_num_accepted_tokens_total",
+    )
     for name in names:
         assert f"glassformer:{name}{{" in text, name
     assert 0 <= server.metric("kv_cache_usage_perc") <= 1 and "_created" not in text

@@ -273,7 +273,7 @@ def test_a_large_form_ends_alone_or_is_kept(kind: str, source: Any, fails: bool)
 
     model, tokenizer = load(shipped())
     assert tokenizer is not None
-    make = grammars.guide(tokenizer, model.config.embed.vocab, kind, source)
+    make = grammars.guide_factory(tokenizer, model.config.embed.vocab, kind, source)
     other = Request(tokenizer.encode("Romeo"), max_new=40, seed=2)
     with Engine(model, tokenizer) as engine:
         expected = engine.submit(other).result().completions[0].tokens

@@ -23,9 +23,11 @@ def run(term: Words = (), *, no_number: bool = False) -> Output:
 
     if not term:
         terms = glossary.terms()
-        rows = [(entry.name, entry.page, entry.sentence) for entry in terms]
-        records = [entry.to_dict() for entry in terms]
-        return Output(records, tables.lines(rows, left_columns=(0, 1, 2)))
+        listed = [(entry.name, entry.page, entry.sentence) for entry in terms]
+        return Output(
+            lambda: [entry.to_dict() for entry in terms],
+            tables.lines(listed, left_columns=(0, 1, 2)),
+        )
     entry = glossary.find(" ".join(term))
     number = None if no_number else glossary.live(entry)
     also = f" (also {', '.join(entry.also)})" if entry.also else ""

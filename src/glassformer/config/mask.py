@@ -152,7 +152,6 @@ class Strided(Rule):
 
     @property
     def union(self) -> Either:
-        """The equivalent union of simpler rules."""
         return Window(self.stride) | Every(self.stride)
 
     def allows(self, causal: bool) -> MaskFunction | None:
@@ -175,7 +174,6 @@ class Fixed(Rule):
 
     @property
     def union(self) -> Either:
-        """The equivalent union of simpler rules."""
         return Chunk(self.block) | Tail(self.block, self.summary)
 
     def allows(self, causal: bool) -> MaskFunction | None:
@@ -195,7 +193,6 @@ class _Combined(Rule):
         return max(rule.prefix_length for rule in self.rules)
 
     def _lookbacks(self) -> list[int]:
-        """Lookbacks of the rules that are bounded."""
         return [bound for bound in (rule.lookback for rule in self.rules) if bound is not None]
 
 
@@ -259,7 +256,6 @@ EXPRESSIONS[frozenset(get_args(MaskRule))] = _parse_expression
 
 
 def rules() -> dict[str, type]:
-    """Every rule that can be written down, by its name in small letters; ``member``s too."""
     return {
         name.lower(): kind for name, kind in members(MaskRule).items() if kind not in (Both, Either)
     }

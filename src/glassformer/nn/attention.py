@@ -178,7 +178,6 @@ class Attention(TracedModule):
         return flow.look(self, "k", k), flow.look(self, "v", v)
 
     def memory_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, K, S, D) of an encoder's output (B, S, C)."""
         return self.split(self.k(hidden), self.k_norm), self.split(self.v(hidden))
 
     def self_mask(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:

@@ -78,7 +78,6 @@ def kind_of(module: Any) -> type | None:
 
 
 def built() -> set[type]:
-    """Every config type that has a module."""
     return set(_MAKERS)
 
 

@@ -37,7 +37,6 @@ class PlacedEdit:
     """An edit that is told where the values stand; a plain function is not."""
 
     def __call__(self, path: str, x: Tensor, place: Place) -> Tensor:
-        """``x`` changed."""
         raise NotImplementedError
 
 
@@ -112,7 +111,6 @@ class Tape:
         return x
 
     def record(self, path: str, x: Tensor) -> None:
-        """Keep ``x`` where ``path`` is asked for."""
         if any(fnmatchcase(path, pattern) for pattern in self.patterns):
             self.records[path] = x if self.graph else x.detach()
 
@@ -238,5 +236,4 @@ class Flow:
         self.metrics[name] = row if metric is None else torch.cat((metric, row))
 
     def add_loss(self, name: str, loss: Tensor) -> None:
-        """Add to an auxiliary loss."""
         self.aux[name] = self.aux[name] + loss if name in self.aux else loss

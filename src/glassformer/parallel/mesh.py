@@ -62,17 +62,14 @@ class Mesh:
 
     @property
     def alone(self) -> bool:
-        """True if there is no other process."""
         return self.size == 1
 
     @property
     def is_first(self) -> bool:
-        """True on rank 0, which prints, locks and logs."""
         return self.rank == 0
 
     @property
     def is_first_here(self) -> bool:
-        """True on the first process of each machine."""
         return self._local == 0
 
     @property
@@ -81,7 +78,6 @@ class Mesh:
 
     @property
     def limit(self) -> datetime.timedelta:
-        """Timeout of a collective."""
         return datetime.timedelta(seconds=self.layout.timeout)
 
     # ------------------------------------------------------------------------------------ axes
@@ -94,7 +90,6 @@ class Mesh:
         return position
 
     def extent(self, *axes: str) -> int:
-        """Number of processes along these axes together."""
         return self.layout.size(*axes)
 
     def index(self, *axes: str, rank: int | None = None) -> int:
@@ -160,7 +155,6 @@ class Mesh:
 
     @property
     def data_parallel_size(self) -> int:
-        """Number of processes that each work on rows of their own."""
         return self.layout.rows
 
     @property
@@ -322,7 +316,6 @@ ALONE = Mesh(Parallel(data=1))
 
 
 def processes() -> int:
-    """Number of processes that ``torchrun`` started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 

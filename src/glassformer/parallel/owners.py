@@ -196,7 +196,6 @@ class Owners:
 
 
 def numbers(box: Box) -> int:
-    """Count of numbers in a box."""
     rows, columns = box
     return int((rows.stop - rows.start) * (columns.stop - columns.start))
 

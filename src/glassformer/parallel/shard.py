@@ -144,7 +144,6 @@ def draw(model: Any, mesh: Mesh, seed: int) -> None:
 
 
 def reductions(model: nn.Module) -> Iterator[Any]:
-    """The gradient reductions of all groups of weights."""
     return (module.gradient_sums for module in model.modules() if hasattr(module, "gradient_sums"))
 
 
@@ -186,7 +185,6 @@ class UnorderedSum:
         self.copies = mesh.group(*copies)
 
     def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what is sent or received."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -204,7 +202,6 @@ class UnorderedSum:
             reduce_scatter(output_tensor, input_tensor, op, group)
 
     def settle(self, output: Tensor) -> None:
-        """Add what the copies of this shard found."""
         if self.copies is not None:
             with self.mesh.watched():
                 torch.distributed.all_reduce(output, group=self.copies)
@@ -246,7 +243,6 @@ class OrderedSum(UnorderedSum):
         self.received = received.view(group.size(), -1).unbind()
 
     def settle(self, output: Tensor) -> None:
-        """Put the sum into ``output``."""
         received = self.received or (output.clone(),)
         place, last = self.near.index(self.mesh.rank), len(self.near) - 1
         before, self.received = self.sum, ()
@@ -287,7 +283,6 @@ def begin_round(model: nn.Module, first: bool, present: int) -> None:
 
 
 def in_shards(model: nn.Module) -> bool:
-    """True if ``shard`` has sharded this model."""
     return next(reductions(model), None) is not None
 
 

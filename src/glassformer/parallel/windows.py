@@ -49,7 +49,6 @@ class Window:
 
     @staticmethod
     def local(tensor: Any) -> Tensor:
-        """This process's rows of a DTensor, flat."""
         return tensor.to_local().detach().reshape(-1)  # type: ignore[no-any-return]
 
     def widened(self, local: Tensor) -> Tensor:
@@ -61,7 +60,6 @@ class Window:
         return wide
 
     def local_part(self, wide: Tensor) -> Tensor:
-        """Our numbers out of a window."""
         return wide if self.fits else wide[self.low - self.begin : self.high - self.begin]
 
     def share(self, wide: Tensor) -> Share:
@@ -89,7 +87,6 @@ class Window:
 
     @property
     def width(self) -> int:
-        """Numbers of a row, the last dimension."""
         return self.shape[-1] if len(self.shape) > 1 else 1
 
 

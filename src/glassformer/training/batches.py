@@ -56,7 +56,6 @@ class Batch:
     host: Any = None  # a Batch
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch on another device."""
         moved = self._map_tensors(lambda name, tensor: tensor.to(device, non_blocking=True))
         return moved if moved.tokens.is_cpu or not self.tokens.is_cpu else replace(moved, host=self)
 
@@ -70,7 +69,6 @@ class Batch:
         return indices.to(self.tokens.device, non_blocking=True)
 
     def pinned(self) -> Batch:
-        """The batch in memory that a GPU copies from while others compute."""
         return self._map_tensors(lambda name, tensor: tensor.pin_memory())
 
     def rows(self, low: int, high: int) -> Batch:
@@ -271,7 +269,6 @@ class Batches(Iterator[Batch]):
         ]
 
     def _draw(self) -> Iterator[RowBounds]:
-        """The next batch's rows, in order."""
         for cursor, count in zip(self._cursors, self._shares(), strict=True):
             yield from cursor.draw(count)
 
@@ -288,18 +285,15 @@ class Batches(Iterator[Batch]):
 
     @property
     def epoch(self) -> float:
-        """Times the corpus has been gone through; of a mixture, the corpus repeated most."""
         return max(cursor.epoch + cursor.index / cursor.size for cursor in self._cursors)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the corpora on disk."""
         return sum(
             cursor.rows.windows.itemsize * (cursor.rows.last + 1) for cursor in self._cursors
         )
 
     def state(self) -> dict[str, Any]:
-        """Returns the iterator's position as JSON values."""
         cursors = [[cursor.epoch, cursor.index, cursor.drawn] for cursor in self._cursors]
         return {**self._identity(), "order": self._order_kind, "cursors": cursors}
 
@@ -378,16 +372,13 @@ class Prepared(Iterator[Batch]):
 
     @property
     def epoch(self) -> float:
-        """Times the data has been gone through."""
         return getattr(self.batches, "epoch", 0)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the data on disk; 0 for examples, which are in memory."""
         return getattr(self.batches, "bytes", 0)
 
     def state(self) -> dict[str, Any]:
-        """Returns the iterator's position as JSON values."""
         return {"number": self.number, "batches": self.batches.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -416,7 +407,6 @@ def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
 
 
 def check_sizes(batch: int, context: int) -> None:
-    """UserError for a batch of no rows or tokens."""
     for name, number in (("batch", batch), ("context", context)):
         if number < 1:
             raise UserError(f"{name} is {number}; give an integer above 0.")

@@ -251,7 +251,6 @@ def _measured(
 
 
 def _work(model: nn.Module, batch: Batch) -> float:
-    """The FLOPs of a step, roughly."""
     return 6.0 * sum(p.numel() for p in model.parameters()) * batch.tokens.numel()
 
 

@@ -208,7 +208,6 @@ def train(
 
 
 def seed(number: int) -> None:
-    """Start every random generator that training uses from ``number``."""
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)

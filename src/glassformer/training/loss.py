@@ -57,12 +57,10 @@ class Loss:
 
     @property
     def total(self) -> Tensor:
-        """The scalar for backward; divide its gradients by the count of the whole batch."""
         return self.sum if self.aux is None else self.sum + self.aux * self.count
 
     @property
     def mean(self) -> float:
-        """The loss a target, without ``aux``."""
         return float(self.sum.detach()) / max(1, int(self.count))
 
 
@@ -119,7 +117,6 @@ def chosen_loss(model: Any, batch: Batch, smoothing: float) -> Loss:
 
 
 def tokens_in(batch: Batch) -> int | Tensor:
-    """The tokens of a batch that are not padding; those of a source are not counted."""
     return batch.tokens.numel() if batch.pos is None else (batch.pos >= 0).sum()
 
 
@@ -353,5 +350,4 @@ def _to_grad(
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
-    """The dtype for sums of x: fp32 at least."""
     return torch.promote_types(x.dtype, torch.float32)

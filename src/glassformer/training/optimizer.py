@@ -243,14 +243,12 @@ Not measured yet."""
 
 
 def _solved(matrices: list[Tensor]) -> list[Tensor]:
-    """The directions of one stack's matrices (R, C), in bf16."""
     updates = orthogonal(torch.stack([_wide(matrix).bfloat16() for matrix in matrices]))
     turned = [matrix.shape[0] > matrix.shape[1] for matrix in matrices]
     return [update.mT if turn else update for update, turn in zip(updates, turned, strict=True)]
 
 
 def _stack_numel(weights: Sequence[Tensor]) -> int:
-    """The largest number of elements in a stack of these matrices."""
     return STACK_NUMEL if not weights or weights[0].is_cpu else STACK_NUMEL_GPU
 
 

@@ -53,14 +53,11 @@ class Pieces:
             self._states[place] = dropout.get_state()
 
     def gather(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Gathers a tensor per local piece into one per piece of the batch, in order."""
         return list(vectors)
 
     def local(self, every: Sequence[Tensor]) -> list[Tensor]:
-        """Selects the local pieces' tensors from one per piece of the batch."""
         return list(every)
 
     @property
     def has_first(self) -> bool:
-        """True on the process that has the batch's first piece."""
         return True

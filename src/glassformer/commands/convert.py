@@ -84,7 +84,7 @@ def run(
         net = torch_files.load(library, Path(model), config)
         _check_vocabulary(named_tokenizer, tokenizer, net)
         fitting = named_tokenizer or _default_tokenizer(library, Path(model), net, target)
-        store.save(net, path, fitting, layout=layout)
+        store.save(net, path, fitting, layout=layout)  # type: ignore[arg-type]  # no GGUF here
         print(target)
         return
     opened = Checkpoint.open(model, context)

@@ -104,7 +104,7 @@ class Evaluation:
         """Returns the loss of a text."""
         from .. import evaluation
 
-        corpus = common.find_corpus(self.data, self.field, self.separator)
+        corpus = common.find_corpus(self.data, self.field, self.separator)  # type: ignore[arg-type]
         context = model.config.context if self.context is None else self.context
         stride = max(context // 2, 1) if self.stride is None else self.stride
         score = evaluation.score(
@@ -152,7 +152,7 @@ class Evaluation:
             beams=self.beams,
             length_penalty=self.length_penalty,
             max_new=self.max_new,
-            cut=self.cut,
+            cut=self.cut,  # type: ignore[arg-type]  # search checks it
             edits=self.edit,
         )
         join_words: Callable[[str], str] = evaluation.whole_words if self.whole_words else str

@@ -210,7 +210,8 @@ def write_continuations(
         "seed": seed,
     }
     samples, equals, requests = settings["samples"], Counter[tuple[int, ...]](), []
-    for start, source in zip(starts, sources or [None] * len(starts), strict=True):
+    absent: Any = [None] * len(starts)
+    for start, source in zip(starts, sources or absent, strict=True):
         prompt = tuple(source or start)
         request = engine.Request(
             start,

@@ -116,8 +116,13 @@ def _list(folder: Path, others: Path | None) -> Output:
         for exercise in exercises
     ]
     rows = [
-        (entry["name"], entry["state"], entry["title"], f"{entry['road']:g} {entry['page']}")
-        for entry in entries
+        (
+            exercise.name,
+            progress.state(exercise, record),
+            exercise.title,
+            f"{exercise.road:g} {exercise.page}",
+        )
+        for exercise in exercises
     ]
     todo = [entry["name"] for entry in entries if entry["state"] != "done"]
     ending = f"{len(entries) - len(todo)} of {len(entries)} done."

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import need, note
+from ..errors import UserError, need, note
 from .common import Output, count_noun, find_corpus, is_terminal, new_file, note_all, tables
 from .options import Columns, Edits, ModelOptions, Separator, Texts, edits_suffix
 from .signature import Words
@@ -69,15 +69,22 @@ def run(
         from ..inspection import TunedLens, logit_lens
 
         tuned_lens = None if tuned is None else TunedLens.load(tuned)
-        view = {"positions": positions, "track": track, "top": top, "tuned": tuned_lens}
         lens = logit_lens(
-            *options.load_with_tokenizer(), text[0], source=source, edits=edit, **view
+            *options.load_with_tokenizer(),
+            text[0],
+            source=source,
+            edits=edit,
+            positions=positions,
+            track=track,
+            top=top,
+            tuned=tuned_lens,
         )
         title = f"{lens.lens}{edits_suffix(edit)}: the likeliest token and its probability"
         place = f"\nat {lens.positions[-1]}:{lens.pieces[-1].shown}"
         return Output(lens.to_dict, [title, lens.text(), place, *lens.table()], lens.notes)
 
-    need(out is not None, "--fit writes a file; name it: --out FILE.safetensors.")
+    if out is None:
+        raise UserError("--fit writes a file; name it: --out FILE.safetensors.")
     need(
         not text and tuned is None,
         "--fit takes DATA alone; look at a text afterwards, with --tuned.",

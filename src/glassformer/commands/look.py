@@ -61,7 +61,7 @@ def run(
         pictures = (f"{alignment.path}\n{alignment.text(ascii_only())}" for alignment in drawn)
         return Output([alignment.to_dict() for alignment in drawn], ["\n\n".join(pictures)])
     if logprobs is not None or next is not None:
-        count = next if logprobs is None else logprobs
+        count = (next or 0) if logprobs is None else logprobs
         tokens = inspection.predictions(
             *options.load_with_tokenizer(), text, count, source=source, edits=edit
         )

@@ -242,7 +242,7 @@ def unescape(text: str) -> str:
 
 Text = Annotated[str, read_text]
 Texts = Annotated[Words, read_texts]
-Prompts = Annotated[list[str], read_prompts]
+Prompts = Annotated[tuple[str, ...], read_prompts]
 Edits = Annotated[Sequence[Any], parse_edits]
 Separator = Annotated[str, unescape]
 Columns = Annotated[dict[str, str], parse_columns]

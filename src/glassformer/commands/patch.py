@@ -69,7 +69,7 @@ def run(
         parts=[name.strip() for name in parts.split(",")],
         positions=positions,
         at=at,
-        source=tuple(source) if len(source) == 2 else source[0] if source else None,
+        source=(source[0], source[1]) if len(source) == 2 else source[0] if source else None,
     )
     options.note_untrained()
     metric = f"{grid.metric} of {grid.answer}"

@@ -39,7 +39,7 @@ Words = Sequence[str]
 
 def parameters(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:
     """Yields the function's parameters, each with its type."""
-    owner = function.__init__ if inspect.isclass(function) else function  # type: ignore[misc]
+    owner = function.__init__ if inspect.isclass(function) else function
     hints = get_type_hints(owner, include_extras=True)
     for parameter in inspect.signature(function).parameters.values():
         yield parameter, hints[parameter.name]

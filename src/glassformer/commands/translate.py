@@ -75,7 +75,7 @@ def run(
         best=best,
         length_penalty=length_penalty,
         max_new=max_new,
-        cut=cut,
+        cut=cut,  # type: ignore[arg-type]  # search checks it
         edits=edit,
         start=None if start is None else parse_tokens(start, tokenizer),
     )

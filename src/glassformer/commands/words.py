@@ -62,7 +62,7 @@ def train(
 
     try:
         settings = word2vec.Settings(
-            kind=kind,
+            kind=kind,  # type: ignore[arg-type]  # Settings checks it
             dim=dim,
             window=window,
             negative=negative,
@@ -318,7 +318,7 @@ def contexts(
         for term, *sentences in entries
     ]
     table = _read(vectors) if vectors else None
-    cosines = pair_cosines(*options.load_with_tokenizer(), pairs).tolist()
+    cosines = pair_cosines(*options.load_with_tokenizer(), pairs).tolist()  # type: ignore[arg-type]
     results, lines = [], []
     for (term, *sentences), layers in zip(entries, cosines, strict=True):
         result = {"word": term, "texts": sentences, "layers": layers}

@@ -47,9 +47,15 @@ class Box:
     tooltip: str = ""
 
     def svg(self) -> str:
-        size = {"x": self.x, "y": self.y, "width": self.width, "height": self.height}
-        title = element("title", written(self.tooltip)) if self.tooltip else ""
-        return element("rect", title, **size, fill=self.fill)
+        return element(
+            "rect",
+            element("title", written(self.tooltip)) if self.tooltip else "",
+            x=self.x,
+            y=self.y,
+            width=self.width,
+            height=self.height,
+            fill=self.fill,
+        )
 
     def paint(self, axes: Any) -> None:
         x = (self.x, self.x + self.width)
@@ -98,8 +104,9 @@ class Line:
 
     def svg(self) -> str:
         points = " ".join(f"{x + self.x:.1f},{y + self.y:.1f}" for x, y in self.points)
-        style = {"fill": "none", "stroke": self.stroke, "stroke_width": LINE_WIDTH}
-        return element("polyline", points=points, **style)
+        return element(
+            "polyline", points=points, fill="none", stroke=self.stroke, stroke_width=LINE_WIDTH
+        )
 
     def paint(self, axes: Any) -> None:
         x, y = np.transpose(self.points)
@@ -117,10 +124,17 @@ class Raster:
     pixels: Array
 
     def svg(self) -> str:
-        size = {"x": self.x, "y": self.y, "width": self.width, "height": self.height}
         data = base64.b64encode(png(self.pixels)).decode()
-        style = {"preserveAspectRatio": "none", "style": "image-rendering:pixelated"}
-        return element("image", **size, **style, href=f"data:image/png;base64,{data}")
+        return element(
+            "image",
+            x=self.x,
+            y=self.y,
+            width=self.width,
+            height=self.height,
+            preserveAspectRatio="none",
+            style="image-rendering:pixelated",
+            href=f"data:image/png;base64,{data}",
+        )
 
     def paint(self, axes: Any) -> None:
         extent = (self.x, self.x + self.width, self.y + self.height, self.y)

@@ -268,18 +268,18 @@ def test_validation_rows_may_not_change_on_resume(corpus, tmp_path):  # noqa: F8
 
 def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
     from glassformer import cli
-    from glassformer.commands import masks
 
     for error in (
         MemoryError(),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
     ):
 
-        def fail(given, error=error):
+        def fail(*_: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(masks, "run", fail)
-        assert cli.main(["masks"]) == 2 and "not enough memory" in capsys.readouterr().err
+        # where the command computes, whatever its signature
+        monkeypatch.setattr("glassformer.commands.signature.call", fail)
+        assert cli.main(["masks", "full"]) == 2 and "not enough memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def theirs(given: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict
                 model = gguf.load(target, None)
                 what = f"llama.cpp {kind}, embedding and head {said}"
                 weights = sum(
-                    place.end - place.begin for place in gguf.GGUF(target).places.values()
+                    place.end - place.start for place in gguf.GGUF(target).places.values()
                 )
                 line = {
                     "what": what,

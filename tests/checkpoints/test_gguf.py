@@ -23,7 +23,7 @@ from glassformer.nn import Model, build_model, lora
 from glassformer.nn.inference import inference
 from glassformer.nn.quantized import Layout, quantize_weights, quantized
 from glassformer.tokenizer import train
-from glassformer.tokenizer.gguf_file import BLOCKS, read
+from glassformer.tokenizer.gguf_file import BLOCKS, read_gguf
 
 TEXT = "the cat sat on the mat, and the dog sat on the cat. " * 20
 SMALL = {"dim": 64, "decoder.depth": 2, "context": 64, "embed.vocab": 300}
@@ -154,7 +154,7 @@ def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
     assert all(
         torch.equal(weight.decoded(), theirs[path].decoded()) for path, weight in mine.items()
     )
-    assert read(tmp_path / "a.gguf")[0]["general.file_type"] == gguf.FILE_TYPES["Q4_0"]
+    assert read_gguf(tmp_path / "a.gguf")[0]["general.file_type"] == gguf.FILE_TYPES["Q4_0"]
 
 
 @pytest.mark.parametrize(("bits", "kind"), [(8, "Q4_0"), (4, "Q8_0")])
@@ -184,7 +184,7 @@ def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path: Path) -> None:
 def test_rows_that_no_block_divides_are_f16(tmp_path: Path, shared_data: Path) -> None:
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     gguf.save(model, tmp_path / "stories.gguf", "Q8_0", tokenizer)
-    kinds = {name: place.kind for name, place in read(tmp_path / "stories.gguf")[1].items()}
+    kinds = {name: place.kind for name, place in read_gguf(tmp_path / "stories.gguf")[1].items()}
     assert kinds["blk.0.ffn_down.weight"] == "F16" and kinds["blk.0.ffn_up.weight"] == "Q8_0"
     back, reader = glassformer.load(tmp_path / "stories.gguf")
     text = "Once upon a time, there was a girl who didn't like 3 big dogs."

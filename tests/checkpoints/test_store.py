@@ -301,7 +301,7 @@ def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path: Path) -> Non
     assert not [name for name, _ in without.named_parameters() if name.endswith("bias")]
     store.save(without, tmp_path, layout="hf")
     published = tensorfiles.open_files(tmp_path)
-    biases = [published.read(name) for name in published.entries if name.endswith(".bias")]
+    biases = [published.load(name) for name in published.entries if name.endswith(".bias")]
     assert len(biases) > 4 and not any(bias.any() for bias in biases)
     with torch.no_grad():
         model.decoder.blocks[0].attn.out.bias[3] = 1e-3

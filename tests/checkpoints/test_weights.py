@@ -135,13 +135,13 @@ def test_several_of_theirs_join_in_unequal_parts(tmp_path: Path) -> None:
         f"blocks.0.{name}": numbers(n * size, dim) + n
         for name, n in (("q", heads), ("k", shared), ("v", shared))
     }
-    rule = Rule(theirs, (f"{B}.q", f"{B}.k", f"{B}.v"), parts=(heads, 2 * shared))
+    rule = Rule(theirs, (f"{B}.q", f"{B}.k", f"{B}.v"), widths=(heads, 2 * shared))
     written = there_and_back(Table((rule,)), ours, tmp_path)
     assert torch.equal(written["h.0.q"], ours["blocks.0.q"])
     assert torch.equal(written["h.0.kv"], torch.cat([ours["blocks.0.k"], ours["blocks.0.v"]]))
     fused = {"blocks.0.qkv": numbers(dim, 8 * size)}
     written = there_and_back(
-        Table((Rule(theirs, f"{B}.qkv", axis=1, parts=(1, 3)),)), fused, tmp_path
+        Table((Rule(theirs, f"{B}.qkv", axis=1, widths=(1, 3)),)), fused, tmp_path
     )
     assert torch.equal(written["h.0.q"], fused["blocks.0.qkv"][:, :6])
 
@@ -306,7 +306,7 @@ def test_a_tied_copy_is_compared_to_its_end(
         other[changed] += 1
         save_file({"a": numbers(5), "b": other, "c": numbers(5)}, tmp_path / "model.safetensors")
         published = tensorfiles.open_files(tmp_path)
-        assert published.same("a", "c") and not published.same("a", "b")
+        assert published.equal("a", "c") and not published.equal("a", "b")
 
 
 def test_the_format_of_most_numbers_is_the_files_own(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_files_are_those_of_the_safetensors_library(dtype: torch.dtype, tmp_path
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     ours = tensorfiles.open_files(tmp_path)
     for name, tensor in state.items():
-        for got in (theirs[name], ours.read(name)):
+        for got in (theirs[name], ours.load(name)):
             assert got.dtype == dtype and torch.equal(got.float(), tensor.float())
 
 
@@ -481,7 +481,7 @@ def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> No
             assert set(theirs.keys()) == set(published.entries)
             for name in published.entries:
                 assert torch.equal(
-                    published.read(name).view(torch.uint8),
+                    published.load(name).view(torch.uint8),
                     theirs.get_tensor(name).view(torch.uint8),
                 )
     assert 0 < accepted < len(trials)  # a letter of a name changed is still a good file
@@ -493,10 +493,10 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     published = tensorfiles.open_files(tmp_path)
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(UserError, match="ended while it was read"):
-        published.read("a")
+        published.load("a")
     path.unlink()
     with pytest.raises(UserError, match="cannot be read"):
-        published.read("a")
+        published.load("a")
 
 
 # ------------------------------------------------------------------------------------------ mapped
@@ -534,7 +534,7 @@ def test_a_large_file_is_mapped_and_stays_as_it_is(
     assert (
         address(ours["a"], path)
         and address(ours["b"], path)
-        and not address(published.read("a"), path)
+        and not address(published.load("a"), path)
     )
     published.release(theirs)
     assert torch.equal(ours["a"], theirs["a"])
@@ -556,7 +556,7 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     odd = mapped(tmp_path).take("a")
     assert torch.equal(odd, numbers) and odd.data_ptr() % 4 == 0
     save_file({"a": numbers}, path)
-    for name, answer in (("_stays", lambda device: False), ("mmap.mmap", refuse)):
+    for name, answer in (("_is_mappable", lambda device: False), ("mmap.mmap", refuse)):
         with monkeypatch.context() as patch:
             patch.setattr(f"glassformer.checkpoints.tensors.{name}", answer)
             assert torch.equal(mapped(tmp_path).take("a"), numbers)
@@ -579,8 +579,8 @@ def test_files_that_others_serve_are_not_mapped(
         f"{kind} host:/models rw\n"
     )
     monkeypatch.setattr(Path, "read_text", lambda *given, **named: mounts)
-    assert tensorfiles._stays(os.makedev(0, 44)) is stays
-    assert tensorfiles._stays(os.makedev(8, 1))
+    assert tensorfiles._is_mappable(os.makedev(0, 44)) is stays
+    assert tensorfiles._is_mappable(os.makedev(8, 1))
 
 
 def test_a_mapped_file_that_shrank_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -603,7 +603,7 @@ def test_our_files_begin_where_a_cache_line_begins(tmp_path: Path) -> None:
         assert callable(content)
         content(tmp_path / name)
     entries = headers.read_header(tmp_path / "model.safetensors")
-    assert entries["a"].begin % tensorfiles.ALIGNED == 0
+    assert entries["a"].start % tensorfiles.ALIGNED == 0
 
 
 # ------------------------------------------------------------------------------------------ shards
@@ -637,15 +637,15 @@ def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(
     files = [f"model-{number:05}-of-00004.safetensors" for number in (1, 1, 2, 3, 4)]
     assert placed["weight_map"] == dict(zip(ours, files, strict=True))
     assert all(
-        torch.equal(tensorfiles.open_files(tmp_path).read(name), tensor)
+        torch.equal(tensorfiles.open_files(tmp_path).load(name), tensor)
         for name, tensor in ours.items()
     )
 
 
 def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
     published = tensorfiles.open_files(sharded)
-    assert torch.equal(published.read("a"), numbers(2)) and torch.equal(
-        published.read("b"), numbers(3)
+    assert torch.equal(published.load("a"), numbers(2)) and torch.equal(
+        published.load("b"), numbers(3)
     )
 
 
@@ -680,7 +680,7 @@ def test_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None:
     save_file({"a": numbers(2)}, blobs / "0123")
     (snapshot / "one.safetensors").symlink_to("../../blobs/0123")
     index(snapshot, {"a": "one.safetensors"})
-    assert torch.equal(tensorfiles.open_files(snapshot).read("a"), numbers(2))
+    assert torch.equal(tensorfiles.open_files(snapshot).load("a"), numbers(2))
 
 
 def test_shards_missing_wrong_or_double(sharded: Path) -> None:
@@ -730,7 +730,7 @@ def test_a_file_of_the_hubs_cache_has_the_sha256_that_the_hub_says(tmp_path: Pat
     blob = blobs / hashlib.sha256(whole).hexdigest()
     blob.write_bytes(whole)
     (snapshot / "model.safetensors").symlink_to(blob)
-    assert torch.equal(tensorfiles.open_files(snapshot).read("a"), numbers(4, 4))
+    assert torch.equal(tensorfiles.open_files(snapshot).load("a"), numbers(4, 4))
     blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(UserError, match=r"sha256 is not what the hub says.*download"):
         tensorfiles.open_files(snapshot)

@@ -119,7 +119,7 @@ def log(folder):
 def moved(folder, step, start=0):
     """How far each weight has moved between two checkpoints."""
     one, other = (open_files(folder / f"step-{number:06d}") for number in (step, start))
-    return {name: one.read(name) - other.read(name) for name in one.entries}
+    return {name: one.load(name) - other.load(name) for name in one.entries}
 
 
 def near(processes, folder, axis, more, close):

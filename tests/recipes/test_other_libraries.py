@@ -529,7 +529,7 @@ kib = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for name in sys.argv[1:]:
     began, before = time.process_time(), kib()
     try:
-        torch_files._state(torch_files.read(Path(name)), Path(name))
+        torch_files._state(torch_files.read_archive(Path(name)), Path(name))
         said = "read"
     except UserError as error:
         said = str(error)

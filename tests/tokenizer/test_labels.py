@@ -6,21 +6,21 @@ import copy
 import json
 
 from glassformer.tokenizer import train
-from glassformer.tokenizer.labels import pieces, shown, text, visible
+from glassformer.tokenizer.labels import display_texts, pieces, text, visible
 
 
 def test_names_and_readable_ones() -> None:
     tokenizer = train("bpe", "the cat sat on the mat\n\tthe end " * 20, size=300)
     ids = [*tokenizer.encode("the cat\n\té"), tokenizer.eos or 0]
-    assert "".join(shown(tokenizer, ids)[:-3]) == "the·cat↵⇥"
-    assert shown(tokenizer, ids)[-1] == pieces(tokenizer, ids)[-1] == "<|endoftext|>"
-    assert shown(tokenizer, ids)[-3:-1] == ["⟨c3⟩", "⟨a9⟩"]  # halves of a character
+    assert "".join(display_texts(tokenizer, ids)[:-3]) == "the·cat↵⇥"
+    assert display_texts(tokenizer, ids)[-1] == pieces(tokenizer, ids)[-1] == "<|endoftext|>"
+    assert display_texts(tokenizer, ids)[-3:-1] == ["⟨c3⟩", "⟨a9⟩"]  # halves of a character
     assert pieces(tokenizer, ids) == [tokenizer.token(id) for id in ids]
     assert [text(tokenizer, id) for id in tokenizer.encode(" the")] == [" the"]
-    assert pieces(None, [3]) == shown(None, [3]) == ["#3"]
+    assert pieces(None, [3]) == display_texts(None, [3]) == ["#3"]
     assert (
         pieces(tokenizer, [tokenizer.size])
-        == shown(tokenizer, [tokenizer.size])
+        == display_texts(tokenizer, [tokenizer.size])
         == [f"#{tokenizer.size}"]
     )
 
@@ -29,7 +29,7 @@ def test_a_piece_is_its_name_in_data_and_survives_a_copy() -> None:
     tokenizer = train("bpe", "the cat sat on the mat " * 20, size=300)
     (piece,) = pieces(tokenizer, tokenizer.encode(" the"))
     assert json.dumps([piece]) == json.dumps(["Ġthe"])
-    assert (copy.deepcopy(piece), copy.deepcopy(piece).shown) == ("Ġthe", "·the")
+    assert (copy.deepcopy(piece), copy.deepcopy(piece).display) == ("Ġthe", "·the")
 
 
 def test_what_cannot_be_seen_has_a_sign() -> None:

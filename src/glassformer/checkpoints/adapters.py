@@ -48,7 +48,7 @@ class Matrix:
     outputs."""
 
     name: str
-    parts: tuple[tuple[str, int], ...]
+    layers: tuple[tuple[str, int], ...]
     transpose: bool = False
 
 
@@ -75,23 +75,23 @@ def _matrices(
 ) -> Iterator[Matrix]:
     """Every matrix of the files that is made of whole linear layers."""
     for link in links:
-        whole = (
-            len(link.theirs) == 1
-            and (len(link.ours) == 1 or link.rule.axis == 0)
+        is_linear = (
+            len(link.file_names) == 1
+            and (len(link.param_names) == 1 or link.rule.axis == 0)
             and not link.rule.axes
         )
         if (
-            whole
-            and all(name.endswith(".weight") for name in link.ours)
-            and link.theirs[0].endswith(".weight")
+            is_linear
+            and all(name.endswith(".weight") for name in link.param_names)
+            and link.file_names[0].endswith(".weight")
         ):
-            name = link.theirs[0].removeprefix(prefix).removesuffix(".weight")
-            parts = tuple(
-                (ours.removesuffix(".weight"), int(shapes[ours][0]))
-                for ours in link.ours
-                if ours in shapes
+            name = link.file_names[0].removeprefix(prefix).removesuffix(".weight")
+            layers = tuple(
+                (param.removesuffix(".weight"), int(shapes[param][0]))
+                for param in link.param_names
+                if param in shapes
             )
-            yield Matrix(name, parts, link.rule.transpose)
+            yield Matrix(name, layers, link.rule.transpose)
 
 
 # -------------------------------------------------------------------------------------- saving
@@ -105,10 +105,10 @@ def contents(model: Model, base: str) -> Contents:
     if not layers:
         return {**tensorfiles.contents(tensorfiles.plain(state), limit=1 << 62)}
     for links, prefix in _namings(model.config):
-        made = _matrices(links, prefix, weights.shapes(model.config))
-        matrices = {part: matrix for matrix in made for part, _ in matrix.parts}
-        whole = [link for link in links if state.keys() >= set(link.ours)]
-        saved = {name for link in whole for name in link.ours} | {
+        all_matrices = _matrices(links, prefix, weights.shapes(model.config))
+        matrices = {path: matrix for matrix in all_matrices for path, _ in matrix.layers}
+        complete_links = [link for link in links if state.keys() >= set(link.param_names)]
+        saved = {name for link in complete_links for name in link.param_names} | {
             f"{p}.{x}" for p in layers for x in ("down", "up")
         }
         if layers.keys() <= matrices.keys() and state.keys() <= saved:
@@ -120,9 +120,9 @@ def contents(model: Model, base: str) -> Contents:
         tensors[f"{PREFIX}{name}{UP}"] = up
         ranks[name] = (up.shape[1], scale)
     modules = set()
-    for link in whole:
+    for link in complete_links:
         for name, tensor in zip(
-            link.theirs, link.save([state[ours] for ours in link.ours]), strict=True
+            link.file_names, link.save([state[param] for param in link.param_names]), strict=True
         ):
             tensors[PREFIX + name.removeprefix(prefix)] = tensor
             modules.add(name.removeprefix(prefix).rpartition(".")[0])
@@ -135,11 +135,11 @@ def contents(model: Model, base: str) -> Contents:
 def _joined(matrix: Matrix, layers: Mapping[str, lora.LoRALinear]) -> tuple[Tensor, Tensor, float]:
     """down (R, I), up (O, R) and the scale of all changes within one matrix: side by side, zero
     elsewhere."""
-    inside = [layers[path] for path, _ in matrix.parts if path in layers]
+    inside = [layers[path] for path, _ in matrix.layers if path in layers]
     scale, none = inside[0].scale, inside[0].up.new_zeros
     ups = [
         layers[path].up.detach() * (layers[path].scale / scale) if path in layers else none(size, 0)
-        for path, size in matrix.parts
+        for path, size in matrix.layers
     ]
     return torch.cat([layer.down.detach() for layer in inside]), torch.block_diag(*ups), scale  # type: ignore[no-untyped-call]
 
@@ -154,8 +154,8 @@ def _page(
 ) -> dict[str, Any]:
     """The adapter_config.json, as PEFT's LoraConfig writes it."""
     rank, scale = next(iter(ranks.values()))
-    ends = {name.rpartition(".")[2] for name in chosen}
-    short = {matrix.name for matrix in every if matrix.name.rpartition(".")[2] in ends} == set(
+    suffixes = {name.rpartition(".")[2] for name in chosen}
+    short = {matrix.name for matrix in every if matrix.name.rpartition(".")[2] in suffixes} == set(
         chosen
     )
     kind = {config.Decoder: "CAUSAL_LM", config.EncoderDecoder: "SEQ_2_SEQ_LM"}.get(
@@ -171,7 +171,7 @@ def _page(
         "r": rank,
         "lora_alpha": _number(scale * rank),
         "lora_dropout": layer.drop.p,
-        "target_modules": sorted(ends if short else chosen),
+        "target_modules": sorted(suffixes if short else chosen),
         "modules_to_save": sorted(modules) or None,
         "rank_pattern": {name: r for name, (r, _) in ranks.items() if r != rank},
         "alpha_pattern": {
@@ -204,7 +204,7 @@ def attach(model: Model, folder: Path) -> None:
     if not (folder / PAGE).is_file():
         files = tensorfiles.open_files(folder)
         _copy(
-            {name: files.read(name) for name in files.entries},
+            {name: files.load(name) for name in files.entries},
             dict(model.named_parameters()),
             folder,
         )
@@ -215,12 +215,12 @@ def attach(model: Model, folder: Path) -> None:
     unknown: list[list[str]] = []
     for links, prefix in _namings(model.config):
         matrices = {m.name: m for m in _matrices(links, prefix, weights.shapes(model.config))}
-        wholes = {name.removeprefix(prefix) for link in links for name in link.theirs}
+        wholes = {name.removeprefix(prefix) for link in links for name in link.file_names}
         changed = {
             name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)
         }
-        rest = names - {name + part for name in changed for part in (DOWN, UP)}
-        unknown.append(sorted((changed - matrices.keys()) | (rest - wholes)))
+        full_weights = names - {name + suffix for name in changed for suffix in (DOWN, UP)}
+        unknown.append(sorted((changed - matrices.keys()) | (full_weights - wholes)))
         if not unknown[-1]:
             break
     else:
@@ -232,32 +232,36 @@ def attach(model: Model, folder: Path) -> None:
     for name in sorted(changed):
         layers |= _parted(matrices[name], *_halves(files, name, matrices[name], page))
     lora.adapt(model, {path: (len(down), scale) for path, (down, _, scale) in layers.items()})
-    mine = dict(model.named_parameters())
-    given: dict[str, Tensor] = {}
+    params = dict(model.named_parameters())
+    values: dict[str, Tensor] = {}
     for path, (down, up, _) in layers.items():
-        given |= {f"{path}.down": down, f"{path}.up": up}
+        values |= {f"{path}.down": down, f"{path}.up": up}
     for link in links:
-        if rest.issuperset(name.removeprefix(prefix) for name in link.theirs):
-            theirs = [files.read(PREFIX + name.removeprefix(prefix)) for name in link.theirs]
-            shapes = [tuple(mine[name].shape) for name in link.ours]
-            given |= zip(link.ours, link.load(theirs, shapes), strict=True)
-    _copy(given, mine, folder)
+        if full_weights.issuperset(name.removeprefix(prefix) for name in link.file_names):
+            file_tensors = [
+                files.load(PREFIX + name.removeprefix(prefix)) for name in link.file_names
+            ]
+            shapes = [tuple(params[name].shape) for name in link.param_names]
+            values |= zip(link.param_names, link.load(file_tensors, shapes), strict=True)
+    _copy(values, params, folder)
 
 
 def _parted(
     matrix: Matrix, down: Tensor, up: Tensor, scale: float
 ) -> dict[str, tuple[Tensor, Tensor, float]]:
     """The changes of our layers in one matrix, each without the ranks that are zero in it."""
-    found = {}
-    for (path, _), part in zip(
-        matrix.parts, torch.split(up, [size for _, size in matrix.parts]), strict=True
+    changes = {}
+    for (path, _), up_slice in zip(
+        matrix.layers, torch.split(up, [size for _, size in matrix.layers]), strict=True
     ):
-        used = (
-            part.ne(0).any(0) if len(matrix.parts) > 1 else torch.ones(len(down), dtype=torch.bool)
+        nonzero = (
+            up_slice.ne(0).any(0)
+            if len(matrix.layers) > 1
+            else torch.ones(len(down), dtype=torch.bool)
         )
-        if used.any():
-            found[path] = (down[used], part[:, used], scale)
-    return found
+        if nonzero.any():
+            changes[path] = (down[nonzero], up_slice[:, nonzero], scale)
+    return changes
 
 
 KNOWN = {
@@ -302,12 +306,13 @@ def _check_page(page: Mapping[str, Any], path: Path) -> None:
     for key, value in page.items():
         allowed = ALLOWED.get(key, (False, None, {}, []))
         plain = any(
-            value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed
+            value == choice and isinstance(value, bool) == isinstance(choice, bool)
+            for choice in allowed
         )
-        shown = json.dumps(value, default=str)[:80]
+        value_text = json.dumps(value, default=str)[:80]
         need(
             plain or key in KNOWN,
-            f'{path} says "{key}": {shown}; only {json.dumps(allowed[0])} is read here.',
+            f'{path} says "{key}": {value_text}; only {json.dumps(allowed[0])} is read here.',
         )
     for keys, kind, named in (
         (("r",), int, "a number"),
@@ -321,12 +326,12 @@ def _check_page(page: Mapping[str, Any], path: Path) -> None:
             value = page.get(key)
             fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
             listed = isinstance(value, list) and not all(
-                isinstance(one, str | int) for one in value
+                isinstance(item, str | int) for item in value
             )
-            shown = json.dumps(value, default=str)[:80]
+            value_text = json.dumps(value, default=str)[:80]
             need(
                 value is None or (fits and not listed),
-                f'{path} says "{key}": {shown}; it must be {named}.',
+                f'{path} says "{key}": {value_text}; it must be {named}.',
             )
     for key in ("rank_pattern", "alpha_pattern"):
         for name, value in dict(page.get(key) or {}).items():
@@ -343,28 +348,28 @@ def _halves(
 ) -> tuple[Tensor, Tensor, float]:
     """down (R, I), up (O, R) and the scale of a change; UserError where the files and the page do
     not agree."""
-    where = f"{files.folder}: the change of {name}"
-    halves = [PREFIX + name + part for part in (DOWN, UP)]
+    prefix = f"{files.folder}: the change of {name}"
+    halves = [PREFIX + name + suffix for suffix in (DOWN, UP)]
     need(
         all(half in files.entries for half in halves),
-        f"{where} has only one of lora_A and lora_B; restore the other.",
+        f"{prefix} has only one of lora_A and lora_B; restore the other.",
     )
-    down, up = map(files.read, halves)
-    outputs = sum(size for _, size in matrix.parts)
+    down, up = map(files.load, halves)
+    outputs = sum(size for _, size in matrix.layers)
     fits = down.ndim == up.ndim == 2 and len(down) == up.shape[1] > 0 and len(up) == outputs
     need(
         fits,
-        f"{where} is {list(down.shape)} by {list(up.shape)}, not (rank, inputs) by "
+        f"{prefix} is {list(down.shape)} by {list(up.shape)}, not (rank, inputs) by "
         f"({outputs}, rank); check it.",
     )
     rank = _patterned(page, "rank_pattern", name, page.get("r"))
     need(
         rank in (None, len(down)),
-        f"{where} has rank {len(down)} and {PAGE} says {rank}; fix one of them.",
+        f"{prefix} has rank {len(down)} and {PAGE} says {rank}; fix one of them.",
     )
     need(
         _targets(page, name),
-        f"{where} is not one that {PAGE} targets; fix target_modules or layers_to_transform there.",
+        f"{prefix} is not one that {PAGE} targets; fix target_modules or layers_to_transform there.",
     )
     alpha = _patterned(page, "alpha_pattern", name, page.get("lora_alpha", 8))
     fits = type(alpha) in (int, float) and abs(alpha) < 1e30
@@ -381,13 +386,13 @@ def _patterned(page: Mapping[str, Any], key: str, name: str, default: Any) -> An
 
 
 def _targets(page: Mapping[str, Any], name: str) -> bool:
-    """Whether the page's target_modules, exclude_modules and layers_to_transform let a layer be
+    """True where the page's target_modules, exclude_modules and layers_to_transform let a layer be
     changed, as in PEFT."""
 
     def listed(names: Any) -> bool:
         if isinstance(names, str):
             return names == "all-linear" or _match(names, name) is not None
-        return any(name == one or name.endswith(f".{one}") for one in names)
+        return any(name == target or name.endswith(f".{target}") for target in names)
 
     if page.get("exclude_modules") and listed(page["exclude_modules"]):
         return False
@@ -398,16 +403,16 @@ def _targets(page: Mapping[str, Any], name: str) -> bool:
         return True
     # of the first number in the name, not of an expert's
     above = page.get("layers_pattern") or "[^.]*"
-    found = [
-        _match(one, name, r".*?\.", r"\.(\d+)\.")
-        for one in ([above] if isinstance(above, str) else above)
+    matches = [
+        _match(pattern, name, r".*?\.", r"\.(\d+)\.")
+        for pattern in ([above] if isinstance(above, str) else above)
     ]
-    number = next((int(match[match.re.groups]) for match in found if match), None)
+    number = next((int(match[match.re.groups]) for match in matches if match), None)
     return number in (layers if isinstance(layers, list) else [layers])
 
 
 def _match(pattern: str, name: str, before: str = "", after: str = "$") -> re.Match[str] | None:
-    """How a pattern of a file fits a name; UserError for one that could take for ever."""
+    """Matches a pattern of a file with a name; UserError for one that could take for ever."""
     slow = (
         len(re.findall(r"[*+?{]", pattern)) > 3
         or re.search(r"\)[*+{]", pattern)
@@ -426,10 +431,10 @@ def _match(pattern: str, name: str, before: str = "", after: str = "$") -> re.Ma
         ) from None
 
 
-def _copy(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], folder: Path) -> None:
+def _copy(values: Mapping[str, Tensor], params: Mapping[str, Tensor], folder: Path) -> None:
     with torch.no_grad():
-        for name, tensor in given.items():
-            fits = name in mine and mine[name].shape == tensor.shape
+        for name, tensor in values.items():
+            fits = name in params and params[name].shape == tensor.shape
             need(
                 fits,
                 f"{folder} holds {name} of the shape {list(tensor.shape)}, which its base has "
@@ -439,4 +444,4 @@ def _copy(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], folder: Path)
                 is_finite(tensor),
                 f"{folder}: {name} holds NaN or infinite numbers; load another checkpoint.",
             )
-            mine[name].copy_(tensor)
+            params[name].copy_(tensor)

@@ -56,8 +56,8 @@ SOURCE = "source_tokenizer.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a name stands for: ``folder`` (None: a recipe, a shape without weights) and the
-    ``config`` of its model.
+    """A model by its name: ``folder`` (None: a recipe, a shape without weights) and the ``config``
+    of its model.
 
     ``recipe``: whose names the files use (None: our own). ``base``: the name of the model that the
     folder holds only a change of. ``labels``: the names of what the model chooses from, in the
@@ -83,18 +83,18 @@ class Checkpoint:
         LongRopeScaling takes its long factors where they are more than its length. Raises UserError
         where no model is described there.
         """
-        found = resolve(name)
-        if not isinstance(found, Path):
-            opened = cls(str(name), None, found)
+        target = resolve(name)
+        if not isinstance(target, Path):
+            opened = cls(str(name), None, target)
         else:
-            base = None if found.is_file() else base_of(found)
-            whole = base is None or context is None
+            base = None if target.is_file() else base_of(target)
+            allowed = base is None or context is None
             need(
-                whole,
-                f"{found} is a change of {base}, which has a context of its own; leave "
+                allowed,
+                f"{target} is a change of {base}, which has a context of its own; leave "
                 "context out.",
             )
-            opened = _read(str(name), found, base)
+            opened = _read(str(name), target, base)
         return (
             opened
             if context is None
@@ -103,11 +103,11 @@ class Checkpoint:
 
     @property
     def gguf(self) -> bool:
-        """Whether ``folder`` is no folder but a file of llama.cpp's."""
+        """True where ``folder`` is a single file of llama.cpp's."""
         return self.folder is not None and self.folder.suffix == GGUF and self.folder.is_file()
 
     def weights(self) -> Headers:
-        """Where the tensors lie; UserError where there are none."""
+        """Headers of the files that hold the tensors; UserError where there are none."""
         assert self.folder is not None
         return self.headers or read_headers(self.folder)
 
@@ -166,10 +166,10 @@ class Checkpoint:
             files = Files(self.weights(), mapped)
             verify(self.folder, "model", "adapter")  # a header that lies was named by now
             if self.quantization is not None:
-                page = few_bits.Page.read(self.quantization, str(self.folder / CONFIG))
-                own = loading.dtype_of(page.dtype)
+                page = few_bits.Page.parse(self.quantization, str(self.folder / CONFIG))
+                page_dtype = loading.dtype_of(page.dtype)
                 return few_bits.load(
-                    self.config, page, files, kind or own or files.dtype, device
+                    self.config, page, files, kind or page_dtype or files.dtype, device
                 ).eval()
             return loading.load_model(
                 self.config, self.recipe, files, kind or files.dtype, device, layout
@@ -214,20 +214,29 @@ class Checkpoint:
             return loading.Fitted(model.eval(), tuple(weights.shapes(cfg)), ())
         shared = loading.differing_ends(cfg, self.config, str(self.folder), anew)
         if self.base is not None or self.quantization is not None or self.gguf:
-            given = dict(self.model(dtype=kind, device=device).named_parameters())
-            model = loading.new_model(cfg, kind or next(iter(given.values())).dtype, device, seed)
-            loading.copy_weights(model, given, shared)
+            source_params = dict(self.model(dtype=kind, device=device).named_parameters())
+            model = loading.new_model(
+                cfg, kind or next(iter(source_params.values())).dtype, device, seed
+            )
+            loading.copy_weights(model, source_params, shared)
         else:
             files = Files(self.weights())
             verify(self.folder, "model", "adapter")
             model = loading.new_model(cfg, kind or files.dtype, device, seed)
-            links, shapes = loading.linked(self.config, self.recipe, files)
-            wanted = {path: weight for path, weight in model.named_parameters() if path in shared}
+            links, shapes = loading.check_links(self.config, self.recipe, files)
+            shared_params = {
+                path: weight for path, weight in model.named_parameters() if path in shared
+            }
             weights.fill(
-                [link for link in links if shared.issuperset(link.ours)], files, wanted, shapes
+                [link for link in links if shared.issuperset(link.param_names)],
+                files,
+                shared_params,
+                shapes,
             )
-        here, there = weights.shapes(cfg), weights.shapes(self.config)
-        new, unused = (tuple(path for path in side if path not in shared) for side in (here, there))
+        new_shapes, old_shapes = weights.shapes(cfg), weights.shapes(self.config)
+        new, unused = (
+            tuple(path for path in side if path not in shared) for side in (new_shapes, old_shapes)
+        )
         return loading.Fitted(model.eval(), new, unused)
 
     def tokenizer(self) -> Tokenizer | None:
@@ -238,10 +247,10 @@ class Checkpoint:
 
             assert self.folder is not None
             return gguf.open_tokenizer(self.folder)
-        found = None if self.folder is None else open_tokenizer(self.folder)
-        if found is not None:
-            found.source_tokenizer = self.source_tokenizer()
-        return found
+        tokenizer = None if self.folder is None else open_tokenizer(self.folder)
+        if tokenizer is not None:
+            tokenizer.source_tokenizer = self.source_tokenizer()
+        return tokenizer
 
     def source_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the model's encoder reads by, None where both sides have one."""
@@ -267,7 +276,7 @@ def open_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether ``open_tokenizer`` finds one there; nothing is opened."""
+    """True where ``open_tokenizer`` finds one in the folder; nothing is opened."""
     if (folder / "source.spm").exists() and not (folder / "tokenizer.json").exists():
         return False
     return any((folder / name).exists() for name in TOKENIZERS) or any(folder.glob("*.tiktoken"))
@@ -281,31 +290,31 @@ def base_of(folder: Path) -> str | None:
     to one of them.
     """
     first = base = _base_named(folder)
-    seen = {folder.resolve()}
+    visited = {folder.resolve()}
     while base is not None:
         try:
-            found = resolve(base)
+            target = resolve(base)
         except UserError:  # who loads it says what is wrong with it
             break
-        if not isinstance(found, Path):
+        if not isinstance(target, Path):
             break
-        again = found.resolve() in seen
+        again = target.resolve() in visited
         need(
             not again,
-            f"{folder} is a change of {first}, which is itself a change of {found}; "
+            f"{folder} is a change of {first}, which is itself a change of {target}; "
             "name another base.",
         )
-        seen.add(found.resolve())
-        base = _base_named(found)
+        visited.add(target.resolve())
+        base = _base_named(target)
     return first
 
 
 def _base_named(folder: Path) -> str | None:
     for page, key in ((CONFIG, "base"), (ADAPTER, "base_model_name_or_path")):
         with contextlib.suppress(UserError):  # who reads the page says what is wrong with it
-            found = files.read_json(folder / page).get(key)
-            if isinstance(found, str) and found:
-                return found
+            base = files.read_json(folder / page).get(key)
+            if isinstance(base, str) and base:
+                return base
     return None
 
 
@@ -361,8 +370,8 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
 def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
     with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
         named = raw["id2label"]
-        given = tuple(str(named[str(number)]) for number in range(len(named)))
-        return () if all(re.fullmatch(r"LABEL_\d+", label) for label in given) else given
+        labels = tuple(str(named[str(number)]) for number in range(len(named)))
+        return () if all(re.fullmatch(r"LABEL_\d+", label) for label in labels) else labels
     return ()
 
 

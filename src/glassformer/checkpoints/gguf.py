@@ -25,7 +25,7 @@ from ..recipes import gguf as recipe
 from ..tokenizer import Tokenizer
 from ..tokenizer.gguf import from_fields
 from ..tokenizer.gguf_fields import fields_of
-from ..tokenizer.gguf_file import ALIGNMENT, BLOCKS, LIST, MAGIC, NAMES, SIZED, TEXT, read
+from ..tokenizer.gguf_file import ALIGNMENT, BLOCKS, LIST, MAGIC, NAMES, SIZED, TEXT, read_gguf
 from . import weights
 from .gguf_blocks import CODED, Numbers, decode, join, split
 from .headers import Entry, Headers
@@ -43,9 +43,9 @@ class GGUF(Files):
     """The tensors of a file by name, as numbers of fp32; those of Q8_0 and Q4_0 also as codes."""
 
     def __init__(self, path: Path) -> None:
-        self.fields, self.places = read(path)
+        self.fields, self.places = read_gguf(path)
         entries = {
-            name: Entry(path, "F32", p.shape, p.begin, p.end) for name, p in self.places.items()
+            name: Entry(path, "F32", p.shape, p.start, p.end) for name, p in self.places.items()
         }
         super().__init__(Headers(path, entries))
 
@@ -53,21 +53,21 @@ class GGUF(Files):
         """The blocks of a tensor, (.., bytes of one)."""
         place = self.places[name]
         numbers, width = BLOCKS[place.kind]
-        whole = np.fromfile(
-            self.entries[name].path, np.uint8, place.end - place.begin, offset=place.begin
+        blocks = np.fromfile(
+            self.entries[name].path, np.uint8, place.end - place.start, offset=place.start
         )
         need(
-            len(whole) == place.end - place.begin,
+            len(blocks) == place.end - place.start,
             f"{self.folder} ended while it was read; copy it again.",
         )
-        return whole.reshape(*place.shape[:-1], place.shape[-1] // numbers, width)
+        return blocks.reshape(*place.shape[:-1], place.shape[-1] // numbers, width)
 
-    def read(self, name: str) -> Tensor:
+    def load(self, name: str) -> Tensor:
         return torch.from_numpy(
             decode(self.places[name].kind, self.raw(name)).reshape(self.places[name].shape)
         )
 
-    take = read
+    take = load
 
     def codes(self, name: str) -> tuple[Tensor, Tensor]:
         """The codes (N, C) int8 and scales (N, C / 32) of a tensor of Q8_0 or Q4_0."""
@@ -84,7 +84,7 @@ def open_config(path: Path) -> config.Model:
 
 def open_tokenizer(path: Path) -> Tokenizer | None:
     """The tokenizer in a file, None where it has no vocabulary."""
-    fields, _ = read(path)
+    fields, _ = read_gguf(path)
     return (
         None
         if "tokenizer.ggml.tokens" not in fields
@@ -93,14 +93,14 @@ def open_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def name(path: Path) -> str:
-    """What a file calls its model, or else what the file is called."""
-    said = read(path)[0].get("general.name")
-    return said if isinstance(said, str) and said.strip() else path.stem
+    """Name of the model in a file (general.name), or else the file's stem."""
+    title = read_gguf(path)[0].get("general.name")
+    return title if isinstance(title, str) and title.strip() else path.stem
 
 
 def _config(file: GGUF, path: Path) -> config.Model:
     shapes = {name: place.shape for name, place in file.places.items()}
-    factors = file.read(recipe.FACTORS).flatten().tolist() if recipe.FACTORS in shapes else None
+    factors = file.load(recipe.FACTORS).flatten().tolist() if recipe.FACTORS in shapes else None
     return recipe.read_config(file.fields, shapes, factors, str(path))
 
 
@@ -116,27 +116,33 @@ def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
     must_fit(cfg, kind, device) if dtype is not None else None
     model = build_model(cfg, device="meta", dtype=kind)
     coded = set(quantized.plan(model, quantized.Layout(8))) if dtype is None else set()
-    where = torch.device(device or torch.get_default_device())
-    allocate(model, where)
+    target_device = torch.device(device or torch.get_default_device())
+    allocate(model, target_device)
     for link in links:
-        bits = CODED.get(file.places[link.theirs[0]].kind) if coded.issuperset(link.ours) else None
+        bits = (
+            CODED.get(file.places[link.file_names[0]].kind)
+            if coded.issuperset(link.param_names)
+            else None
+        )
         if bits is None:
             weights.fill([link], file, dict(model.named_parameters()), shapes)
             continue
-        codes, scales = file.codes(link.theirs[0])
+        codes, scales = file.codes(link.file_names[0])
         need(
             is_finite(scales),
-            f"{path}: {link.theirs[0]} has scales that are not finite; copy it again.",
+            f"{path}: {link.file_names[0]} has scales that are not finite; copy it again.",
         )
-        groups = [(shapes[name][0], scales.shape[1]) for name in link.ours]
-        both = zip(
-            link.load([codes], [shapes[n] for n in link.ours]),
+        groups = [(shapes[name][0], scales.shape[1]) for name in link.param_names]
+        code_pairs = zip(
+            link.load([codes], [shapes[n] for n in link.param_names]),
             link.load([scales], groups),
             strict=True,
         )
-        for name, (part, own) in zip(link.ours, both, strict=True):
-            held = quantized.Codes.of((part.contiguous(), own.contiguous()), bits, 32).to(where)
-            quantized.put(model, name, quantized.parameter(held, kind))
+        for name, (param_codes, param_scales) in zip(link.param_names, code_pairs, strict=True):
+            packed = quantized.Codes.of(
+                (param_codes.contiguous(), param_scales.contiguous()), bits, 32
+            ).to(target_device)
+            quantized.put(model, name, quantized.parameter(packed, kind))
     return model.eval()
 
 
@@ -163,8 +169,10 @@ def save(
         kind in FILE_TYPES,
         f"GGUF files are written in {', '.join(FILE_TYPES)}, not in {kind}; give one of them.",
     )
-    held = Counter(weight.quantized_data.bits for weight in quantized.quantized(model).values())
-    bits = held.most_common(1)[0][0] if held else None
+    bit_counts = Counter(
+        weight.quantized_data.bits for weight in quantized.quantized(model).values()
+    )
+    bits = bit_counts.most_common(1)[0][0] if bit_counts else None
     again = (
         f"This model's matrices are codes of {bits} bits, and {kind} would round them a second "
         "time; leave --numbers"
@@ -182,19 +190,21 @@ def save(
         fields |= fields_of(tokenizer, model.config.embed.vocab)
     parameters = dict(model.named_parameters())
     shapes = weights.shapes(model.config)
-    found = [_tensor(link, parameters, shapes, kind) for link in weights.links(table, shapes)]
+    tensors = [_tensor(link, parameters, shapes, kind) for link in weights.links(table, shapes)]
     if factors is not None:
-        one = np.asarray(factors, "<f4")
-        found.append((recipe.FACTORS, "F32", (len(factors),), lambda: one.view(np.uint8)))
+        factor_array = np.asarray(factors, "<f4")
+        tensors.append(
+            (recipe.FACTORS, "F32", (len(factors),), lambda: factor_array.view(np.uint8))
+        )
     numbers = Counter[str]()
-    for _, stored, shape, _ in found:
+    for _, stored, shape, _ in tensors:
         numbers[stored] += math.prod(shape)
     fields["general.file_type"] = FILE_TYPES[numbers.most_common(1)[0][0]]
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary(path.parent, ".saving-") as beside:
-        _write(beside / path.name, fields, found)
+        _write(beside / path.name, fields, tensors)
         (beside / path.name).replace(path)
-    return Counter(stored for _, stored, _, _ in found)
+    return Counter(stored for _, stored, _, _ in tensors)
 
 
 Made = tuple[str, str, tuple[int, ...], Callable[[], Numbers]]
@@ -205,25 +215,29 @@ def _tensor(
     link: weights.Link, parameters: Mapping[str, Any], shapes: Mapping[str, Any], kind: str
 ) -> Made:
     """One of their tensors, of our parameters."""
-    ours = [parameters[name] for name in link.ours]
-    sketch = link.save([torch.empty(shapes[name], device="meta") for name in link.ours])[0]
-    shape, name = tuple(sketch.shape), link.theirs[0]
-    held = [one.quantized_data for one in ours if isinstance(one, quantized.QuantizedWeight)]
-    alike = len({one.bits for one in held}) == 1
-    if alike and len(held) == len(ours) and shape[-1] % 32 == 0:
-        own = "Q8_0" if held[0].bits == 8 else "Q4_0"
+    params = [parameters[name] for name in link.param_names]
+    sketch = link.save([torch.empty(shapes[name], device="meta") for name in link.param_names])[0]
+    shape, name = tuple(sketch.shape), link.file_names[0]
+    codes = [
+        weight.quantized_data for weight in params if isinstance(weight, quantized.QuantizedWeight)
+    ]
+    alike = len({code.bits for code in codes}) == 1
+    if alike and len(codes) == len(params) and shape[-1] % 32 == 0:
+        code_kind = "Q8_0" if codes[0].bits == 8 else "Q4_0"
         return (
             name,
-            own,
+            code_kind,
             shape,
-            lambda: _blocks(own, link, [(one.unpacked(), one.fine_scales()) for one in held]),
+            lambda: _blocks(
+                code_kind, link, [(code.unpacked(), code.fine_scales()) for code in codes]
+            ),
         )
     if len(shape) == 1 or name.startswith("position_embd"):
         return (
             name,
             "F32",
             shape,
-            lambda: _plain("F32", link.save([one.detach() for one in ours])[0]),
+            lambda: _plain("F32", link.save([param.detach() for param in params])[0]),
         )
     if kind not in CODED or shape[-1] % 32:
         plain = "F16" if kind in CODED else kind
@@ -231,19 +245,19 @@ def _tensor(
             name,
             plain,
             shape,
-            lambda: _plain(plain, link.save([one.detach() for one in ours])[0]),
+            lambda: _plain(plain, link.save([param.detach() for param in params])[0]),
         )
     rounded = nearest if kind == "Q8_0" else searched
     return (
         name,
         kind,
         shape,
-        lambda: _blocks(kind, link, [rounded(one.detach(), CODED[kind], 32) for one in ours]),
+        lambda: _blocks(kind, link, [rounded(param.detach(), CODED[kind], 32) for param in params]),
     )
 
 
-def _blocks(kind: str, link: weights.Link, parts: Iterable[tuple[Tensor, Tensor]]) -> Numbers:
-    codes, scales = (link.save(list(side))[0].numpy() for side in zip(*parts, strict=True))
+def _blocks(kind: str, link: weights.Link, pairs: Iterable[tuple[Tensor, Tensor]]) -> Numbers:
+    codes, scales = (link.save(list(side))[0].numpy() for side in zip(*pairs, strict=True))
     return join(kind, codes.reshape(-1, 32), scales.reshape(-1, 1)).reshape(-1)
 
 

@@ -31,10 +31,10 @@ def decode(kind: str, raw: Numbers) -> Numbers:
 
 def split(kind: str, raw: Numbers) -> tuple[Numbers, Numbers]:
     """The codes (.., 32) int8 and the scale (.., 1) fp16 of blocks of Q8_0 and Q4_0."""
-    scale, rest = raw[..., :2].copy().view("<f2"), raw[..., 2:]
+    scale, body = raw[..., :2].copy().view("<f2"), raw[..., 2:]
     if kind == "Q8_0":
-        return rest.view(np.int8), scale
-    return np.concatenate((rest & 15, rest >> 4), -1).astype(np.int8) - 8, scale
+        return body.view(np.int8), scale
+    return np.concatenate((body & 15, body >> 4), -1).astype(np.int8) - 8, scale
 
 
 def join(kind: str, codes: Numbers, scale: Numbers) -> Numbers:
@@ -42,8 +42,8 @@ def join(kind: str, codes: Numbers, scale: Numbers) -> Numbers:
     head = np.ascontiguousarray(scale.astype("<f2")).view(np.uint8)
     if kind == "Q8_0":
         return np.concatenate((head, codes.view(np.uint8)), -1)
-    whole = (codes + 8).astype(np.uint8)
-    return np.concatenate((head, whole[..., :16] | (whole[..., 16:] << 4)), -1)
+    nibbles = (codes + 8).astype(np.uint8)
+    return np.concatenate((head, nibbles[..., :16] | (nibbles[..., 16:] << 4)), -1)
 
 
 def _coded(kind: str) -> Callable[[Numbers], Numbers]:
@@ -55,15 +55,17 @@ def _coded(kind: str) -> Callable[[Numbers], Numbers]:
 
 
 def _q4_k(raw: Numbers) -> Numbers:
-    ends = raw[..., :4].copy().view("<f2").astype(np.float32)  # of scales, of offsets
-    first, second, last = (raw[..., 4 + 4 * part : 8 + 4 * part] for part in range(3))
+    super_scales = raw[..., :4].copy().view("<f2").astype(np.float32)  # of scales, of offsets
+    first, second, last = (raw[..., 4 + 4 * i : 8 + 4 * i] for i in range(3))
     scales = np.concatenate((first & 63, (last & 15) | ((first >> 6) << 4)), -1).astype(np.float32)
     offsets = np.concatenate((second & 63, (last >> 4) | ((second >> 6) << 4)), -1).astype(
         np.float32
     )
     halves = raw[..., 16:].reshape(*raw.shape[:-1], 4, 1, 32)
     codes = np.concatenate((halves & 15, halves >> 4), -2).reshape(*raw.shape[:-1], 8, 32)
-    wide = (ends[..., :1] * scales)[..., None] * codes - (ends[..., 1:] * offsets)[..., None]
+    wide = (super_scales[..., :1] * scales)[..., None] * codes - (super_scales[..., 1:] * offsets)[
+        ..., None
+    ]
     return wide.reshape(*raw.shape[:-1], 256)
 
 
@@ -77,8 +79,8 @@ def _q6_k(raw: Numbers) -> Numbers:
     bits = (high >> (2 * np.arange(4, dtype=np.uint8))[:, None]) & 3
     codes = (nibbles | (bits << 4)).astype(np.int8) - 32
     wide = codes.reshape(*raw.shape[:-1], 16, 16) * scales[..., None]
-    whole: Numbers = wide.reshape(*raw.shape[:-1], 256).astype(np.float32)
-    return whole
+    values: Numbers = wide.reshape(*raw.shape[:-1], 256).astype(np.float32)
+    return values
 
 
 _DECODERS: dict[str, Callable[[Numbers], Numbers]] = {"Q4_K": _q4_k, "Q6_K": _q6_k}

@@ -32,12 +32,12 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor lies: its file, dtype (as safetensors names it), shape and bytes."""
+    """Location of one tensor: its file, dtype (as safetensors names it), shape and bytes."""
 
     path: Path
     dtype: str
     shape: Shape
-    begin: int
+    start: int
     end: int
 
 
@@ -47,15 +47,15 @@ class Headers:
     def __init__(self, folder: Path, entries: Mapping[str, Entry]) -> None:
         self.folder, self.entries = folder, dict(entries)
 
-    def same(self, name: str, other: str) -> bool:
-        """Whether two tensors hold the same numbers bit for bit, compared a piece at a time."""
-        a, b = self.entries[name], self.entries[other]
+    def equal(self, name: str, copy: str) -> bool:
+        """True where two tensors hold the same numbers bit for bit, compared a piece at a time."""
+        a, b = self.entries[name], self.entries[copy]
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return False
         with a.path.open("rb") as first, b.path.open("rb") as second:
-            first.seek(a.begin)
-            second.seek(b.begin)
-            sizes = (min(CHUNK, a.end - at) for at in range(a.begin, a.end, CHUNK))
+            first.seek(a.start)
+            second.seek(b.start)
+            sizes = (min(CHUNK, a.end - at) for at in range(a.start, a.end, CHUNK))
             return all(first.read(size) == second.read(size) for size in sizes)
 
 
@@ -150,9 +150,9 @@ def read_index(folder: Path) -> dict[str, str]:
     return dict(placed)
 
 
-def damaged(path: Path, what: str) -> str:
+def damaged(path: Path, problem: str) -> str:
     """The sentence about a file that is not what it claims to be."""
-    return f"{path} is damaged ({what}); download or copy it again."
+    return f"{path} is damaged ({problem}); download or copy it again."
 
 
 def short(names: Sequence[str], most: int = 4) -> str:
@@ -165,9 +165,9 @@ def _shard_path(folder: Path, shard: str) -> Path:
     """The shard's path; UserError when it leads out of the folder or is not there."""
     path = files.inside(folder, shard)
     if path is None:
-        shown = json.dumps(shard)[:80]
+        shard_text = json.dumps(shard)[:80]
         raise UserError(
-            f"{folder}: the index names {shown}, outside this folder; use weights "
+            f"{folder}: the index names {shard_text}, outside this folder; use weights "
             "from a source you trust."
         )
     if not path.is_file():

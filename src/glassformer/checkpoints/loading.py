@@ -69,26 +69,26 @@ def load_model(
 
     A ``layout`` quantises each weight as it is read, so the model never stands here as a whole.
     """
-    links, shapes = linked(cfg, names, files)
+    links, shapes = check_links(cfg, names, files)
     must_fit(cfg, dtype, device, layout)
     model = build_model(cfg, device="meta", dtype=dtype)
     bits, mapped = {} if layout is None else quantized.plan(model, layout), list[str]()
     allocate(model, device or torch.get_default_device())
-    own = dict(model.named_parameters())
+    params = dict(model.named_parameters())
     for link in links:
-        mapped += [name for name in weights.fill([link], files, own, shapes) if name not in bits]
-        some = {name: bits[name] for name in link.ours if name in bits}
-        quantized.quantize_some(model, some, layout.group if layout is not None else 0)
-        for name in some:
-            del own[name]  # what was read of it is given back
+        mapped += [name for name in weights.fill([link], files, params, shapes) if name not in bits]
+        link_bits = {name: bits[name] for name in link.param_names if name in bits}
+        quantized.quantize_some(model, link_bits, layout.group if layout is not None else 0)
+        for name in link_bits:
+            del params[name]  # what was read of it is given back
     check_when_used(model, mapped)
     return model
 
 
-def linked(
+def check_links(
     cfg: config.Model, names: Names, files: Files
 ) -> tuple[list[weights.Link], dict[str, Shape]]:
-    """What fills which of the model's parameters, every name and shape compared; and the shapes the
+    """Links that fill the model's parameters, every name and shape compared; and the shapes the
     files hold."""
     shapes = weights.shapes(cfg)
     if not isinstance(names, Recipe):
@@ -100,33 +100,33 @@ def linked(
 
 
 def differing_ends(
-    cfg: config.Model, other: config.Model, where: str, anew: tuple[str, ...] = ()
+    cfg: config.Model, source: config.Model, source_name: str, anew: tuple[str, ...] = ()
 ) -> set[str]:
     """The parameters of ``cfg`` that ``other`` has too, without those of ``anew``, which may differ
     as the ends may; UserError where anything else differs."""
-    here, there = weights.shapes(cfg), weights.shapes(other)
-    for path, shape in here.items():
-        if there.get(path) != shape and not path.startswith((*ENDS, *anew)):
-            has = there.get(path, "nothing")
+    target_shapes, source_shapes = weights.shapes(cfg), weights.shapes(source)
+    for path, shape in target_shapes.items():
+        if source_shapes.get(path) != shape and not path.startswith((*ENDS, *anew)):
+            has = source_shapes.get(path, "nothing")
             raise UserError(
-                f"{where} has {has} for {path} and the config wants {shape}; change "
+                f"{source_name} has {has} for {path} and the config wants {shape}; change "
                 "only the head or pool."
             )
     return {
         path
-        for path, shape in here.items()
-        if there.get(path) == shape and not path.startswith(anew)
+        for path, shape in target_shapes.items()
+        if source_shapes.get(path) == shape and not path.startswith(anew)
     }
 
 
-def copy_weights(model: Model, given: Mapping[str, Tensor], names: Iterable[str]) -> None:
+def copy_weights(model: Model, source: Mapping[str, Tensor], names: Iterable[str]) -> None:
     """Give the model's parameters of these names the numbers of ``given``."""
     with torch.no_grad():
         for name in names:
-            if isinstance(given[name], quantized.QuantizedWeight):
-                quantized.put(model, name, given[name])
+            if isinstance(source[name], quantized.QuantizedWeight):
+                quantized.put(model, name, source[name])
             else:
-                model.get_parameter(name).copy_(given[name])
+                model.get_parameter(name).copy_(source[name])
 
 
 def must_fit(
@@ -143,21 +143,21 @@ def must_fit(
     """
     from ..cost import available_memory, gibibytes
 
-    where = torch.device(device) if device is not None else torch.get_default_device()
-    whole = dtype.itemsize * sum(
+    target_device = torch.device(device) if device is not None else torch.get_default_device()
+    full_size = dtype.itemsize * sum(
         torch.Size(shape).numel() for shape in weights.shapes(cfg).values()
     )
-    plain = f"{gibibytes(whole)} in {str(dtype).removeprefix('torch.')}"
-    needed, told, smaller = whole, plain, "a smaller model or dtype"
+    plain = f"{gibibytes(full_size)} in {str(dtype).removeprefix('torch.')}"
+    needed, size_text, smaller = full_size, plain, "a smaller model or dtype"
     if layout is not None:
         few = quantized.nbytes(build_model(cfg, device="meta", dtype=dtype), layout)
-        needed, told = (whole if drawn else few), f"{gibibytes(few)} in {layout.bits} bits"
-        told += f" ({plain} while they are drawn)" if drawn else ""
+        needed, size_text = (full_size if drawn else few), f"{gibibytes(few)} in {layout.bits} bits"
+        size_text += f" ({plain} while they are drawn)" if drawn else ""
         smaller = "a smaller model" if drawn else "a smaller model or fewer bits"
-    have = available_memory(where)
+    have = available_memory(target_device)
     if have is not None and needed > have:
         raise UserError(
-            f"The weights take {told} and {where} has {gibibytes(have)} free; use {smaller}."
+            f"The weights take {size_text} and {target_device} has {gibibytes(have)} free; use {smaller}."
         )
 
 

@@ -36,33 +36,34 @@ CODES, SCALES = ".codes", ".scales"
 
 @dataclass(frozen=True)
 class Page:
-    """What config.json says of the codes: how many of them share a scale, and in which dtype the
-    rest is computed."""
+    """Entry of config.json about the codes: how many of them share a scale, and the dtype in which
+    the other weights are computed."""
 
     version: int
     group: int
     dtype: str
 
     @classmethod
-    def read(cls, raw: Any, where: str) -> Page:
+    def parse(cls, raw: Any, source: str) -> Page:
         """The page in a config.json; UserError for one that this version does not read."""
         version = raw.get("version") if isinstance(raw, dict) else None
-        known = (
-            f'{where} has a "{KEY}" of version {json.dumps(version, default=str)[:20]} and '
+        message = (
+            f'{source} has a "{KEY}" of version {json.dumps(version, default=str)[:20]} and '
             "this version reads"
         )
         need(
-            version == VERSION and type(version) is int, f"{known} {VERSION}; upgrade glassformer."
+            version == VERSION and type(version) is int,
+            f"{message} {VERSION}; upgrade glassformer.",
         )
         page: Page = serial.from_dict(cls, raw)
-        need(page.group > 0, f"{where}: groups of {page.group} codes cannot be; restore it.")
+        need(page.group > 0, f"{source}: groups of {page.group} codes cannot be; restore it.")
         return page
 
 
 def page_of(model: nn.Module) -> Page | None:
-    """What a model's config.json says of its codes; None where nothing is quantised."""
-    held = nn_quantized.quantized(model)
-    groups = {weight.quantized_data.group for weight in held.values()}
+    """Entry for a model's config.json about its codes; None where nothing is quantised."""
+    params = nn_quantized.quantized(model)
+    groups = {weight.quantized_data.group for weight in params.values()}
     need(len(groups) < 2, "The layout holds groups of one size; quantise the model with one.")
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return Page(VERSION, groups.pop(), dtype) if groups else None
@@ -70,8 +71,8 @@ def page_of(model: nn.Module) -> Page | None:
 
 def contents(model: nn.Module, page: Page, state: Mapping[str, Tensor]) -> dict[str, Any]:
     """The files of a quantised model, by name; ``state`` is every weight by its path."""
-    said = {KEY: json.dumps(asdict(page))}
-    return tensorfiles.contents(tensorfiles.plain(dict(_named(state))), metadata=said)
+    metadata = {KEY: json.dumps(asdict(page))}
+    return tensorfiles.contents(tensorfiles.plain(dict(_named(state))), metadata=metadata)
 
 
 def _named(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -92,26 +93,26 @@ def load(
 ) -> Model:
     """The model with the files' weights, every name and shape compared before anything is read."""
     shapes = weights.shapes(cfg)
-    held = {name: shape for name, shape in shapes.items() if name + CODES in files.entries}
-    for name, shape in held.items():
+    coded_shapes = {name: shape for name, shape in shapes.items() if name + CODES in files.entries}
+    for name, shape in coded_shapes.items():
         _check(files, name, shape, page.group)
-    own = {name + end for name in held for end in (CODES, SCALES)}
-    rest = tensorfiles.Files(
-        Headers(files.folder, {n: e for n, e in files.entries.items() if n not in own})
+    code_names = {name + end for name in coded_shapes for end in (CODES, SCALES)}
+    plain_files = tensorfiles.Files(
+        Headers(files.folder, {n: e for n, e in files.entries.items() if n not in code_names})
     )
-    plain = {name: shape for name, shape in shapes.items() if name not in held}
-    links = weights.check(Table(()), plain, rest)
+    plain = {name: shape for name, shape in shapes.items() if name not in coded_shapes}
+    links = weights.check(Table(()), plain, plain_files)
     model = build_model(cfg, device="meta", dtype=dtype)
-    where = device or torch.get_default_device()
-    for name in held:
-        codes, scales = files.take(name + CODES), files.read(name + SCALES)
+    target_device = device or torch.get_default_device()
+    for name in coded_shapes:
+        codes, scales = files.take(name + CODES), files.load(name + SCALES)
         need(
             is_finite(scales), f"{files.folder}: {name}{SCALES} is not finite; copy the file again."
         )
-        whole = nn_quantized.Codes(codes, scales, page.group).to(torch.device(where))
-        nn_quantized.put(model, name, nn_quantized.parameter(whole, dtype))
-    allocate(model, where)
-    weights.fill(links, rest, dict(model.named_parameters()), plain)
+        packed = nn_quantized.Codes(codes, scales, page.group).to(torch.device(target_device))
+        nn_quantized.put(model, name, nn_quantized.parameter(packed, dtype))
+    allocate(model, target_device)
+    weights.fill(links, plain_files, dict(model.named_parameters()), plain)
     return model
 
 
@@ -124,6 +125,8 @@ def _check(files: tensorfiles.Files, name: str, shape: Shape, group: int) -> Non
     wide = codes.shape[-1] * (2 if codes.dtype == "U8" else 1) if codes.shape else 0
     fits = fits and (*codes.shape[:-1], wide) == shape
     if not fits or scales.shape != (*shape[:-1], -(-shape[-1] // group)):
-        found = f"{codes.dtype} {list(codes.shape)} and {scales.dtype} {list(scales.shape)}"
-        said = f"{files.folder}: {name} of {list(shape)} has codes and scales {found}"
-        raise UserError(f"{said}, which do not fit it in groups of {group}; copy the folder again.")
+        stored = f"{codes.dtype} {list(codes.shape)} and {scales.dtype} {list(scales.shape)}"
+        problem = f"{files.folder}: {name} of {list(shape)} has codes and scales {stored}"
+        raise UserError(
+            f"{problem}, which do not fit it in groups of {group}; copy the folder again."
+        )

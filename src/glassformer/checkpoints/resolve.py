@@ -79,7 +79,7 @@ def resolve(name: str | Path) -> Path | config.Model:
 
 
 def is_recipe(name: str) -> bool:
-    """Whether a name is a recipe's: a shape, which has no weights."""
+    """True where a name is a recipe's: a shape, which has no weights."""
     return (
         "/" in name
         and name.lower().partition("/")[0] in recipes.RECIPES
@@ -109,10 +109,10 @@ def of_run(name: str | Path) -> str | None:
     folder."""
     with contextlib.suppress(OSError):
         folder = Path(name).expanduser()
-        if folder.is_dir() and (found := checkpoint_folder(folder)) != folder:
+        if folder.is_dir() and (checkpoint := checkpoint_folder(folder)) != folder:
             best = (folder / "best").is_file()
             return (
-                f"Checkpoint {found.name} of {folder}, "
+                f"Checkpoint {checkpoint.name} of {folder}, "
                 f"{'the best by validation loss' if best else 'the last'}."
             )
     return None
@@ -124,10 +124,14 @@ def _download(name: str) -> Path:
     import huggingface_hub
     from huggingface_hub import errors as hub
 
-    known = nearest(name, recipes.names())
-    hint = (known if "mean" in known else files.nearest_path(Path(name))) if name not in HUB else ""
+    suggestion = nearest(name, recipes.names())
+    hint = (
+        (suggestion if "mean" in suggestion else files.nearest_path(Path(name)))
+        if name not in HUB
+        else ""
+    )
     full = HUB.get(name, name)
-    said = name if full == name else f"{name} means {full} on the hub, which"
+    description = name if full == name else f"{name} means {full} on the hub, which"
     if full != name:
         # a cache from when the hub had it by its short name
         with contextlib.suppress(hub.LocalEntryNotFoundError):
@@ -140,7 +144,7 @@ def _download(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(full, allow_patterns=list(WANTED)))
     except hub.GatedRepoError:
         raise UserError(
-            f"{said} is gated; accept its terms on the hub, then log in with `hf auth login`."
+            f"{description} is gated; accept its terms on the hub, then log in with `hf auth login`."
         ) from None
     except (hub.RepositoryNotFoundError, hub.HFValidationError):
         raise UserError(
@@ -149,11 +153,11 @@ def _download(name: str) -> Path:
     except hub.HfHubHTTPError as error:
         answer = str(error).strip().split("\n")[0][:160]
         raise UserError(
-            f"{said} cannot be downloaded ({answer}); try again later, or give a folder."
+            f"{description} cannot be downloaded ({answer}); try again later, or give a folder."
         ) from None
     except (hub.LocalEntryNotFoundError, ConnectionError):
         raise UserError(
-            f"{said} is not a folder here and not in the hub's cache, and the hub cannot be "
+            f"{description} is not a folder here and not in the hub's cache, and the hub cannot be "
             "reached; "
             f"go online once, or give a folder or a recipe.{hint}"
         ) from None

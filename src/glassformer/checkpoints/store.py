@@ -51,9 +51,9 @@ def load(
     damaged or does not fit together.
     """
     checkpoint = Checkpoint.open(name, context)
-    how: dict[str, Any] = {"bits": bits, "group": group, "head": head}
+    options: dict[str, Any] = {"bits": bits, "group": group, "head": head}
     return checkpoint.model(
-        dtype=dtype, device=device, mapped=mapped, **how
+        dtype=dtype, device=device, mapped=mapped, **options
     ), checkpoint.tokenizer()
 
 
@@ -73,13 +73,13 @@ def load_as(
 def digest(model: Model) -> str:
     """The SHA-256 of a model's config and weights, in the dtype or bits that they have here, as
     hexadecimal text."""
-    found = hashlib.sha256(serial.dumps(model.config).encode())
+    hasher = hashlib.sha256(serial.dumps(model.config).encode())
     for name, weight in model.named_parameters():
         codes = weight.quantized_data if isinstance(weight, QuantizedWeight) else None
         for tensor in (weight,) if codes is None else (codes.codes, codes.scales):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensorfiles.flat_bytes(tensor.cpu().contiguous()))
-    return found.hexdigest()
+            hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            hasher.update(tensorfiles.flat_bytes(tensor.cpu().contiguous()))
+    return hasher.hexdigest()
 
 
 # --------------------------------------------------------------------------------------- saving
@@ -229,8 +229,8 @@ def _published(
     pieces = weights.pieces(
         recipe.table(model.config), state, weights.shapes(recipe.layout(model.config)), bare
     )
-    others = sentences.files_of(beside, model.config.dim) if beside else {}
-    return {**tensorfiles.contents(pieces), **others, "config.json": _json(raw)}
+    sentence_files = sentences.files_of(beside, model.config.dim) if beside else {}
+    return {**tensorfiles.contents(pieces), **sentence_files, "config.json": _json(raw)}
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:
@@ -280,10 +280,10 @@ def _write(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> Non
 def _weight_files(folder: Path) -> list[Path]:
     """The model that stands in a folder: a single file or an index and its shards, and what makes
     vectors of it."""
-    found: Iterable[str] = [SINGLE, INDEX, sentences.MODULES, SOURCE]
+    names: Iterable[str] = [SINGLE, INDEX, sentences.MODULES, SOURCE]
     if (folder / INDEX).is_file():
         with contextlib.suppress(UserError):  # an index that says nothing names no shards
-            found = [*found, *set(read_index(folder).values())]
+            names = [*names, *set(read_index(folder).values())]
     return [
-        folder / name for name in found if Path(name).name == name and (folder / name).is_file()
+        folder / name for name in names if Path(name).name == name and (folder / name).is_file()
     ]

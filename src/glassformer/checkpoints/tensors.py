@@ -70,10 +70,10 @@ class Files(Headers):
         share: Counter[torch.dtype] = Counter()
         for entry in self.entries.values():
             if DTYPES[entry.dtype].is_floating_point:
-                share[DTYPES[entry.dtype]] += entry.end - entry.begin
+                share[DTYPES[entry.dtype]] += entry.end - entry.start
         return share.most_common(1)[0][0] if share else torch.float32
 
-    def read(self, name: str) -> Tensor:
+    def load(self, name: str) -> Tensor:
         """The tensor ``name``, in memory of its own."""
         entry = self.entries[name]
         return self.numbers(name, 0, math.prod(entry.shape)).view(entry.shape)
@@ -85,7 +85,7 @@ class Files(Headers):
         into, at = memoryview(flat_bytes(tensor)), 0
         try:
             with entry.path.open("rb", buffering=0) as file:
-                file.seek(entry.begin + low * tensor.element_size())
+                file.seek(entry.start + low * tensor.element_size())
                 while at < len(into):  # one call reads at most 2 GiB
                     count = file.readinto(into[at:])
                     need(bool(count), damaged(entry.path, "it ended while it was read"))
@@ -108,17 +108,18 @@ class Files(Headers):
         entry, dtype = self.entries[name], DTYPES[self.entries[name].dtype]
         if self.mapped and entry.path not in self._maps:
             self._maps[entry.path] = _map(entry.path)
-        whole = self._maps.get(entry.path)
-        if whole is None or entry.begin == entry.end or entry.begin % dtype.itemsize:
-            return self.read(name)
-        need(entry.end <= len(whole), damaged(entry.path, "it ended while it was read"))
-        count = (entry.end - entry.begin) // dtype.itemsize
-        return torch.frombuffer(whole, dtype=dtype, offset=entry.begin, count=count).view(
+        buffer = self._maps.get(entry.path)
+        if buffer is None or entry.start == entry.end or entry.start % dtype.itemsize:
+            return self.load(name)
+        need(entry.end <= len(buffer), damaged(entry.path, "it ended while it was read"))
+        count = (entry.end - entry.start) // dtype.itemsize
+        return torch.frombuffer(buffer, dtype=dtype, offset=entry.start, count=count).view(
             entry.shape
         )
 
     def lies_mapped(self, name: str) -> bool:
-        """Whether ``take`` gave the tensor's place in its file, which nobody has read yet."""
+        """True where ``take`` gave a view of the mapped file, whose pages have not been read
+        yet."""
         return self._maps.get(self.entries[name].path) is not None
 
     def release(self, names: Iterable[str]) -> None:
@@ -127,10 +128,10 @@ class Files(Headers):
         # GPT-2 124M (475 MiB, its matrices transposed): 501 MiB more at the peak of loading instead
         # of 822.
         for entry in map(self.entries.__getitem__, names):
-            whole = self._maps.get(entry.path)
-            if whole is not None:
-                begin = entry.begin - entry.begin % mmap.PAGESIZE
-                whole.madvise(mmap.MADV_DONTNEED, begin, entry.end - begin)
+            buffer = self._maps.get(entry.path)
+            if buffer is not None:
+                page_start = entry.start - entry.start % mmap.PAGESIZE
+                buffer.madvise(mmap.MADV_DONTNEED, page_start, entry.end - page_start)
 
 
 def open_files(folder: Path, mapped: bool = False) -> Files:
@@ -148,15 +149,15 @@ def _map(path: Path) -> mmap.mmap | None:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            if status.st_size >= SMALL and _stays(status.st_dev):
+            if status.st_size >= SMALL and _is_mappable(status.st_dev):
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError:  # reading says why, or succeeds where only mapping was refused
         pass
     return None
 
 
-def _stays(device: int) -> bool:
-    """Whether files on this device stay readable while mapped: not on a network share.
+def _is_mappable(device: int) -> bool:
+    """True where files on this device stay readable while mapped: not on a network share.
 
     A page that cannot be fetched kills the process, so what a network or another program serves is
     read. Windows lets nobody replace a mapped file.
@@ -194,31 +195,31 @@ class Piece:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
-def plain(ours: Mapping[str, Tensor]) -> Iterator[Piece]:
-    """What saving ``ours`` by our own names writes."""
-    for name, tensor in ours.items():
+def plain(params: Mapping[str, Tensor]) -> Iterator[Piece]:
+    """Pieces that save ``params`` by our own names."""
+    for name, tensor in params.items():
         yield Piece(name, tensor.dtype, tuple(tensor.shape), tensor.detach)
 
 
 def contents(
-    parts: Iterable[Piece], limit: int | None = None, metadata: Mapping[str, str] | None = None
+    pieces: Iterable[Piece], limit: int | None = None, metadata: Mapping[str, str] | None = None
 ) -> dict[str, str | Callable[[Path], None]]:
     """The files that hold the pieces, by name: one, or shards of at most ``limit`` bytes
     (``SHARD``) and an index.
 
     ``metadata`` stands in the header of each.
     """
-    limit, said = limit or SHARD, dict(metadata or {})
+    limit, header_metadata = limit or SHARD, dict(metadata or {})
     shards: list[list[Piece]] = [[]]
-    held = 0
-    for piece in parts:
-        if shards[-1] and held + piece.size > limit:
+    shard_size = 0
+    for piece in pieces:
+        if shards[-1] and shard_size + piece.size > limit:
             shards.append([])
-            held = 0
+            shard_size = 0
         shards[-1].append(piece)
-        held += piece.size
+        shard_size += piece.size
     if len(shards) == 1:
-        return {SINGLE: TensorFile(shards[0], said)}
+        return {SINGLE: TensorFile(shards[0], header_metadata)}
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     placed = {
         piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard
@@ -226,7 +227,10 @@ def contents(
     total = sum(piece.size for shard in shards for piece in shard)
     index = json.dumps({"metadata": {"total_size": total}, "weight_map": placed}, indent=1) + "\n"
     return {
-        **{name: TensorFile(shard, said) for name, shard in zip(names, shards, strict=True)},
+        **{
+            name: TensorFile(shard, header_metadata)
+            for name, shard in zip(names, shards, strict=True)
+        },
         INDEX: index,
     }
 
@@ -249,16 +253,16 @@ class TensorFile:
     @cached_property
     def header(self) -> bytes:
         """All that comes before the tensors."""
-        said: dict[str, Any] = {"__metadata__": {"format": "pt", **self.metadata}}
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt", **self.metadata}}
         at = 0
         for piece in self.pieces:
-            said[piece.name] = {
+            entries[piece.name] = {
                 "dtype": NAMES[piece.dtype],
                 "shape": piece.shape,
                 "data_offsets": [at, at + piece.size],
             }
             at += piece.size
-        text = json.dumps(said, separators=(",", ":")).encode()
+        text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % ALIGNED)
         return len(text).to_bytes(8, "little") + text
 

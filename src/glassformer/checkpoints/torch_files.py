@@ -38,8 +38,8 @@ DATA = re.compile(r"torch\.(\w+Storage|b?float\w+|u?int\d+|bool)")  # named and 
 DEEP = 50  # tuples inside of one another; a tensor's arguments have three
 
 
-def read(path: Path) -> Any:
-    """What a file of ``torch.save`` holds: dicts, lists, values, and tensors that lie in the file
+def read_archive(path: Path) -> Any:
+    """Contents of a file of ``torch.save``: dicts, lists, values, and tensors that lie in the file
     as it is mapped.
 
     Raises UserError for a file that is no such archive, is damaged, or holds anything else.
@@ -86,21 +86,21 @@ def read(path: Path) -> Any:
         raise _damaged(path, "its table makes no sense") from None
 
 
-def _damaged(path: Path, what: str) -> UserError:
+def _damaged(path: Path, problem: str) -> UserError:
     return UserError(
-        f"{path} cannot be read ({what}); copy it again, or save it again with torch.save."
+        f"{path} cannot be read ({problem}); copy it again, or save it again with torch.save."
     )
 
 
-def _need(fact: bool, path: Path, what: str) -> None:
+def _need(fact: bool, path: Path, problem: str) -> None:
     if not fact:
-        raise _damaged(path, what)
+        raise _damaged(path, problem)
 
 
 @dataclass(frozen=True)
 class Value:
-    """What the program has on its stack: the name of a function, or tuples with so many values in
-    all and so deep."""
+    """An entry of the pickle program's stack: the name of a function, or tuples with ``size``
+    values in all, ``depth`` deep."""
 
     name: str = ""
     size: int = 1
@@ -142,17 +142,17 @@ def _check_program(program: bytes, path: Path) -> None:
                 stack.append(Value(name))
             elif code.name.startswith("TUPLE") or code.name == "REDUCE":
                 callable = code.name != "REDUCE" or items[0].name in CALLS
-                made = Value(
+                result = Value(
                     "",
                     1 + sum(item.size for item in items),
                     1 + max((item.depth for item in items), default=0),
                 )
                 _need(
-                    callable and made.size <= len(program) and made.depth <= DEEP,
+                    callable and result.size <= len(program) and result.depth <= DEEP,
                     path,
                     "its table makes no sense",
                 )
-                stack.append(made)
+                stack.append(result)
             else:
                 _need(code.name != "NEWOBJ", path, "its table makes objects")
                 stack += [PLAIN] * len(code.stack_after)
@@ -192,17 +192,16 @@ class Tensors(Files):
         }
         super().__init__(Headers(path, entries))
 
-    def read(self, name: str) -> Tensor:
+    def load(self, name: str) -> Tensor:
         """The tensor ``name``."""
         entry = self.entries[name]
         assert isinstance(entry, AtHand)
         return entry.tensor
 
-    take = read
+    take = load
 
-    def same(self, name: str, other: str) -> bool:
-        """Whether two tensors hold the same numbers."""
-        return torch.equal(self.read(name), self.read(other))
+    def equal(self, name: str, copy: str) -> bool:
+        return torch.equal(self.load(name), self.load(copy))
 
 
 def load(kind: str, path: Path, settings: Path | None = None) -> Model:
@@ -214,10 +213,10 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     """
     peer = other_libraries.PEERS.get(kind)
     need(path.is_file(), f"{path} is not a file; give the one that {kind} saved.")
-    held: Any = read(path) if path.suffix != ".safetensors" else _safetensors(path)
-    tensors = _state(held, path)
-    if isinstance(held, dict) and kind in ("nanogpt", "mingpt"):
-        _refuse_other_kind(kind, held, tensors, path)
+    contents: Any = read_archive(path) if path.suffix != ".safetensors" else _safetensors(path)
+    tensors = _state(contents, path)
+    if isinstance(contents, dict) and kind in ("nanogpt", "mingpt"):
+        _refuse_other_kind(kind, contents, tensors, path)
     page = settings or (path.with_name("config.json") if peer is None else peer.beside(path))
     stated = (
         read_json(page, "fix it") if settings is not None or peer is None or page.is_file() else {}
@@ -226,7 +225,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
         files = Tensors(path, tensors)
         recipe, model = recipes.read_config(stated, str(page), files)
         return load_model(model, recipe, files, files.dtype, "cpu").eval()
-    for table in (held, stated):
+    for table in (contents, stated):
         stated = {
             **stated,
             **{
@@ -239,17 +238,17 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     raw = ConfigReader(
         peer.describe({name: tuple(t.shape) for name, t in tensors.items()}, stated), str(page)
     )
-    model = peer.read(raw)
+    model = peer.parse(raw)
     files = Tensors(path, peer.prepare(tensors, raw))
     return load_model(model, peer.weights(model), files, files.dtype, "cpu").eval()
 
 
 def _refuse_other_kind(
-    kind: str, held: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path
+    kind: str, contents: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path
 ) -> None:
     """Refuse a nanoGPT for a minGPT and the other way round: their names are the same, their
     activations are not."""
-    nano = "model_args" in held  # minGPT leaves weights alone, and only nanoGPT ties its head
+    nano = "model_args" in contents  # minGPT leaves weights alone, and only nanoGPT ties its head
     table, head = (tensors.get(name) for name in ("transformer.wte.weight", "lm_head.weight"))
     tied = table is None or head is None or torch.equal(table, head)
     need(
@@ -266,9 +265,11 @@ def _holds(table: Any, key: str) -> bool:
     return isinstance(table, dict) and isinstance(table.get(key), dict)
 
 
-def _state(held: Any, path: Path) -> dict[str, Tensor]:
+def _state(contents: Any, path: Path) -> dict[str, Tensor]:
     """The tensors by name, wherever the file keeps them."""
-    table: Any = next((held[key] for key in other_libraries.STATES if _holds(held, key)), held)
+    table: Any = next(
+        (contents[key] for key in other_libraries.STATES if _holds(contents, key)), contents
+    )
     pairs = table.items() if isinstance(table, dict) else ()
     tensors = {
         name: value for name, value in pairs if isinstance(value, Tensor) and value.dtype in NAMES
@@ -289,4 +290,4 @@ def _state(held: Any, path: Path) -> dict[str, Tensor]:
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
     files = open_file(path)
-    return {name: files.read(name) for name in files.entries}
+    return {name: files.load(name) for name in files.entries}

@@ -33,37 +33,37 @@ from .tensors import DTYPES, Files, Piece
 class Link:
     """One rule with its letters filled in: these tensors of theirs are those of ours."""
 
-    theirs: tuple[str, ...]
-    ours: tuple[str, ...]
+    file_names: tuple[str, ...]
+    param_names: tuple[str, ...]
     rule: Rule
 
-    def load(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
+    def load(self, file_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
         """Our tensors, of ``shapes``, made of theirs."""
         if self.rule.unsqueeze:
-            theirs = [tensor[0] for tensor in theirs]
+            file_tensors = [tensor[0] for tensor in file_tensors]
         # each as a whole, so that the parts are views of one tensor
         if self.rule.transpose or self.rule.axes:
-            theirs = [self._turn(tensor).contiguous() for tensor in theirs]
-        whole = self._join(theirs, self._stacks("theirs"))
-        if self._stacks("ours"):
-            return whole.unbind()
+            file_tensors = [self._turn(tensor).contiguous() for tensor in file_tensors]
+        merged = self._join(file_tensors, self._stacks("file_names"))
+        if self._stacks("param_names"):
+            return merged.unbind()
         if len(shapes) == 1:
-            return [whole]
-        return torch.split(whole, [shape[self.rule.axis] for shape in shapes], self.rule.axis)
+            return [merged]
+        return torch.split(merged, [shape[self.rule.axis] for shape in shapes], self.rule.axis)
 
-    def save(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+    def save(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Their tensors made of ours."""
-        whole = self._join(ours, self._stacks("ours"))
-        if self._stacks("theirs"):
-            parts: Sequence[Tensor] = whole.unbind()
-        elif len(self.theirs) == 1:
-            parts = [whole]
+        merged = self._join(params, self._stacks("param_names"))
+        if self._stacks("file_names"):
+            tensors: Sequence[Tensor] = merged.unbind()
+        elif len(self.file_names) == 1:
+            tensors = [merged]
         else:
-            widths = self.rule.parts or (1,) * len(self.theirs)
-            unit = whole.shape[self.rule.axis] // sum(widths)
-            parts = torch.split(whole, [unit * width for width in widths], self.rule.axis)
-        parts = [self._turn_back(part) for part in parts]
-        return [part[None] for part in parts] if self.rule.unsqueeze else parts
+            widths = self.rule.widths or (1,) * len(self.file_names)
+            unit = merged.shape[self.rule.axis] // sum(widths)
+            tensors = torch.split(merged, [unit * width for width in widths], self.rule.axis)
+        tensors = [self._turn_back(tensor) for tensor in tensors]
+        return [tensor[None] for tensor in tensors] if self.rule.unsqueeze else tensors
 
     def _turn(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
@@ -75,66 +75,78 @@ class Link:
         tensor = _rearrange(tensor, target, source, self.rule.heads) if target else tensor
         return tensor.transpose(-1, -2) if self.rule.transpose else tensor
 
-    def _join(self, parts: Sequence[Tensor], stack: bool) -> Tensor:
-        if len(parts) == 1 and not stack:
-            return parts[0]
+    def _join(self, tensors: Sequence[Tensor], stack: bool) -> Tensor:
+        if len(tensors) == 1 and not stack:
+            return tensors[0]
         # PyTorch's own joining of shapes imports its compiler, which takes seconds
-        if parts[0].is_meta:
-            shape = list(parts[0].shape)
-            shape[self.rule.axis] = sum(part.shape[self.rule.axis] for part in parts)
-            return parts[0].new_empty([len(parts), *parts[0].shape] if stack else shape)
+        if tensors[0].is_meta:
+            shape = list(tensors[0].shape)
+            shape[self.rule.axis] = sum(tensor.shape[self.rule.axis] for tensor in tensors)
+            return tensors[0].new_empty([len(tensors), *tensors[0].shape] if stack else shape)
         if stack:
-            return torch.stack(list(parts))
-        return torch.cat(list(parts), self.rule.axis)
+            return torch.stack(list(tensors))
+        return torch.cat(list(tensors), self.rule.axis)
 
     def _stacks(self, side: str) -> bool:
-        other = "ours" if side == "theirs" else "theirs"
-        return bool(_letters(getattr(self.rule, side)) - _letters(getattr(self.rule, other)))
+        opposite = "param_names" if side == "file_names" else "file_names"
+        return bool(_letters(getattr(self.rule, side)) - _letters(getattr(self.rule, opposite)))
 
 
 def shapes(model: config.Model) -> dict[str, Shape]:
     """The name and shape of every parameter that a config describes; UserError for what no machine
     could hold."""
-    found = config.model.shapes(model)
-    most = max(map(math.prod, found.values()), default=0)  # torch counts bytes in 64 bits
+    param_shapes = config.model.shapes(model)
+    most = max(map(math.prod, param_shapes.values()), default=0)  # torch counts bytes in 64 bits
     need(
         most < 1 << 60,
         "The config describes a tensor larger than any machine could hold; fix its sizes.",
     )
-    return found
+    return param_shapes
 
 
-def links(table: Table, ours: Mapping[str, Shape]) -> list[Link]:
+def links(table: Table, shapes: Mapping[str, Shape]) -> list[Link]:
     """The table driven from our side: one link for each of our names or group of names, none left
     out.
 
     Raises UserError for a parameter the table does not know.
     """
     if not table.rules:
-        return [Link((name,), (name,), Rule(name, name)) for name in ours]
-    found: list[Link] = []
+        return [Link((name,), (name,), Rule(name, name)) for name in shapes]
+    all_links: list[Link] = []
     linked: set[str] = set()
-    for name in ours:
+    for name in shapes:
         if name not in linked:
-            link = _link(table, name, ours)
-            found.append(link)
-            linked.update(link.ours)
-    return found
+            link = _link(table, name, shapes)
+            all_links.append(link)
+            linked.update(link.param_names)
+    return all_links
 
 
-def _link(table: Table, name: str, ours: Mapping[str, Shape]) -> Link:
+def _link(table: Table, name: str, shapes: Mapping[str, Shape]) -> Link:
     for rule in table.rules:
-        for pattern in _as_tuple(rule.ours):
+        for pattern in _as_tuple(rule.param_names):
             match = _regex(pattern).fullmatch(name)
             if match is None:
                 continue
-            theirs, mine = _letters(rule.theirs), _letters(rule.ours)
-            shared = {letter: int(match[letter]) for letter in theirs & mine}
-            their_numbers = range(ours[name][0]) if theirs - mine else range(0)
-            our_numbers = range(_count(pattern, shared, ours)) if mine - theirs else range(0)
+            file_letters, param_letters = _letters(rule.file_names), _letters(rule.param_names)
+            shared = {letter: int(match[letter]) for letter in file_letters & param_letters}
+            their_numbers = range(shapes[name][0]) if file_letters - param_letters else range(0)
+            our_numbers = (
+                range(_count(pattern, shared, shapes)) if param_letters - file_letters else range(0)
+            )
             return Link(
-                _fill(rule.theirs, shared, next(iter(theirs - mine), None), their_numbers),
-                _fill(rule.ours, shared, next(iter(mine - theirs), None), our_numbers),
+                _fill(
+                    rule.file_names,
+                    shared,
+                    next(iter(file_letters - param_letters), None),
+                    their_numbers,
+                ),
+                _fill(
+                    rule.param_names,
+                    shared,
+                    next(iter(param_letters - file_letters), None),
+                    our_numbers,
+                ),
                 rule,
             )
     raise UserError(
@@ -144,7 +156,7 @@ def _link(table: Table, name: str, ours: Mapping[str, Shape]) -> Link:
 
 
 def _count(pattern: str, shared: Mapping[str, int], names: Iterable[str]) -> int:
-    """How many of the names fit the pattern with these letters."""
+    """Number of names that fit the pattern with these letters."""
     matches = (_regex(pattern).fullmatch(name) for name in names)
     return sum(
         1
@@ -174,9 +186,12 @@ def _letters(names: str | tuple[str, ...]) -> frozenset[str]:
 
 @cache
 def _regex(pattern: str) -> re.Pattern[str]:
-    parts = re.split(r"\{(\w)\}", pattern)
+    segments = re.split(r"\{(\w)\}", pattern)
     return re.compile(
-        "".join(rf"(?P<{part}>\d+)" if i % 2 else re.escape(part) for i, part in enumerate(parts))
+        "".join(
+            rf"(?P<{segment}>\d+)" if i % 2 else re.escape(segment)
+            for i, segment in enumerate(segments)
+        )
     )
 
 
@@ -184,17 +199,17 @@ def _rearrange(tensor: Tensor, source: str, target: str, heads: int) -> Tensor:
     """The tensor whose axes ``source`` names in the order of ``target``; each group is one axis,
     "h" is ``heads``."""
     before, after = _axes(source), _axes(target)
-    known = {
+    known_sizes = {
         name: int(name) if name.isdigit() else heads
         for group in before
         for name in group
         if name in "h0123456789"
     }
     sizes: list[int] = []
-    for group, whole in zip(before, tensor.shape, strict=True):
+    for group, size in zip(before, tensor.shape, strict=True):
         # of the one whose size nobody says
-        rest = whole // math.prod(known.get(name, 1) for name in group)
-        sizes += [known.get(name, rest) for name in group]
+        unknown_size = size // math.prod(known_sizes.get(name, 1) for name in group)
+        sizes += [known_sizes.get(name, unknown_size) for name in group]
     names = [name for group in before for name in group]
     turned = tensor.reshape(sizes).permute([names.index(name) for group in after for name in group])
     by_name = dict(zip(names, sizes, strict=True))
@@ -211,34 +226,38 @@ def _axes(side: str) -> list[tuple[str, ...]]:
 
 
 def check(
-    table: Table, ours: Mapping[str, Shape], files: Files, optional: Iterable[str] = ()
+    table: Table, shapes: Mapping[str, Shape], files: Files, optional: Iterable[str] = ()
 ) -> list[Link]:
-    """The links that fill ``ours`` from the files, every name and shape compared and nothing read
+    """The links that fill parameters of ``shapes`` from the files, every name and shape compared and nothing read
     yet.
 
-    The names of ours that are ``optional`` need not be in the files. Raises UserError that names
+    The parameters that are ``optional`` need not be in the files. Raises UserError that names
     what is missing, what is left over and which shape differs, on both sides.
     """
     optional = set(optional)
-    found = links(table, ours)
-    wanted = {name for link in found for name in link.theirs}
-    _accept_bare_names(table, wanted, files)
+    all_links = links(table, shapes)
+    expected_names = {name for link in all_links for name in link.file_names}
+    _accept_bare_names(table, expected_names, files)
     present = files.entries
-    missing = [link for link in found if not all(name in present for name in link.theirs)]
-    needed = [link for link in missing if not optional.issuperset(link.ours)]
+    missing = [link for link in all_links if not all(name in present for name in link.file_names)]
+    needed = [link for link in missing if not optional.issuperset(link.param_names)]
     left_over = [
-        name for name in present if name not in wanted and not _may_remain(table, name, files)
+        name
+        for name in present
+        if name not in expected_names and not _may_remain(table, name, files)
     ]
     if needed or left_over:
         raise UserError(_unmatched(files.folder, needed, left_over, present))
-    kept = [link for link in found if link not in missing]
-    for link in kept:
-        expected = link.save([torch.empty(ours[name], device="meta") for name in link.ours])
-        for name, tensor in zip(link.theirs, expected, strict=True):
+    present_links = [link for link in all_links if link not in missing]
+    for link in present_links:
+        expected = link.save(
+            [torch.empty(shapes[name], device="meta") for name in link.param_names]
+        )
+        for name, tensor in zip(link.file_names, expected, strict=True):
             entry = present[name]
             if entry.shape != tuple(tensor.shape):
                 raise UserError(
-                    f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.ours)} "
+                    f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.param_names)} "
                     "of the model "
                     f"needs {tuple(tensor.shape)}; {_fix(files.folder)}"
                 )
@@ -248,56 +267,61 @@ def check(
                     f"{files.folder}: {name} holds {entry.dtype} numbers; fetch weights that are "
                     "not quantised."
                 )
-    return kept
+    return present_links
 
 
 def fill(
-    found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]
+    links: Iterable[Link], files: Files, params: Mapping[str, Tensor], shapes: Mapping[str, Shape]
 ) -> list[str]:
-    """Give ``ours`` the links' tensors, one link at a time; a name that ours lacks must hold zeros.
+    """Copy the links' tensors to ``params``, one link at a time; a name that is not in ``params`` must
+    hold zeros.
 
     What is read must be finite; the names are those that lie mapped, which nobody has read yet.
     """
     with torch.no_grad():
-        return [name for link in found for name in _fill_one(link, files, ours, shapes)]
+        return [name for link in links for name in _fill_one(link, files, params, shapes)]
 
 
 def _fill_one(
-    link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]
+    link: Link, files: Files, params: Mapping[str, Tensor], shapes: Mapping[str, Shape]
 ) -> Iterator[str]:
-    parts = link.load(
-        [files.take(name) for name in link.theirs], [shapes[name] for name in link.ours]
+    tensors = link.load(
+        [files.take(name) for name in link.file_names], [shapes[name] for name in link.param_names]
     )
-    mapped = any(map(files.lies_mapped, link.theirs))
-    for name, part in zip(link.ours, parts, strict=True):
-        mine = ours.get(name)
-        if mine is None:
-            if part.any():
-                zero = f'{", ".join(link.theirs)} is not zero, but config.json says "bias": false'
+    mapped = any(map(files.lies_mapped, link.file_names))
+    for name, tensor in zip(link.param_names, tensors, strict=True):
+        param = params.get(name)
+        if param is None:
+            if tensor.any():
+                zero = (
+                    f'{", ".join(link.file_names)} is not zero, but config.json says "bias": false'
+                )
                 raise UserError(f"{files.folder}: {zero}; fix config.json.")
             continue
-        ready = mine.device.type == "cpu" and part.is_contiguous() and part.dtype == mine.dtype
-        if mine.device.type != "cpu":
-            mine.copy_(part)
+        ready = (
+            param.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype == param.dtype
+        )
+        if param.device.type != "cpu":
+            param.copy_(tensor)
         else:
-            mine.data = (
-                part
+            param.data = (
+                tensor
                 if ready
-                else torch.empty(part.shape, dtype=mine.dtype, device="cpu").copy_(part)
+                else torch.empty(tensor.shape, dtype=param.dtype, device="cpu").copy_(tensor)
             )
         if ready and mapped:
             yield name
-        elif not is_finite(mine):
+        elif not is_finite(param):
             raise UserError(
-                f"{files.folder}: {', '.join(link.theirs)} holds numbers that are NaN, infinite "
+                f"{files.folder}: {', '.join(link.file_names)} holds numbers that are NaN, infinite "
                 "or too large for "
-                f"{str(mine.dtype).removeprefix('torch.')}; download it again or load another "
+                f"{str(param.dtype).removeprefix('torch.')}; download it again or load another "
                 "checkpoint."
             )
-    files.release(link.theirs)
+    files.release(link.file_names)
 
 
-def _accept_bare_names(table: Table, wanted: set[str], files: Files) -> None:
+def _accept_bare_names(table: Table, expected: set[str], files: Files) -> None:
     """Give old names their new ones, and names saved from the bare model the prefix that the
     table's names have."""
     for name in list(files.entries):
@@ -305,11 +329,13 @@ def _accept_bare_names(table: Table, wanted: set[str], files: Files) -> None:
             if name.endswith(old) and name.removesuffix(old) + new not in files.entries:
                 files.entries[name.removesuffix(old) + new] = files.entries.pop(name)
                 break
-    known = wanted | {name for name, _ in table.copies}
+    known_names = expected | {name for name, _ in table.copies}
     for name in list(files.entries):
         full = table.prefix + name
-        belongs = full in known or any(_regex(pattern).fullmatch(full) for pattern in table.ignore)
-        if table.prefix and belongs and name not in known and full not in files.entries:
+        belongs = full in known_names or any(
+            _regex(pattern).fullmatch(full) for pattern in table.ignore
+        )
+        if table.prefix and belongs and name not in known_names and full not in files.entries:
             files.entries[full] = files.entries.pop(name)
 
 
@@ -319,7 +345,7 @@ def _may_remain(table: Table, name: str, files: Files) -> bool:
     original = dict(table.copies).get(name)
     if original is None or original not in files.entries:
         return False
-    if not files.same(name, original):
+    if not files.equal(name, original):
         raise UserError(
             f"{files.folder}: config.json ties {name} to {original}, but the files hold two "
             "different tables; "
@@ -332,14 +358,14 @@ def _unmatched(
     folder: Path, missing: Sequence[Link], left_over: Sequence[str], present: Mapping[str, Entry]
 ) -> str:
     absent = [
-        f"{t} (for {', '.join(link.ours)})"
+        f"{t} (for {', '.join(link.param_names)})"
         for link in missing
-        for t in link.theirs
+        for t in link.file_names
         if t not in present
     ]
-    parts = [f"the files lack {short(absent)}"] if absent else []
-    parts += [f"the model has no place for {short(left_over)}"] if left_over else []
-    return f"{folder}: {', and '.join(parts)}; {_fix(folder)}"
+    problems = [f"the files lack {short(absent)}"] if absent else []
+    problems += [f"the model has no place for {short(left_over)}"] if left_over else []
+    return f"{folder}: {', and '.join(problems)}; {_fix(folder)}"
 
 
 def _fix(folder: Path) -> str:
@@ -357,28 +383,28 @@ def _fix(folder: Path) -> str:
 
 
 def pieces(
-    table: Table, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape], bare: bool = False
+    table: Table, params: Mapping[str, Tensor], shapes: Mapping[str, Shape], bare: bool = False
 ) -> Iterator[Piece]:
     """What saving ``ours`` by their names writes; a name in ``shapes`` that ours lacks is written
     as zeros.
 
     ``bare`` leaves the table's prefix away.
     """
-    dtype = next(iter(ours.values())).dtype
+    dtype = next(iter(params.values())).dtype
     for link in links(table, shapes):
 
         def tensors(link: Link = link) -> list[Tensor]:
             return [
-                ours[n].detach() if n in ours else torch.zeros(shapes[n], dtype=dtype)
-                for n in link.ours
+                params[n].detach() if n in params else torch.zeros(shapes[n], dtype=dtype)
+                for n in link.param_names
             ]
 
         sketch = link.save([torch.empty_like(tensor, device="meta") for tensor in tensors()])
-        for i, (name, part) in enumerate(zip(link.theirs, sketch, strict=True)):
+        for i, (name, meta_tensor) in enumerate(zip(link.file_names, sketch, strict=True)):
             make = lambda i=i, link=link, tensors=tensors: link.save(tensors())[i]  # noqa: E731
             yield Piece(
                 name.removeprefix(table.prefix) if bare else name,
-                part.dtype,
-                tuple(part.shape),
+                meta_tensor.dtype,
+                tuple(meta_tensor.shape),
                 make,
             )

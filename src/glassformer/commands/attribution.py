@@ -66,12 +66,12 @@ def run(
     against_text = (
         ""
         if attribution.against_piece is None
-        else f" less that of {attribution.against_piece.shown}"
+        else f" less that of {attribution.against_piece.display}"
     )
     capped = "" if attribution.capped is None else f" ({attribution.capped:.4f} after the cap)"
     place = "" if attribution.position is None else f" at position {attribution.position}"
     title = (
-        f"The logit of {attribution.piece.shown}{against_text}{place}{edits_suffix(edit)}: "
+        f"The logit of {attribution.piece.display}{against_text}{place}{edits_suffix(edit)}: "
         f"{attribution.logit:.4f}{capped}\n"
     )
     blocks = attribution.by_block()

@@ -27,7 +27,7 @@ def run(options: ModelOptions, word: str, text: Words = ()) -> Output:
     for sentence, places, pieces in zip(
         results.texts, results.positions, results.pieces, strict=True
     ):
-        tokens = [f"{place}:{piece.shown}" for place, piece in zip(places, pieces, strict=True)]
+        tokens = [f"{place}:{piece.display}" for place, piece in zip(places, pieces, strict=True)]
         lines.append(f"{'  '.join(tokens)}   in: {sentence}")
     heading = "cosine of the word's two vectors, and of the word with the other text's other words"
     return Output(results.to_dict, [*lines, "", heading, "", *results.table()], results.notes)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need, note
-from ..tokenizer.labels import pieces, shown
+from ..tokenizer.labels import display_texts, pieces
 from .common import count_noun, new_file, print_json, progress_counter
 from .options import Edits, ModelOptions, Texts, read_prompts
 from .signature import Count, Whole, Words
@@ -173,8 +173,8 @@ def likely_lines(row: Any, tokenizer: Any, with_tokens: bool) -> Iterator[str]:
     """Yields the likeliest tokens in the place of each token of a continuation."""
     for token, likely in zip(row.tokens, row.likely, strict=True):
         if with_tokens:
-            yield f"  {shown(tokenizer, [token])[0]}"
-        words = shown(tokenizer, [id for id, _ in likely])
+            yield f"  {display_texts(tokenizer, [token])[0]}"
+        words = display_texts(tokenizer, [id for id, _ in likely])
         for (_, logprob), word in zip(likely, words, strict=True):
             yield f"  {math.exp(logprob):8.4f}  {word}"
 

@@ -80,7 +80,7 @@ def run(
             tuned=tuned_lens,
         )
         title = f"{lens.lens}{edits_suffix(edit)}: the likeliest token and its probability"
-        place = f"\nat {lens.positions[-1]}:{lens.pieces[-1].shown}"
+        place = f"\nat {lens.positions[-1]}:{lens.pieces[-1].display}"
         return Output(lens.to_dict, [title, lens.text(), place, *lens.table()], lens.notes)
 
     if out is None:

@@ -54,7 +54,7 @@ def run(
         "Gauss and Legendre.",
     )
     place = "" if saliency.position is None else f" at position {saliency.position}"
-    quantity = f"{saliency.of} of {saliency.piece.shown}{place}{edits_suffix(edit)}"
+    quantity = f"{saliency.of} of {saliency.piece.display}{place}{edits_suffix(edit)}"
     title = f"The {quantity}: {saliency.value:.4f}, at the baseline {saliency.at_baseline:.4f}\n"
     change = abs(saliency.value - saliency.at_baseline)
     share = f", {abs(saliency.gap) / change:.2%} of the change" if change else ""

@@ -75,10 +75,10 @@ class Search:
 
     def found(self) -> list[Hypothesis]:
         """As many as were asked for, the best first."""
-        best = sorted(self.state.found, key=lambda one: -one.score)[: self.request.n]
+        best = sorted(self.state.hypotheses, key=lambda one: -one.score)[: self.request.n]
         if self.tokenizer is None:
             return best
-        ends = self.state.ends
+        ends = self.state.eos_ids
         return [
             replace(one, text=self.tokenizer.decode([id for id in one.tokens if id not in ends]))
             for one in best

@@ -47,7 +47,6 @@ class Hypothesis:
     text: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return dict(vars(self))
 
 
@@ -78,14 +77,14 @@ class BeamState:
     are."""
 
     beams: list[Beam]
-    ends: frozenset[int]
+    eos_ids: frozenset[int]
     length_penalty: float
-    found: list[Hypothesis] = field(default_factory=list)
+    hypotheses: list[Hypothesis] = field(default_factory=list)
 
     def add(self, beam: Beam, finish: Finish) -> None:
         """``beam`` has ended."""
         score = sum(beam.logprobs) / len(beam.tokens) ** self.length_penalty
-        self.found.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
+        self.hypotheses.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
 
     def grow(self, candidates: Sequence[Candidate]) -> list[int]:
         """Take the best ``candidates`` (the best first) as the next beams; their parents, none once
@@ -93,18 +92,22 @@ class BeamState:
         width = len(self.beams)
         grown: list[Beam] = []
         parents = []
-        for rank, one in enumerate(candidates):
-            if one.total == -math.inf or len(grown) == width:
+        for rank, candidate in enumerate(candidates):
+            if candidate.total == -math.inf or len(grown) == width:
                 break
-            parent = self.beams[one.parent]
-            child = Beam(one.total, [*parent.tokens, one.token], [*parent.logprobs, one.logprob])
-            if one.token not in self.ends:
+            parent = self.beams[candidate.parent]
+            child = Beam(
+                candidate.total,
+                [*parent.tokens, candidate.token],
+                [*parent.logprobs, candidate.logprob],
+            )
+            if candidate.token not in self.eos_ids:
                 grown.append(child)
-                parents.append(one.parent)
+                parents.append(candidate.parent)
             elif rank < width:  # an ending that is not among the best is none
                 self.add(child, "eos")
         self.beams = grown
-        if len(self.found) >= width or not grown:
+        if len(self.hypotheses) >= width or not grown:
             return []
         # a vocabulary smaller than the beams: the last one again, out of the race
         missing = width - len(grown)
@@ -141,27 +144,30 @@ def beam(
     starts, sources = starts_and_sources(
         prompt, tokenizer, source_tokenizer, model.config, bos, start
     )
-    ends = end_tokens(eos, tokenizer)
+    eos_ids = end_tokens(eos, tokenizer)
     room = min(max_new, model.config.context - max(map(len, starts)) + 1)
-    states = [BeamState([Beam(0.0), *[Beam()] * (beams - 1)], ends, length_penalty) for _ in starts]
+    states = [
+        BeamState([Beam(0.0), *[Beam()] * (beams - 1)], eos_ids, length_penalty) for _ in starts
+    ]
     reading = Reading.for_generation(model, starts, sources, tokenizer)
-    known, kept = None if tokenizer is None else tokenizer.size, PagePool(model)
+    vocab_size, page_pool = None if tokenizer is None else tokenizer.size, PagePool(model)
     try:
-        session = Session(model, tape_of(edits, reading), kept=kept)
-        _search(session, states, reading.rows or starts, reading.sources, room, known, check)
+        session = Session(model, tape_of(edits, reading), page_pool=page_pool)
+        _search(session, states, reading.rows or starts, reading.sources, room, vocab_size, check)
     finally:
-        kept.give_back()
+        page_pool.give_back()
     ranked = [
-        sorted(state.found, key=lambda hypothesis: -hypothesis.score)[:best] for state in states
+        sorted(state.hypotheses, key=lambda hypothesis: -hypothesis.score)[:best]
+        for state in states
     ]
     if tokenizer is None:
         return ranked
     texts = (
-        tokenizer.decode([id for id in one.tokens if id not in ends])
-        for some in ranked
-        for one in some
+        tokenizer.decode([id for id in hypothesis.tokens if id not in eos_ids])
+        for ranking in ranked
+        for hypothesis in ranking
     )
-    return [[replace(one, text=next(texts)) for one in some] for some in ranked]
+    return [[replace(hypothesis, text=next(texts)) for hypothesis in ranking] for ranking in ranked]
 
 
 def check_beams(beams: int, best: int, length_penalty: float, max_new: int) -> None:
@@ -194,7 +200,7 @@ def source_ids(
     """Source texts as the model reads them in ``search``."""
     pair = isinstance(cfg, config.EncoderDecoder)
     reads = (source_tokenizer or tokenizer.for_source) if pair else tokenizer
-    return [_source(cfg, reads, one, cut) for one in reads.encode_batch(texts)]
+    return [_source(cfg, reads, ids, cut) for ids in reads.encode_batch(texts)]
 
 
 def search(
@@ -223,25 +229,25 @@ def search(
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "beams": beams,
         "best": best,
         "length_penalty": length_penalty,
         "max_new": max_new,
     }
-    found: list[list[Hypothesis]] = [[] for _ in texts]
+    results: list[list[Hypothesis]] = [[] for _ in texts]
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
         ids = source_ids(
             model.config, tokenizer, [texts[place] for place in places], cut, source_tokenizer
         )
         for place, hypotheses in zip(
-            places, beam(model, tokenizer, ids, start=start, edits=edits, **how), strict=True
+            places, beam(model, tokenizer, ids, start=start, edits=edits, **options), strict=True
         ):
-            found[place] = hypotheses
+            results[place] = hypotheses
         if progress is not None:
             progress(first + len(places))
-    return found
+    return results
 
 
 def _search(
@@ -250,10 +256,10 @@ def _search(
     starts: Sequence[Sequence[int]],
     sources: Sequence[Sequence[int]] | None,
     room: int,
-    known: int | None,
+    vocab_size: int | None,
     check: Callable[[], None],
 ) -> None:
-    """Fill each state's ``found``; only the first ``known`` ids are written."""
+    """Fill each state's ``hypotheses``; only the first ``vocab_size`` ids are written."""
     width = len(states[0].beams)
     logits = session.prefill(starts, sources, width)
     for index in range(room):
@@ -263,37 +269,43 @@ def _search(
             [[beam.total for beam in state.beams] for state in states], device=logits.device
         )
         going, rows = [], []
-        for place, candidates in enumerate(best_candidates(logits[:, :known], totals, 2 * width)):
+        for place, candidates in enumerate(
+            best_candidates(logits[:, :vocab_size], totals, 2 * width)
+        ):
             if parents := states[place].grow(candidates):
                 going.append(states[place])
                 rows += [place * width + parent for parent in parents]
-        same, states = len(going) == len(states), going
+        all_going, states = len(going) == len(states), going
         if not states or index + 1 == room:
             break
         if index == 0 and room * len(rows) >= PREPACK_AFTER:
             session.prepack(steps=room - 1)
-        session.select(rows, same_prompts=same)
+        session.select(rows, same_prompts=all_going)
         tokens = [beam.tokens[-1] for state in states for beam in state.beams]
         logits = session.decode(torch.tensor(tokens, device=logits.device))
     for state in states:
-        for one in state.beams:
-            state.add(one, "length")
+        for beam in state.beams:
+            state.add(beam, "length")
 
 
 def best_candidates(logits: Tensor, totals: Tensor, count: int) -> list[list[Candidate]]:
-    """Of each prompt's beams and their next tokens the ``count`` best, the best first.
+    """The ``count`` best of each prompt's beams and their next tokens, the best first.
 
     logits (P * K, V), totals (P, K).
     """
     logprobs, tokens = _likeliest(logits.log_softmax(-1), count)
-    each = logprobs.shape[1]
-    own, ids = (x.reshape(len(totals), -1) for x in (logprobs, tokens))
-    best, places = (totals.repeat_interleave(each, 1) + own).topk(min(count, own.shape[1]), dim=1)
+    per_beam = logprobs.shape[1]
+    token_logprobs, ids = (x.reshape(len(totals), -1) for x in (logprobs, tokens))
+    best, places = (totals.repeat_interleave(per_beam, 1) + token_logprobs).topk(
+        min(count, token_logprobs.shape[1]), dim=1
+    )
     columns = (
-        x.tolist() for x in (best, places // each, ids.gather(1, places), own.gather(1, places))
+        x.tolist()
+        for x in (best, places // per_beam, ids.gather(1, places), token_logprobs.gather(1, places))
     )
     return [
-        [Candidate(*one) for one in zip(*row, strict=True)] for row in zip(*columns, strict=True)
+        [Candidate(*fields) for fields in zip(*row, strict=True)]
+        for row in zip(*columns, strict=True)
     ]
 
 
@@ -310,7 +322,7 @@ def _likeliest(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return logprobs.topk(min(count, vocab))
     _, chosen = logprobs[:, : blocks * BLOCK].view(rows, blocks, BLOCK).amax(2).topk(count)
     inside = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=chosen.device)).flatten(1)
-    rest = torch.arange(blocks * BLOCK, vocab, device=chosen.device).expand(rows, -1)
-    places = torch.cat((inside, rest), 1)
+    tail = torch.arange(blocks * BLOCK, vocab, device=chosen.device).expand(rows, -1)
+    places = torch.cat((inside, tail), 1)
     best, which = logprobs.gather(1, places).topk(count)
     return best, places.gather(1, which)

@@ -55,8 +55,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a row ends: at one of the ``eos`` ids, after ``max_new`` tokens, or at the context
-    unless that slides."""
+    """End of a row: one of the ``eos`` ids, ``max_new`` tokens, or the context unless that
+    slides."""
 
     eos: frozenset[int]
     max_new: int | None
@@ -88,19 +88,19 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     likely: list[Likely] = field(default_factory=list)
     finish: Finish | None = None
-    left: int = 0  # tokens from the beginning that a sliding context has left behind
+    window_start: int = 0  # tokens from the beginning that a sliding context has left behind
 
     def window(self, limits: Limits) -> list[int]:
-        """What the model reads of the row: all of it, or from its last half context on once that is
-        full."""
-        read = [*self.start, *self.tokens]
-        if len(read) - self.left > limits.context:
-            self.left = len(read) - max(1, limits.context // 2)
-        return read[self.left :]
+        """Tokens of the row that the model reads: all of it, or from its last half context on once
+        that is full."""
+        ids = [*self.start, *self.tokens]
+        if len(ids) - self.window_start > limits.context:
+            self.window_start = len(ids) - max(1, limits.context // 2)
+        return ids[self.window_start :]
 
     def full(self, limits: Limits) -> bool:
-        """Whether one more token read would not fit."""
-        return len(self.start) + len(self.tokens) - self.left > limits.context
+        """True where one more token would not fit the context."""
+        return len(self.start) + len(self.tokens) - self.window_start > limits.context
 
     def add(self, token: int, logprob: float, limits: Limits, likely: Likely = ()) -> Step:
         """Take one more token; the row's ``finish`` is set when it was the last."""
@@ -200,7 +200,7 @@ def generate(
     edits: Sequence[ModelEdit | str] = (),
     reader: Reader | None = None,
 ) -> Generation:
-    """What a model says after each prompt, token by token; by default drawn from its own
+    """Continuations of each prompt, token by token; by default drawn from its own
     distribution.
 
     ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the
@@ -221,9 +221,9 @@ def generate(
     processes). Raises UserError for what cannot be continued, for settings that mean nothing and
     for an edit of what is not there.
     """
-    how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    check_settings(how, max_new, samples, stops)
+    check_settings(sampling, max_new, samples, stops)
     need(not stops or tokenizer is not None, "Stop strings need a tokenizer; give one.")
     if slide and (max_new is None or isinstance(model, EncoderDecoder)):
         missing = (
@@ -249,26 +249,30 @@ def generate(
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     rows = list[Row]()
-    for given, begin in zip(sources or starts, reading.rows or (), strict=True):
+    for prompt_ids, start_ids in zip(sources or starts, reading.rows or (), strict=True):
         for _ in range(samples):
             # the last few tell that the text goes on, and how an unfinished character (4 bytes at
             # most) begins
-            writer = Writer(tokenizer.stream(), begin[-16:], stops) if tokenizer else None
-            rows.append(Row(len(rows), given, begin, writer))
-    known = None if tokenizer is None else tokenizer.size
+            writer = Writer(tokenizer.stream(), start_ids[-16:], stops) if tokenizer else None
+            rows.append(Row(len(rows), prompt_ids, start_ids, writer))
+    vocab_size = None if tokenizer is None else tokenizer.size
     return Generation(
         rows,
-        _steps(session, reading.sources, rows, samples, how, seed, limits, known, likely),
+        _steps(session, reading.sources, rows, samples, sampling, seed, limits, vocab_size, likely),
         seed,
     )
 
 
-def check_settings(how: Sampling, max_new: int | None, samples: int, stops: Sequence[str]) -> None:
+def check_settings(
+    sampling: Sampling, max_new: int | None, samples: int, stops: Sequence[str]
+) -> None:
     """UserError for settings of ``generate`` that mean nothing, whatever the model."""
     need(max_new is None or max_new >= 1, f"max_new is {max_new}; give 1 or more.")
     need(samples >= 1, f"samples is {samples}; give 1 or more.")
-    same = f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one."
-    need(samples == 1 or not how.greedy, same)
+    message = (
+        f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one."
+    )
+    need(samples == 1 or not sampling.greedy, message)
     need("" not in stops, "A stop string is empty; give at least one character.")
 
 
@@ -277,10 +281,10 @@ def _steps(
     sources: Sequence[Sequence[int]] | None,
     rows: list[Row],
     samples: int,
-    how: Sampling,
+    sampling: Sampling,
     seed: int,
     limits: Limits,
-    known: int | None,
+    vocab_size: int | None,
     likely: int,
 ) -> Iterator[Step]:
     """One prefill for all prompts, then one token per row at a time; a row that has ended leaves
@@ -288,29 +292,33 @@ def _steps(
     model = session.model
     logits = session.prefill([row.window(limits) for row in rows][::samples], sources, samples)
     longest = max(limits.room(row) for row in rows)
-    uniform = None if how.greedy else _uniform(rows, seed, longest).to(logits.device)
-    seen = None if how.repetition_penalty == 1 else _seen(rows, logits)
+    uniform = None if sampling.greedy else _uniform(rows, seed, longest).to(logits.device)
+    token_mask = None if sampling.repetition_penalty == 1 else _token_mask(rows, logits)
     for index in range(longest):
-        tokens, found = _choose(
-            logits, uniform[:, index] if uniform is not None else None, seen, how, known
+        tokens, logprobs = _choose(
+            logits,
+            uniform[:, index] if uniform is not None else None,
+            token_mask,
+            sampling,
+            vocab_size,
         )
-        if any(math.isnan(logprob) for _, logprob in found):
+        if any(math.isnan(logprob) for _, logprob in logprobs):
             must_be_finite(model, logits)
-        best = likeliest(logits, known, likely) if likely else [()] * len(rows)
+        best = likeliest(logits, vocab_size, likely) if likely else [()] * len(rows)
         for place in sorted(range(len(rows)), key=lambda place: rows[place].number):
-            token, logprob = found[place]
+            token, logprob = logprobs[place]
             yield rows[place].add(int(token), logprob, limits, best[place])
         stay = _closing_ranks([row.finish is None for row in rows])
         if not stay:
             return
-        if seen is not None:
-            seen.scatter_(1, tokens[:, None], True)
+        if token_mask is not None:
+            token_mask.scatter_(1, tokens[:, None], True)
         if len(stay) < len(rows):
             rows, keep = [rows[place] for place in stay], torch.tensor(stay, device=tokens.device)
             session.select(stay)
             tokens = tokens[keep]
             uniform = uniform[keep] if uniform is not None else None
-            seen = seen[keep] if seen is not None else None
+            token_mask = token_mask[keep] if token_mask is not None else None
         # not before: the first token is waited for
         if index == 0 and longest * len(rows) >= PREPACK_AFTER:
             session.prepack(steps=longest - 1)
@@ -329,14 +337,23 @@ def _closing_ranks(alive: Sequence[bool]) -> list[int]:
 
 
 def _choose(
-    logits: Tensor, uniform: Tensor | None, seen: Tensor | None, how: Sampling, known: int | None
+    logits: Tensor,
+    uniform: Tensor | None,
+    token_mask: Tensor | None,
+    sampling: Sampling,
+    vocab_size: int | None,
 ) -> tuple[Tensor, list[tuple[float, float]]]:
     """Each row's next token (B,), and on the host, in one transfer, each with its log-probability.
 
-    Only the first ``known`` ids are drawn: a vocabulary rounded up has rows that no tokenizer can
+    Only the first ``vocab_size`` ids are drawn: a vocabulary rounded up has rows that no tokenizer can
     write.
     """
-    tokens = choose(logits[:, :known], uniform, seen[:, :known] if seen is not None else None, how)
+    tokens = choose(
+        logits[:, :vocab_size],
+        uniform,
+        token_mask[:, :vocab_size] if token_mask is not None else None,
+        sampling,
+    )
     logprobs = log_probability(logits, tokens)
     # ids are whole in fp32 up to 16 million
     return tokens, torch.stack((tokens.float(), logprobs), 1).tolist()
@@ -352,16 +369,16 @@ def _uniform(rows: Sequence[Row], seed: int, length: int) -> Tensor:
         name = f"{seed} {equals[ids]} {ids}".encode()
         equals[ids] += 1
         # 63 bits
-        own = torch.Generator().manual_seed(
+        generator = torch.Generator().manual_seed(
             int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
         )
-        uniform.append(torch.rand(length, generator=own))
+        uniform.append(torch.rand(length, generator=generator))
     return torch.stack(uniform)
 
 
-def _seen(rows: Sequence[Row], logits: Tensor) -> Tensor:
+def _token_mask(rows: Sequence[Row], logits: Tensor) -> Tensor:
     """Booleans (B, V): the tokens that each row begins with."""
-    seen = torch.zeros_like(logits, dtype=torch.bool)
+    mask = torch.zeros_like(logits, dtype=torch.bool)
     for place, row in enumerate(rows):
-        seen[place, row.start] = True
-    return seen
+        mask[place, row.start] = True
+    return mask

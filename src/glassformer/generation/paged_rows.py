@@ -38,13 +38,15 @@ class PagedRows:
         steps: int,
         memory: Memory | None = None,
         source_of: Sequence[int] = (),
-        kept: PagePool | None = None,
+        page_pool: PagePool | None = None,
     ) -> None:
-        held = cache.layers[0][0].k
-        self.next, rows = next, len(held)
-        each = -(-min(int(next.max()) + steps, model.config.context + 1) // PAGE)
-        self.tables = torch.arange(rows * each, dtype=torch.int32).view(rows, each)
-        self.pages = rows * each
+        keys = cache.layers[0][0].k
+        self.next, rows = next, len(keys)
+        pages_per_row = -(-min(int(next.max()) + steps, model.config.context + 1) // PAGE)
+        self.tables = torch.arange(rows * pages_per_row, dtype=torch.int32).view(
+            rows, pages_per_row
+        )
+        self.pages = rows * pages_per_row
         first = {source: row for row, source in reversed([*enumerate(source_of)])}
         order = {source: number for number, source in enumerate(first)}
         self.source_of = torch.tensor([order[source] for source in source_of], dtype=torch.int32)
@@ -53,24 +55,30 @@ class PagedRows:
         span = max(kv.slots.ring or 0 for kv, _ in cache.layers)
         ring = -(-(span - 1) // PAGE) + 1  # pages that so many tokens lie in at most
         self.windows: Tensor | None = None
-        if kept is None and span and ring < each:
-            self.windows = (torch.arange(rows)[:, None] * ring + torch.arange(each) % ring).int()
+        if page_pool is None and span and ring < pages_per_row:
+            self.windows = (
+                torch.arange(rows)[:, None] * ring + torch.arange(pages_per_row) % ring
+            ).int()
         sizes = (
             self.pages,
             len(first) * widest,
-            held.dtype,
+            keys.dtype,
             None if self.windows is None else rows * ring,
         )
-        make = Pages.empty if kept is None else kept.take
-        self.cache = PagedCache(model.config, each * PAGE, *sizes, make)  # type: ignore[arg-type]
-        for (kv, _), (own, _) in zip(cache.layers, self.cache.pages, strict=True):
-            there = kv.slots.pos[:, : kv.slots.ring or kv.slots.filled].expand(rows, -1)
-            tables = self.tables if self.windows is None or own.lookback is None else self.windows
+        make = Pages.empty if page_pool is None else page_pool.take
+        self.cache = PagedCache(model.config, pages_per_row * PAGE, *sizes, make)  # type: ignore[arg-type]
+        for (kv, _), (layer_pages, _) in zip(cache.layers, self.cache.pages, strict=True):
+            positions = kv.slots.pos[:, : kv.slots.ring or kv.slots.filled].expand(rows, -1)
+            tables = (
+                self.tables
+                if self.windows is None or layer_pages.lookback is None
+                else self.windows
+            )
             # of a window's ring: what it still sees alone
-            row, column = (there >= 0).nonzero(as_tuple=True)
-            at = there[row, column]
+            row, column = (positions >= 0).nonzero(as_tuple=True)
+            at = positions[row, column]
             to = tables[row, at // PAGE].long() * PAGE + at % PAGE
-            own.pages.write(kv.k[row, :, column], kv.v[row, :, column], to)
+            layer_pages.pages.write(kv.k[row, :, column], kv.v[row, :, column], to)
         self.sources = (
             None if memory is None else self._take_sources(cache, memory, [*first.values()], widest)
         )
@@ -81,15 +89,15 @@ class PagedRows:
         """Pages and lengths of the sources that ``rows`` read, each once."""
         tables = torch.arange(len(rows) * widest, dtype=torch.int32).view(len(rows), widest)
         index = torch.tensor(rows)
-        there = memory.pos.expand(len(memory.hidden), -1)[index] >= 0
-        number, column = there.nonzero(as_tuple=True)
-        to = number * widest * PAGE + (there.cumsum(1) - 1)[number, column]
+        valid = memory.pos.expand(len(memory.hidden), -1)[index] >= 0
+        number, column = valid.nonzero(as_tuple=True)
+        to = number * widest * PAGE + (valid.cumsum(1) - 1)[number, column]
         for (_, crossed), (_, across) in zip(cache.layers, self.cache.pages, strict=True):
             if across is not None:
                 assert crossed.kv is not None
                 k, v = (x[index[number], :, column] for x in crossed.kv)
                 across.pages.write(k, v, to)
-        return tables, there.sum(1).int()
+        return tables, valid.sum(1).int()
 
     def decode(self, model: Model, tokens: Tensor) -> Tensor:
         """The logits (B, V) after one more token per row, ``tokens`` (B,)."""
@@ -97,8 +105,8 @@ class PagedRows:
         spans = [(row, row + 1) for row in range(count)]
         pos = self.next[None]
         rows, source_of = torch.arange(count, dtype=torch.int32), self.source_of
-        told = self.sources, None, source_of, self.windows
-        self.cache.texts = PackedTexts(pos, rows, self.tables, spans, *told)
+        extras = self.sources, None, source_of, self.windows
+        self.cache.texts = PackedTexts(pos, rows, self.tables, spans, *extras)
         self.next = self.next + 1
         memory = (
             {} if self.sources is None else {"memory": Memory(tokens[None, :0], tokens[None, :0])}
@@ -124,22 +132,22 @@ class PagedRows:
         """Rows that were one get pages of their own for what they will write, the last written one
         copied."""
         tables, last = tables.clone(), self.next // PAGE
-        begun = torch.arange(tables.shape[1]) * PAGE < self.next[:, None]
-        used = torch.bincount(tables[begun], minlength=self.pages)
-        free = (used == 0).nonzero().flatten().tolist()
-        seen, copies = set[int](), list[tuple[int, int]]()
+        started = torch.arange(tables.shape[1]) * PAGE < self.next[:, None]
+        ref_counts = torch.bincount(tables[started], minlength=self.pages)
+        free = (ref_counts == 0).nonzero().flatten().tolist()
+        visited, copies = set[int](), list[tuple[int, int]]()
         # the others write to a new page next
         for row in (self.next % PAGE).nonzero().flatten().tolist():
             at = int(last[row])
             page = int(tables[row, at])
-            if page in seen:
+            if page in visited:
                 copies.append((page, free.pop()))
                 tables[row, at] = copies[-1][1]
-            seen.add(page)
-        tables[~begun] = torch.tensor(free[: int((~begun).sum())], dtype=torch.int32)
+            visited.add(page)
+        tables[~started] = torch.tensor(free[: int((~started).sum())], dtype=torch.int32)
         source, target = (
             torch.tensor([pair[side] for pair in copies], dtype=torch.long) for side in (0, 1)
         )
-        for own, _ in self.cache.pages:
-            own.pages.copy(source, target)
+        for layer_pages, _ in self.cache.pages:
+            layer_pages.pages.copy(source, target)
         return tables

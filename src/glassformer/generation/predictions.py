@@ -54,16 +54,16 @@ def embed(
     computes, here and in ``classify`` and ``tag``. Raises UserError for a text that is too long,
     and for a model that ends in labels or reads two texts.
     """
-    own = model.config.pool
+    pool_config = model.config.pool
     if isinstance(model.config, config.EncoderDecoder):
         raise UserError("An encoder-decoder has no vector for a text; use an encoder or a decoder.")
     pool = (
         model.pool
-        if own is not None and not own.labels
+        if pool_config is not None and not pool_config.labels
         else Pool(config.Pool("mean"), model.config.dim)
     )
     vectors = torch.stack(
-        _each(model, _rows(model, tokenizer, texts, truncate), pool, batch, progress, edits)
+        _map_rows(model, _rows(model, tokenizer, texts, truncate), pool, batch, progress, edits)
     )
     return torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors
 
@@ -83,15 +83,17 @@ def classify(
 
     ``truncate`` as in ``embed``. Raises UserError for a model that ends in no labels.
     """
-    own = model.config.pool
-    if own is None or not own.labels:
+    pool_config = model.config.pool
+    if pool_config is None or not pool_config.labels:
         raise UserError(
             "This model has no labels to choose from; train it with the objective Classify first."
         )
     logits = torch.stack(
-        _each(model, _rows(model, tokenizer, texts, truncate), model.pool, batch, progress, edits)
+        _map_rows(
+            model, _rows(model, tokenizer, texts, truncate), model.pool, batch, progress, edits
+        )
     )
-    return logits if own.labels == 1 else logits.softmax(-1)
+    return logits if pool_config.labels == 1 else logits.softmax(-1)
 
 
 def tag(
@@ -118,8 +120,8 @@ def tag(
         "A sentence is empty; give at least one, and words in each.",
     )
     rows, firsts = worded(tokenizer, sentences, int(min(model.config.context, model.limit)))
-    found = _each(model, rows, model.token_head, batch, progress, edits)
-    return [logits[own].softmax(-1) for logits, own in zip(found, firsts, strict=True)]
+    row_logits = _map_rows(model, rows, model.token_head, batch, progress, edits)
+    return [logits[first].softmax(-1) for logits, first in zip(row_logits, firsts, strict=True)]
 
 
 def worded(
@@ -130,7 +132,7 @@ def worded(
     UserError for a sentence of more than ``most`` tokens.
     """
     words = list(encode_words(tokenizer, sentences))
-    rows = [tokenizer.framed([[id for word in one for id in word]]) for one in words]
+    rows = [tokenizer.framed([[id for word in sentence for id in word]]) for sentence in words]
     longest = max(range(len(rows)), key=lambda place: len(rows[place][0]))
     length = len(rows[longest][0])
     need(
@@ -138,13 +140,15 @@ def worded(
         f"Sentence {longest + 1} has {length} tokens and the model reads {most}; cut it in two.",
     )
     opened = tokenizer.framed([[-1]])[0].index(-1)
-    return rows, [list(itertools.accumulate(map(len, one), initial=opened))[:-1] for one in words]
+    return rows, [
+        list(itertools.accumulate(map(len, sentence), initial=opened))[:-1] for sentence in words
+    ]
 
 
 def tags(cfg: config.Model) -> bool:
-    """Whether a model of this config gives each word a label."""
-    own = getattr(cfg, "token_head", None)
-    return own is not None and not own.span
+    """True where a model of this config gives each word a label."""
+    token_head = getattr(cfg, "token_head", None)
+    return token_head is not None and not token_head.span
 
 
 def _rows(
@@ -174,7 +178,7 @@ def _rows(
     return rows
 
 
-def _each(
+def _map_rows(
     model: Model,
     rows: Sequence[tuple[list[int], list[int]]],
     answer: Callable[[Tensor, Flow], Tensor],
@@ -182,11 +186,11 @@ def _each(
     progress: Progress | None,
     edits: Sequence[ModelEdit | str],
 ) -> list[Tensor]:
-    """What ``answer`` makes of each row's hidden states, in fp32 on the host; short rows first:
-    little is padded."""
+    """``answer`` of each row's hidden states, in fp32 on the host; short rows first, so that little
+    is padded."""
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     tape = tape_of(edits, Reading(model, None))
-    device, found = next(model.parameters()).device, dict[int, Tensor]()
+    device, results = next(model.parameters()).device, dict[int, Tensor]()
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
     for places in _groups(rows, order, batch, AT_ONCE if device.type == "cpu" else None):
         tokens, segments, pos = (
@@ -207,18 +211,18 @@ def _each(
             "was trained with.",
         )
         with inference(model):
-            told = (
+            extras = (
                 {"segments": segments}
                 if isinstance(model, Encoder) and model.config.embed.segments
                 else {}
             )
-            hidden = model(tokens, pos=pos, tape=tape, logits="none", **told).hidden
+            hidden = model(tokens, pos=pos, tape=tape, logits="none", **extras).hidden
             answers = answer(hidden, model.flow(tokens, pos, tape=tape)).float()
         must_be_finite(model, answers)
-        found.update(zip(places, answers.cpu(), strict=True))
+        results.update(zip(places, answers.cpu(), strict=True))
         if progress is not None:
-            progress(len(found))
-    return [found[place] for place in range(len(rows))]
+            progress(len(results))
+    return [results[place] for place in range(len(rows))]
 
 
 def _groups(
@@ -247,7 +251,6 @@ class Filled:
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return dict(vars(self))
 
 
@@ -259,8 +262,8 @@ def fill(
     top: int = 5,
     order: Order = "apart",
 ) -> list[list[Filled]]:
-    """What an encoder puts in the blanks of a text, written as its mask token or as ``___``, the
-    likeliest first.
+    """Fills the blanks of a text, written as the encoder's mask token or as ``___``, the likeliest
+    tokens first.
 
     ``apart``: the ``top`` tokens of each blank by itself, all read in one pass; a list for each
     blank. ``left`` and ``sure``: the ``top`` ways to fill all of them, one after the other, each
@@ -269,25 +272,25 @@ def fill(
     none.
     """
     if not isinstance(model, Encoder) or model.head is None:
-        what = (
+        problem = (
             "has no head over words"
             if isinstance(model, Encoder)
             else "writes texts, use `generate` or `translate`"
         )
         raise UserError(
-            f"Blanks are filled by an encoder with a masked-language head; this model {what}."
+            f"Blanks are filled by an encoder with a masked-language head; this model {problem}."
         )
     filling = Filling(tokenizer, text, int(min(model.config.context, model.limit)), top, order)
     while filling.rows:
-        filling.read(_logits(model, filling))
-    return filling.found
+        filling.update(_logits(model, filling))
+    return filling.results
 
 
 class Filling:
-    """The blanks of one text as they are filled: whoever reads ``rows`` tells what the model says
-    at ``blanks``.
+    """The blanks of one text as they are filled: ``rows`` go through the model, and ``update`` takes
+    its logits at ``blanks``.
 
-    ``found`` is there once no rows are left to be read. Each row is as long as ``segments``.
+    ``results`` is set once no rows remain. Each row is as long as ``segments``.
     """
 
     def __init__(self, tokenizer: Tokenizer, text: str, most: int, top: int, order: Order) -> None:
@@ -309,18 +312,18 @@ class Filling:
             len(ids) <= most,
             f"The text has {len(ids)} tokens and the model reads {most}; shorten it.",
         )
-        self.found: list[list[Filled]] = []
+        self.results: list[list[Filled]] = []
         # log-probability, ids, and the numbers of the blanks that are still open
-        self._ways: list[tuple[float, list[int], tuple[int, ...]]] = [
+        self._beams: list[tuple[float, list[int], tuple[int, ...]]] = [
             (0.0, ids, tuple(range(len(self.blanks))))
         ]
 
     @property
     def rows(self) -> list[list[int]]:
-        """What is to be read now; nothing once all is found."""
-        return [] if self.found else [way for _, way, _ in self._ways]
+        """Rows for the next forward pass; none once every blank is filled."""
+        return [] if self.results else [ids for _, ids, _ in self._beams]
 
-    def read(self, logits: Tensor) -> None:
+    def update(self, logits: Tensor) -> None:
         """Logits (B, P, V) of the rows at the P blanks.
 
         Probabilities are over all rows of the model's vocabulary; a table rounded up has ids that
@@ -331,24 +334,30 @@ class Filling:
         if self.order == "apart":
             for number, row in enumerate(logprobs[0]):
                 pairs = zip(*(x.tolist() for x in row.topk(count)), strict=True)
-                self.found.append([self._filled({number: token}, value) for value, token in pairs])
+                self.results.append(
+                    [self._filled({number: token}, value) for value, token in pairs]
+                )
             return
         grown = {}
-        for (total, way, open), row in zip(self._ways, logprobs, strict=True):
+        for (total, ids, open), row in zip(self._beams, logprobs, strict=True):
             number = (
                 open[0]
                 if self.order == "left"
-                else max(open, key=lambda one: float(row[one].max()))
+                else max(open, key=lambda blank: float(row[blank].max()))
             )
-            rest = tuple(one for one in open if one != number)
+            remaining = tuple(blank for blank in open if blank != number)
             for value, token in zip(*(x.tolist() for x in row[number].topk(count)), strict=True):
-                longer = [*way]
+                longer = [*ids]
                 longer[self.blanks[number]] = token
-                grown[tuple(longer), rest] = (total + value, longer, rest)
-        self._ways = sorted(grown.values(), key=lambda way: -way[0])[: self.top]
-        if not self._ways[0][2]:
-            told = ((total, [way[place] for place in self.blanks]) for total, way, _ in self._ways)
-            self.found = [[self._filled(dict(enumerate(tokens)), total) for total, tokens in told]]
+                grown[tuple(longer), remaining] = (total + value, longer, remaining)
+        self._beams = sorted(grown.values(), key=lambda state: -state[0])[: self.top]
+        if not self._beams[0][2]:
+            finished = (
+                (total, [ids[place] for place in self.blanks]) for total, ids, _ in self._beams
+            )
+            self.results = [
+                [self._filled(dict(enumerate(tokens)), total) for total, tokens in finished]
+            ]
 
     def _filled(self, chosen: dict[int, int], logprob: float) -> Filled:
         """The text with the tokens chosen, by the blank's number."""
@@ -356,18 +365,20 @@ class Filling:
             number: self.tokenizer.decode([token], special=True).strip()
             for number, token in chosen.items()
         }
-        first, *rest = self.text.split(self.mark)
-        shown = first + "".join(words.get(number, BLANK) + part for number, part in enumerate(rest))
-        return Filled(list(chosen.values()), list(words.values()), math.exp(logprob), shown)
+        first, *pieces = self.text.split(self.mark)
+        text = first + "".join(
+            words.get(number, BLANK) + piece for number, piece in enumerate(pieces)
+        )
+        return Filled(list(chosen.values()), list(words.values()), math.exp(logprob), text)
 
 
 def _logits(model: Model, filling: Filling) -> Tensor:
-    """What a model says of the rows at the blanks (B, P, V)."""
+    """Logits of the rows at the blanks (B, P, V)."""
     rows, device = filling.rows, next(model.parameters()).device
-    told = {}
+    extras = {}
     if model.config.embed.segments:
-        told["segments"] = torch.tensor([filling.segments] * len(rows), device=device)
+        extras["segments"] = torch.tensor([filling.segments] * len(rows), device=device)
     with inference(model):
-        logits: Tensor = model(torch.tensor(rows, device=device), **told).logits
+        logits: Tensor = model(torch.tensor(rows, device=device), **extras).logits
     must_be_finite(model, logits)
     return logits[:, filling.blanks]

@@ -41,7 +41,7 @@ def starts_and_sources(
     start: Start,
     slide: bool = False,
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """What the decoder begins with, and what an encoder reads (None for a decoder alone), a row for
+    """First tokens of the decoder and source ids of the encoder (None for a decoder alone), a row for
     each prompt.
 
     Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens``
@@ -85,10 +85,10 @@ def encode(
     """
     if isinstance(prompt, Tensor | np.ndarray):
         prompt = prompt.tolist()
-    one = not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes) or _are_ids(prompt)
-    prompts: Sequence[object] = [prompt] if one else prompt  # type: ignore[assignment]
+    single = not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes) or _are_ids(prompt)
+    prompts: Sequence[object] = [prompt] if single else prompt  # type: ignore[assignment]
     source = isinstance(cfg, config.EncoderDecoder)
-    rows = [_encode_one(each, tokenizer, bos, source) for each in prompts]
+    rows = [_encode_one(item, tokenizer, bos, source) for item in prompts]
     for ids in rows:
         check(ids, config.source_embed(cfg).vocab)
         if len(ids) > cfg.context and not slide:
@@ -114,16 +114,16 @@ def check(ids: Sequence[int], vocab: int) -> None:
 
 
 def first_tokens(tokenizer: Tokenizer | None, start: Start, cfg: config.Model) -> list[int]:
-    """What an encoder-decoder's decoder begins with: an id, or several (a language's tag);
-    UserError for bad ones."""
+    """First tokens of an encoder-decoder's decoder: an id, or several (a language's tag); UserError
+    for bad ones."""
     if start is None and tokenizer is not None:
         start = target_start(tokenizer)
     if start is None:
         raise UserError("The decoder needs a token to begin with; give start=ID.")
     ids: list[Any] = list(start) if isinstance(start, list | tuple) else [start]
-    whole = all(isinstance(one, Integral) and not isinstance(one, bool) for one in ids)
+    integral = all(isinstance(id, Integral) and not isinstance(id, bool) for id in ids)
     need(
-        whole and 0 < len(ids) <= cfg.context,
+        integral and 0 < len(ids) <= cfg.context,
         f"start is {start!r}; give a token's id, or a list of at least one.",
     )
     check(ids, cfg.embed.vocab)

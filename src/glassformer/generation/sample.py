@@ -19,7 +19,7 @@ from ..errors import need
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """Settings of the choice of the next token.
 
     ``temperature`` divides the logits: 1 draws from the model's own distribution, 0 takes the
     likeliest token (greedy). ``top_k`` keeps the k likeliest tokens, ``top_p`` the fewest likeliest
@@ -63,35 +63,39 @@ class Sampling:
         return self.temperature == 0
 
 
-def choose(logits: Tensor, uniform: Tensor | None, seen: Tensor | None, how: Sampling) -> Tensor:
+def choose(
+    logits: Tensor, uniform: Tensor | None, token_mask: Tensor | None, sampling: Sampling
+) -> Tensor:
     """The next token of each row, (B,).
 
-    ``uniform`` (B,) in [0, 1) is each row's luck (unused when greedy); ``seen`` (B, V) marks the
+    ``uniform`` (B,) in [0, 1) is each row's random number (unused when greedy); ``token_mask`` (B, V) marks the
     tokens that are already in the row (needed for the repetition penalty alone).
     """
-    if seen is not None:
-        logits = penalise(logits, seen, how.repetition_penalty)
-    if how.greedy or uniform is None:
+    if token_mask is not None:
+        logits = penalise(logits, token_mask, sampling.repetition_penalty)
+    if sampling.greedy or uniform is None:
         return logits.argmax(-1)
-    return draw(cut(logits / how.temperature, how), uniform)
+    return draw(cut(logits / sampling.temperature, sampling), uniform)
 
 
-def cut(logits: Tensor, how: Sampling) -> Tensor:
+def cut(logits: Tensor, sampling: Sampling) -> Tensor:
     """Logits with what top-k, top-p and min-p leave out at minus infinity; each sees what the one
     before left."""
-    if how.top_k is not None:
-        logits = top_k(logits, how.top_k)
-    if how.top_p is not None and how.top_p < 1:
-        logits = top_p(logits, how.top_p)
-    if how.min_p:
-        logits = min_p(logits, how.min_p)
+    if sampling.top_k is not None:
+        logits = top_k(logits, sampling.top_k)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        logits = top_p(logits, sampling.top_p)
+    if sampling.min_p:
+        logits = min_p(logits, sampling.min_p)
     return logits
 
 
-def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def penalise(logits: Tensor, token_mask: Tensor, penalty: float) -> Tensor:
     """Seen tokens less likely: logits above 0 divided by the penalty, others multiplied (Keskar et
     al. 2019)."""
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    return torch.where(
+        token_mask, torch.where(logits < 0, logits * penalty, logits / penalty), logits
+    )
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
@@ -106,8 +110,10 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     chance, vocab = logits.softmax(-1), logits.shape[-1]
     # All tokens below (1 - p) / V together weigh less than 1 - p: none is in the nucleus, so none
     # needs sorting. An accelerator sorts them sooner than it could tell us how many they are.
-    some = int((chance * vocab >= 1 - p).sum(-1).max()) if logits.device.type == "cpu" else vocab
-    likeliest = chance.topk(some).values
+    candidates = (
+        int((chance * vocab >= 1 - p).sum(-1).max()) if logits.device.type == "cpu" else vocab
+    )
+    likeliest = chance.topk(candidates).values
     count = (likeliest.cumsum(-1) - likeliest < p).sum(-1, keepdim=True)
     return logits.masked_fill(~greatest(chance, likeliest.gather(-1, count - 1), count), -math.inf)
 
@@ -128,9 +134,9 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     # u * total < total for every u < 1 of the same precision, so the answer always has some mass of
     # its own.
     aim = uniform.to(wide)[:, None] * mass[:, -1:]
-    found = torch.searchsorted(mass, aim, right=True).squeeze(-1)
+    tokens = torch.searchsorted(mass, aim, right=True).squeeze(-1)
     # only logits that are not numbers lead past the end
-    return found.clamp(max=logits.shape[-1] - 1)
+    return tokens.clamp(max=logits.shape[-1] - 1)
 
 
 def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
@@ -154,14 +160,16 @@ def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
 
-def likeliest(logits: Tensor, known: int | None, count: int) -> list[list[tuple[int, float]]]:
-    """For each row its ``count`` likeliest of the first ``known`` ids, with the model's own
+def likeliest(logits: Tensor, vocab_size: int | None, count: int) -> list[list[tuple[int, float]]]:
+    """For each row its ``count`` likeliest of the first ``vocab_size`` ids, with the model's own
     log-probability of each."""
-    best = logits.float().log_softmax(-1)[:, :known]
+    best = logits.float().log_softmax(-1)[:, :vocab_size]
     count = min(count, best.shape[-1])
-    some = greatest(best, best.topk(count).values[:, -1:], torch.tensor(count, device=best.device))
-    ids = some.nonzero()[:, 1].view(len(best), count)
+    is_best = greatest(
+        best, best.topk(count).values[:, -1:], torch.tensor(count, device=best.device)
+    )
+    ids = is_best.nonzero()[:, 1].view(len(best), count)
     values, order = best.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
     ids = ids.gather(-1, order)
     pairs = zip(ids.tolist(), values.tolist(), strict=True)
-    return [list(zip(some, theirs, strict=True)) for some, theirs in pairs]
+    return [list(zip(row_ids, row_values, strict=True)) for row_ids, row_values in pairs]

@@ -55,9 +55,9 @@ class Session:
         model: Model,
         tape: Tape | None = None,
         reader: Reader | None = None,
-        kept: PagePool | None = None,
+        page_pool: PagePool | None = None,
     ) -> None:
-        self.reader, self.kept = reader, kept
+        self.reader, self.page_pool = reader, page_pool
         self.model, self.cache, self.tape = model, Cache(model.config), tape
         self.memory: Memory | None = None
         self.source_of: list[int] = []  # of each row, where there is a memory
@@ -175,8 +175,8 @@ class Session:
                 after = (
                     torch.full((rows,), self.cache.length) if self.pos is None else self.pos[:, 0]
                 )
-                told = fused, self.cache, after, steps, self.memory, self.source_of, self.kept
-                self.paged, self.cache = PagedRows(*told), Cache(self.model.config)
+                args = fused, self.cache, after, steps, self.memory, self.source_of, self.page_pool
+                self.paged, self.cache = PagedRows(*args), Cache(self.model.config)
                 self.memory = None
 
     def _computing(self) -> Model:
@@ -185,9 +185,9 @@ class Session:
 
     def _last_logits(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """tokens (B, T) -> fp32 logits (B, V) after the last column."""
-        told: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
+        extras: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
         with inference(self.model):
             logits: Tensor = self._computing()(
-                tokens, pos=pos, cache=self.cache, tape=self.tape, logits="last", **told
+                tokens, pos=pos, cache=self.cache, tape=self.tape, logits="last", **extras
             ).logits
         return logits[:, -1].float()

@@ -22,7 +22,7 @@ class Writer:
         self, stream: Stream, context: Iterable[int] = (), stops: Sequence[str] = ()
     ) -> None:
         self.stream, self.stops = stream, stops
-        self.held = ""
+        self.pending = ""
         self.stopped_by: str | None = None
         # the text goes on from here: the space between two words belongs to what follows
         for token in context:
@@ -30,7 +30,6 @@ class Writer:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has been completed."""
         return self.stopped_by is not None
 
     def push(self, token: int) -> str:
@@ -39,22 +38,24 @@ class Writer:
         return self._show(self.stream.push(token))
 
     def close(self) -> str:
-        """What was held back, when no token follows."""
+        """Releases the text that could still have become a stop string, when no token follows."""
         if self.stopped:
             return ""
-        shown = self._show(self.stream.flush())
-        rest, self.held = self.held, ""
-        return shown + rest
+        text = self._show(self.stream.flush())
+        tail, self.pending = self.pending, ""
+        return text + tail
 
     def _show(self, new: str) -> str:
-        text = self.held + new
-        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:
-            _, at, self.stopped_by = min(found)
-            self.held = ""
+        text = self.pending + new
+        matches = [
+            (at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0
+        ]
+        if matches:
+            _, at, self.stopped_by = min(matches)
+            self.pending = ""
             return text[:at]
         keep = max((_overlap(text, stop) for stop in self.stops), default=0)
-        self.held = text[len(text) - keep :]
+        self.pending = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 

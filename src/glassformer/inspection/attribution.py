@@ -79,10 +79,10 @@ class Attribution(Shown):
 
     @property
     def title(self) -> str:
-        less = "" if self.against_piece is None else f" less {self.against_piece.shown}"
+        less = "" if self.against_piece is None else f" less {self.against_piece.display}"
         place = "" if self.position is None else f" at {self.position}"
         edited = f", with {' and '.join(self.edits)}" if self.edits else ""
-        return f"Attribution: the logit of {self.piece.shown}{less}{place}{edited}"
+        return f"Attribution: the logit of {self.piece.display}{less}{place}{edited}"
 
     def charts(self) -> Iterator[Chart]:
         """Contributions by block and kind, then each head of it, then the parts that added

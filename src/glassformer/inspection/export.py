@@ -319,7 +319,7 @@ def summary(trace: Any) -> str:
     if "probs" in trace.plan and tokenizer is not None:
         row = trace[f"probs[{len(ids) - 1}]"][: tokenizer.size].float()
         best = row.topk(min(5, len(row)))
-        words = streams.shown(tokenizer, best.indices.tolist())
+        words = streams.display_texts(tokenizer, best.indices.tolist())
         chances = [f"{chance:.4f}" for chance in best.values.tolist()]
         lines.append(Table("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
     patterns = [
@@ -328,7 +328,7 @@ def summary(trace: Any) -> str:
     if patterns:
         mean = wire.Part(trace, patterns[-1]).to_array((64, 64)).mean(0)
         rows, columns = (
-            streams.shown(
+            streams.display_texts(
                 trace.reads(patterns[-1], axis), trace.side(patterns[-1], axis)[0].tolist()
             )
             for axis in ("T", "S")

@@ -90,7 +90,7 @@ class Saliency(Shown):
     @property
     def title(self) -> str:
         place = "" if self.position is None else f" at {self.position}"
-        return f"Saliency: what the {self.of} of {self.piece.shown}{place} owes to each token"
+        return f"Saliency: what the {self.of} of {self.piece.display}{place} owes to each token"
 
     def charts(self) -> Iterator[Chart]:
         """The integrated gradients of each token as a map, zero in the middle; then all numbers."""
@@ -101,7 +101,7 @@ class Saliency(Shown):
         for name, shares in self._sides():
             cells = np.array([[share.integrated for share in shares]])
             words = [[f"{share.integrated:+.2f}" for share in shares]]
-            columns = [f"{share.position}:{share.piece.shown}" for share in shares]
+            columns = [f"{share.position}:{share.piece.display}" for share in shares]
             yield Heat(name, cells, ["integrated"], columns, words, signed=True)
         names, rows = self.records()
         yield Table("", names, [[_written(fact) for fact in row] for row in rows], (0, 3))
@@ -149,7 +149,7 @@ class Saliency(Shown):
                 bar = ("+" if share.integrated > 0 else "-") * round(
                     20 * abs(share.integrated) / most
                 )
-                rows.append((f"{name} {share.position}".strip(), share.piece.shown, *numbers, bar))
+                rows.append((f"{name} {share.position}".strip(), share.piece.display, *numbers, bar))
         heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
         return tables.lines(rows, heading, left_columns=(0, 1, 5))
 

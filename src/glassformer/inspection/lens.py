@@ -89,9 +89,9 @@ class Lens(Shown):
         over the depths."""
         yield Prose(self.notes)
         chance = np.array(self.probability)[::-1, :, 0]
-        words = [[word[0].shown for word in row] for row in reversed(self.top_pieces)]
+        words = [[word[0].display for word in row] for row in reversed(self.top_pieces)]
         heads = [
-            f"{number}:{piece.shown}"
+            f"{number}:{piece.display}"
             for number, piece in zip(self.positions, self.pieces, strict=True)
         ]
         for low in range(0, len(heads), BESIDE):
@@ -107,7 +107,7 @@ class Lens(Shown):
         last = f"at {heads[-1]}, by depth (0: {self.depths[0]})"
         if self.tracked:
             lines = {
-                token.piece.shown: (steps, [row[-1] for row in token.probability])
+                token.piece.display: (steps, [row[-1] for row in token.probability])
                 for token in self.tracked
             }
             yield Curves(f"probability {last}", lines, "depth", tuple(lines))
@@ -181,7 +181,7 @@ class Lens(Shown):
         for depth in reversed(range(len(self.depths))):
             words, chances = self.top_pieces[depth][column], self.probability[depth][column]
             likely = "  ".join(
-                f"{word.shown} {chance:.3f}" for word, chance in zip(words, chances, strict=True)
+                f"{word.display} {chance:.3f}" for word, chance in zip(words, chances, strict=True)
             )
             numbers = [f"{self.entropy[depth][column]:.3f}", f"{self.kl[depth][column]:.3f}"]
             for token in self.tracked:
@@ -190,7 +190,7 @@ class Lens(Shown):
                     f"{token.rank[depth][column]:,}",
                 ]
             rows.append((self.depths[depth], *numbers, likely))
-        named = [name for token in self.tracked for name in (f"p({token.piece.shown})", "rank")]
+        named = [name for token in self.tracked for name in (f"p({token.piece.display})", "rank")]
         heading = ("depth", "entropy", "KL", *named, "likeliest, with their probabilities")
         return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
 
@@ -199,9 +199,9 @@ class Lens(Shown):
         side as fit."""
         width = width or shutil.get_terminal_size((100, 24)).columns
         likely = zip(self.top_pieces, self.probability, strict=True)
-        cells = [[f"{w[0].shown} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in likely]
+        cells = [[f"{w[0].display} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in likely]
         heads = [
-            f"{number}:{piece.shown}"
+            f"{number}:{piece.display}"
             for number, piece in zip(self.positions, self.pieces, strict=True)
         ]
         sizes = [max(map(len, column)) + 2 for column in zip(heads, *cells, strict=True)]

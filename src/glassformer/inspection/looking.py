@@ -20,7 +20,7 @@ from ..nn.finite import must_be_finite
 from ..nn.flow import Edit
 from ..nn.inference import inference
 from ..tokenizer.framing import document_start, must_be_known, target_start
-from ..tokenizer.labels import pieces, shown
+from ..tokenizer.labels import display_texts, pieces
 from . import tables
 from .seen import Seen
 
@@ -48,11 +48,11 @@ def look(
     matches nothing, for a text that the model cannot read and for an edit of what is not there.
     """
     tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
-    sides = [shown(tokenizer, tokens[0].tolist())]
+    sides = [display_texts(tokenizer, tokens[0].tolist())]
     sides += (
         []
         if source_ids is None
-        else [shown(tokenizer and tokenizer.for_source, source_ids[0].tolist())]
+        else [display_texts(tokenizer and tokenizer.for_source, source_ids[0].tolist())]
     )
     tape = Tape(*(patterns or ("*",)), edits=changes)
     _run(model, [tokens] if source_ids is None else [tokens, source_ids], tape)

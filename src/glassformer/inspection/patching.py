@@ -246,8 +246,8 @@ def patch_grid(
             report(len(values_by_job), len(jobs))
     columns = run.columns(positions)
     reads = tokenizer and (tokenizer.for_source if isinstance(source, tuple) else tokenizer)
-    clean_words, corrupted_words = (streams.shown(reads, row.tolist()) for row in run.told)
-    answer_words = streams.shown(tokenizer, ids)
+    clean_words, corrupted_words = (streams.display_texts(reads, row.tolist()) for row in run.told)
+    answer_words = streams.display_texts(tokenizer, ids)
     positions_shown = [column for column in columns if column is not None]
     grids = [_part(run, name, jobs, columns, values_by_job, values) for name in names]
     return PatchGrid(

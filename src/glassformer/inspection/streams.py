@@ -25,8 +25,8 @@ from ..nn.inference import inference
 from ..tokenizer.framing import decoder_start, document_start, must_be_known
 from ..tokenizer.framing import source as framed_source
 from ..tokenizer.labels import Piece as Piece
+from ..tokenizer.labels import display_texts as display_texts
 from ..tokenizer.labels import pieces as pieces
-from ..tokenizer.labels import shown as shown
 from ..tokenizer.labels import visible as visible
 from .looking import Text, inputs
 
@@ -273,9 +273,9 @@ def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
             ids = [
                 id
                 for id, piece in enumerate(pieces(tokenizer, range(tokenizer.size)))
-                if piece.shown == word
+                if piece.display == word
             ] or ids
-        named = " ".join(shown(tokenizer, ids))
+        named = " ".join(display_texts(tokenizer, ids))
         hint = (
             "; give one of them, or a word of one "
             f"token{'' if word.startswith(' ') else ', perhaps with a space'}"

@@ -220,7 +220,7 @@ class Tokenizers:
             available = name in self._open or pretrained.place(name) is not None
             row = {
                 "name": name,
-                "title": tokenizer_info.what,
+                "title": tokenizer_info.title,
                 "vocab": tokenizer_info.size,
                 "available": available,
             }

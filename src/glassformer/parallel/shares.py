@@ -115,7 +115,7 @@ def sums(folder: Path, mesh: Mesh) -> dict[str, str]:
 def read_share(saved: Files, name: str, place: Place | None) -> Tensor | Share:
     """A tensor of a file: whole, or this process's numbers of it."""
     if place is None:
-        return saved.read(name)
+        return saved.load(name)
     low, high, inside = place.start[0], place.start[0] + place.size[0], math.prod(place.shape[1:])
     rows = saved.numbers(name, low * inside, high * inside).view(-1, *place.shape[1:])
     box = tuple(

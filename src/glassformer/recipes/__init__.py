@@ -78,16 +78,16 @@ def add(recipe: Recipe) -> None:
         recipe.name not in RECIPES,
         f'There is a recipe "{recipe.name}" already; give yours another name.',
     )
-    for other in RECIPES.values():
-        taken = [name for name in recipe.architectures if name in other.architectures]
+    for registered in RECIPES.values():
+        taken = [name for name in recipe.architectures if name in registered.architectures]
         taken += (
             [recipe.model_type]
-            if recipe.model_type and recipe.model_type == other.model_type
+            if recipe.model_type and recipe.model_type == registered.model_type
             else []
         )
         need(
             not taken or recipe.read_config is None,
-            f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {other.name} '
+            f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {registered.name} '
             "reads already; "
             "give yours another architecture and model_type.",
         )
@@ -111,7 +111,7 @@ def find(name: str) -> config.Model:
     if recipe in RECIPES and size in RECIPES[recipe].sizes:
         return RECIPES[recipe].sizes[size]
     if recipe in RECIPES:
-        sizes = [f"{recipe}/{known}" for known in RECIPES[recipe].sizes]
+        sizes = [f"{recipe}/{size}" for size in RECIPES[recipe].sizes]
         raise UserError(f'There is no recipe "{name}"; {recipe} comes as {", ".join(sizes)}.')
     raise UserError(
         "There is no recipe "
@@ -137,9 +137,9 @@ def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
         ):
             return recipe
     name = str(listed[0] if listed else raw.get("model_type"))[:80]
-    known = [architecture for recipe in published for architecture in recipe.architectures]
-    hint = nearest(name, known)
-    listing = "" if hint.startswith(" Known") else f" Known: {', '.join(known)}."
+    known_names = [architecture for recipe in published for architecture in recipe.architectures]
+    hint = nearest(name, known_names)
+    listing = "" if hint.startswith(" Known") else f" Known: {', '.join(known_names)}."
     if name == "None":
         raise UserError(
             f'{source} names no model ("architectures" is missing); add it.{listing or hint}'
@@ -150,7 +150,7 @@ def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
 
 
 def read_config(
-    raw: Mapping[str, Any], source: str = "config.json", held: Held | None = None
+    raw: Mapping[str, Any], source: str = "config.json", weights: Held | None = None
 ) -> tuple[Recipe, config.Model]:
     """The recipe and our config of a published config.json, ``held`` the weights beside it where
     they are known.
@@ -159,7 +159,7 @@ def read_config(
     """
     recipe = of(raw, source)
     assert recipe.read_config is not None
-    table = ConfigReader(raw, source, held)
+    table = ConfigReader(raw, source, weights)
     table.only("quantization_config", None, "quantised weights are not read here")
     try:
         return recipe, sentences.read_config(table, recipe.read_config(table))
@@ -186,8 +186,11 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
             "save it with the layout "
             '"glassformer".'
         )
-    own = ", ".join(sorted(serial.added_types(model)))
-    need(not own, f'No published layout holds {own}; save the model with the layout "glassformer".')
+    extra_types = ", ".join(sorted(serial.added_types(model)))
+    need(
+        not extra_types,
+        f'No published layout holds {extra_types}; save the model with the layout "glassformer".',
+    )
     model, beside = sentences.write_config(model)
     for recipe in all():
         shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
@@ -205,8 +208,8 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
             return recipe, {**named, **raw, **beside}
         distance = sum(_values(value) for _, value, _ in differs)
         if not nearness or distance < nearness:
-            shown = ", ".join(f"{path} = {_short(value)}" for path, value, _ in differs[:3])
-            hindrance, nearness = f"the nearest, {recipe.name}, cannot say {shown}", distance
+            listing = ", ".join(f"{path} = {_short(value)}" for path, value, _ in differs[:3])
+            hindrance, nearness = f"the nearest, {recipe.name}, cannot say {listing}", distance
     raise UserError(
         f'No published layout holds this model: {hindrance}; save it with the layout "glassformer".'
     )
@@ -228,7 +231,9 @@ def _short(value: Any) -> Any:
     )
 
 
-def _values(part: Any) -> int:
-    """How many values a part of a config holds."""
-    inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else None
+def _values(value: Any) -> int:
+    """Number of values in a part of a config."""
+    inside = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
     return 1 if inside is None else sum(_values(value) for value in inside)

@@ -87,15 +87,15 @@ KEYS = (
     Key.only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
     Key.only("is_decoder", False, "a BERT here sees both sides of every token"),
     Key.only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
-    Key.whole("hidden_size", "dim"),
-    Key.whole("num_hidden_layers", "encoder.depth", most=MOST_BLOCKS),
-    Key.whole("num_attention_heads", f"{BLOCK}.attention.heads", most=MOST_HEADS),
-    Key.whole("intermediate_size", f"{BLOCK}.feedforward.hidden", most=MOST_HIDDEN),
-    Key.whole(
+    Key.integer("hidden_size", "dim"),
+    Key.integer("num_hidden_layers", "encoder.depth", most=MOST_BLOCKS),
+    Key.integer("num_attention_heads", f"{BLOCK}.attention.heads", most=MOST_HEADS),
+    Key.integer("intermediate_size", f"{BLOCK}.feedforward.hidden", most=MOST_HIDDEN),
+    Key.integer(
         "max_position_embeddings", "context encoder.position.length", 512, most=MOST_POSITIONS
     ),
-    Key.whole("type_vocab_size", "embed.segments", 2),
-    Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
+    Key.integer("type_vocab_size", "embed.segments", 2),
+    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
     Key.activation("hidden_act", f"{BLOCK}.feedforward.act", "gelu"),
     Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.first_norm.eps", 1e-12, most=1.0),
     Key.number(
@@ -106,14 +106,14 @@ KEYS = (
 
 
 def read_trunk(raw: ConfigReader) -> Encoder:
-    """What BERT and its kin share, without ends."""
+    """Config of the layers that BERT and its kin share, without heads."""
     return read_keys(raw, replace(bert(128, 2, 2), head=None, pool=None), KEYS)
 
 
 def read_labels(raw: ConfigReader) -> int:
-    """How many labels there are to choose from."""
+    """Number of labels to choose from."""
     named = raw.inside("id2label")
-    return int(raw.whole("num_labels", 2) if named is None else len(named.table))
+    return int(raw.integer("num_labels", 2) if named is None else len(named.table))
 
 
 def read_token_head(raw: ConfigReader, span: bool, dropout: float) -> TokenHead:
@@ -129,21 +129,21 @@ def read_token_head(raw: ConfigReader, span: bool, dropout: float) -> TokenHead:
 
 
 def read_pool(raw: ConfigReader, kind: str, dropout: float) -> Pool | None:
-    """What is made of the first token's vector, None where nothing is."""
+    """Pool of the first token's vector, None where the model has none."""
     if kind == CLASSIFIER:
         return Pool(
             "first", "tanh", read_labels(raw), raw.number("classifier_dropout", dropout, most=0.99)
         )
     if kind in POOLED or raw.holds("cls.seq_relationship.weight"):
         return Pool("first", "tanh", labels=2)
-    there = (
-        raw.held is None
+    has_pooler = (
+        raw.weights is None
         or raw.holds("pooler.dense.weight")
         or raw.holds("bert.pooler.dense.weight")
     )
     return (
         Pool("first", "tanh")
-        if kind == BARE and there and raw.flag("add_pooling_layer", True)
+        if kind == BARE and has_pooler and raw.flag("add_pooling_layer", True)
         else None
     )
 
@@ -176,18 +176,18 @@ def write_config(model: Model) -> dict[str, Any]:
 
 
 def write_trunk(model: Model, layout: str) -> dict[str, Any]:
-    """What BERT and its kin share in words."""
+    """Settings that BERT and its kin share."""
     need(isinstance(model, Encoder), f"The {layout} layout holds only encoders.")
     need(model.embed.segments > 0, f"The {layout} layout holds only models with segments.")
     return write_keys(model, KEYS)
 
 
 def write_labels(model: Encoder) -> dict[str, Any]:
-    """How many labels there are, of the text or of each token, and the dropout before them."""
-    ends = model.token_head or model.pool
-    assert ends is not None
-    labels = {str(i): f"LABEL_{i}" for i in range(ends.labels)}
-    return {"classifier_dropout": ends.dropout, "id2label": labels}
+    """Settings of the labels, of the text or of each token, and of the dropout before them."""
+    head = model.token_head or model.pool
+    assert head is not None
+    labels = {str(i): f"LABEL_{i}" for i in range(head.labels)}
+    return {"classifier_dropout": head.dropout, "id2label": labels}
 
 
 _LAYER = {
@@ -208,27 +208,27 @@ _PARTS = {
 }
 
 
-def both(*names: str) -> tuple[str, ...]:
+def weight_and_bias(*names: str) -> tuple[str, ...]:
     """The weight and the bias of each."""
-    return tuple(f"{name}.{part}" for name in names for part in ("weight", "bias"))
+    return tuple(f"{name}.{suffix}" for name in names for suffix in ("weight", "bias"))
 
 
 def tags(head: TokenHead) -> str:
-    """What the layer of a token's labels is called."""
+    """Name of the layer that gives tokens their labels."""
     return "qa_outputs" if head.span else "classifier"
 
 
 def trunk(name: str) -> Iterator[Rule]:
     """The rules of what BERT and its kin share, all below ``name``."""
-    for theirs, ours in (
+    for file_name, param_name in (
         ("word", "embed.token"),
         ("position", "encoder.position"),
         ("token_type", "embed.segment"),
     ):
-        yield Rule(f"{name}.embeddings.{theirs}_embeddings.weight", f"{ours}.weight")
+        yield Rule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
     layers = {
-        f"{name}.encoder.layer.{{i}}.{theirs}": f"encoder.blocks.{{i}}.{ours}"
-        for theirs, ours in _LAYER.items()
+        f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
+        for file_name, param_name in _LAYER.items()
     }
     yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm", **layers})
 
@@ -238,7 +238,7 @@ def table(model: Model) -> Table:
     are."""
     assert isinstance(model, Encoder)
     labels = "classifier" if model.head is None else _NEXT
-    own = (
+    label_layer = (
         {labels: "pool.proj"}
         if model.token_head is None
         else {tags(model.token_head): "token_head.proj"}
@@ -246,20 +246,20 @@ def table(model: Model) -> Table:
     bias, copy = f"{_WORDS}.bias", f"{_WORDS}.decoder.bias"
     if model.head is not None and not model.head.tied:
         bias, copy = copy, bias
-    found = (
+    all_rules = (
         *trunk("bert"),
-        *rules({**_PARTS, **own}),
+        *rules({**_PARTS, **label_layer}),
         Rule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
         Rule(bias, "head.proj.bias"),
     )
     unused = ["bert.embeddings.position_ids"]
     if model.pool is None or model.pool.transform is None:
-        unused += both(_POOLER)
+        unused += weight_and_bias(_POOLER)
     if model.pool is None or not model.pool.labels:
-        unused += both(_NEXT)
+        unused += weight_and_bias(_NEXT)
     if model.head is None:
         unused += [
-            *both(
+            *weight_and_bias(
                 f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm", f"{_WORDS}.decoder"
             ),
             bias,
@@ -268,9 +268,9 @@ def table(model: Model) -> Table:
         unused += [copy]  # a leftover that transformers writes and never reads
     older = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
     if model.head is None and model.pool is not None and model.pool.labels:
-        older += zip(both(_NEXT), both(labels), strict=True)
+        older += zip(weight_and_bias(_NEXT), weight_and_bias(labels), strict=True)
     copies = ((f"{_WORDS}.decoder.weight", "bert.embeddings.word_embeddings.weight"), (copy, bias))
-    return Table(found, tuple(unused), copies, prefix="bert.", renamed=tuple(older))
+    return Table(all_rules, tuple(unused), copies, prefix="bert.", renamed=tuple(older))
 
 
 BERT = Recipe(

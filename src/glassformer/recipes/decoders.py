@@ -55,11 +55,11 @@ def rotary(theta: float = 10_000.0) -> Key:
 
 def part_rotary(fraction: float, kinds: Sequence[str] = SCALINGS) -> Key:
     """Rotary positions that turn a share of each head, ``fraction`` where the file says nothing."""
-    read = partial(read_rotary, fraction=fraction, kinds=kinds)
+    parse = partial(read_rotary, fraction=fraction, kinds=kinds)
     return Key(
         "partial_rotary_factor",
         "decoder.position",
-        read,
+        parse,
         lambda position: position.get("fraction", 1.0),
     )
 
@@ -67,26 +67,26 @@ def part_rotary(fraction: float, kinds: Sequence[str] = SCALINGS) -> Key:
 def grouped(default: int | None) -> Key:
     """Key-value heads; where the file says nothing ``default``, or as many as heads."""
 
-    def read(raw: ConfigReader) -> Any:
-        heads = unsaid(raw, "num_key_value_heads", default) or raw.whole(
+    def parse(raw: ConfigReader) -> Any:
+        heads = unsaid(raw, "num_key_value_heads", default) or raw.integer(
             "num_attention_heads", most=MOST_HEADS
         )
-        return raw.whole("num_key_value_heads", heads)
+        return raw.integer("num_key_value_heads", heads)
 
-    return Key("num_key_value_heads", f"{ATTN}.kv_heads", read)
+    return Key("num_key_value_heads", f"{ATTN}.kv_heads", parse)
 
 
 def window() -> Key:
     """One sliding window for every block, or none."""
 
-    def read(raw: ConfigReader) -> MaskRule:
-        size = raw.whole("sliding_window", None, most=MOST_POSITIONS)
+    def parse(raw: ConfigReader) -> MaskRule:
+        size = raw.integer("sliding_window", None, most=MOST_POSITIONS)
         return Full() if size is None else Window(size)
 
     return Key(
         "sliding_window",
         f"{ATTN}.mask",
-        read,
+        parse,
         lambda mask: mask["size"] if mask["type"] == "Window" else None,
     )
 
@@ -113,14 +113,14 @@ def keys(
     """
     none = Key.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
     return (
-        Key.whole("hidden_size", "dim"),
-        Key.whole("num_hidden_layers", "decoder.depth", most=MOST_BLOCKS),
-        Key.whole("num_attention_heads", f"{ATTN}.heads", most=MOST_HEADS),
+        Key.integer("hidden_size", "dim"),
+        Key.integer("num_hidden_layers", "decoder.depth", most=MOST_BLOCKS),
+        Key.integer("num_attention_heads", f"{ATTN}.heads", most=MOST_HEADS),
         grouped(kv_heads),
-        Key.whole("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),
-        Key.whole("intermediate_size", f"{mlp}.hidden", most=MOST_HIDDEN),
-        Key.whole("max_position_embeddings", "context", context, most=MOST_POSITIONS),
-        Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
+        Key.integer("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),
+        Key.integer("intermediate_size", f"{mlp}.hidden", most=MOST_HIDDEN),
+        Key.integer("max_position_embeddings", "context", context, most=MOST_POSITIONS),
+        Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
         Key.activation(act_names, f"{mlp}.act", act, acts),
         Key.flag("tie_word_embeddings", "head.tied", tied),
         Key.std("initializer_range"),
@@ -155,19 +155,18 @@ def writer(layout: str, keys: Sequence[Key]) -> Callable[[Model], dict[str, Any]
 
 
 def unsaid(raw: ConfigReader, key: str, default: Any) -> Any:
-    """What a key that may be null stands for where it has no value: the default only where it is
-    absent."""
+    """Default of a key that may be null: ``default`` only where the key is absent."""
     return None if key in raw.table else default
 
 
 def read_windows(raw: ConfigReader, size: int | None, slides: Sequence[bool]) -> list[MaskRule]:
-    """Who sees whom, block by block, from ``layer_types``; ``slides`` where the file does not
+    """Mask rules block by block from ``layer_types``; from ``slides`` where the file does not
     say."""
     kinds = raw.value("layer_types", None)
-    known = isinstance(kinds, list) and all(
+    valid = isinstance(kinds, list) and all(
         kind in ("full_attention", "sliding_attention") for kind in kinds
     )
-    fits = kinds is None or (known and len(kinds) == len(slides))
+    fits = kinds is None or (valid and len(kinds) == len(slides))
     raw.must(
         fits,
         "layer_types",
@@ -211,11 +210,11 @@ def read_rotary(
     """
     theta = raw.number("rope_theta", theta, least=1.0)
     rope = raw.inside("rope_parameters") or raw.inside("rope_scaling")
-    part = read_fraction(raw, 1.0 if fraction is None else fraction, fraction is None)
+    fraction_value = read_fraction(raw, 1.0 if fraction is None else fraction, fraction is None)
     if rope is None:
-        return Rotary(theta, part)
-    part, theta = (
-        read_fraction(rope, part, fraction is None),
+        return Rotary(theta, fraction_value)
+    fraction_value, theta = (
+        read_fraction(rope, fraction_value, fraction is None),
         rope.number("rope_theta", theta, least=1.0),
     )
     kind = rope.value("rope_type", rope.value("type", "default"))
@@ -226,15 +225,15 @@ def read_rotary(
             f"{', '.join(kinds)}."
         )
     if kind in LONGROPE:
-        return Rotary(theta, part, read_long(raw, rope))
-    return Rotary(theta, part, None if kind == "default" else read_scaling(rope, kind))
+        return Rotary(theta, fraction_value, read_long(raw, rope))
+    return Rotary(theta, fraction_value, None if kind == "default" else read_scaling(rope, kind))
 
 
 def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     """The scaling of a longrope table."""
-    positions = raw.whole("max_position_embeddings", most=MOST_POSITIONS)
-    length = raw.whole("original_max_position_embeddings", positions, most=MOST_POSITIONS)
-    length = rope.whole("original_max_position_embeddings", length, most=MOST_POSITIONS)
+    positions = raw.integer("max_position_embeddings", most=MOST_POSITIONS)
+    length = raw.integer("original_max_position_embeddings", positions, most=MOST_POSITIONS)
+    length = rope.integer("original_max_position_embeddings", length, most=MOST_POSITIONS)
     lists = [rope.value(key) for key in ("short_factor", "long_factor")]
     for key, values in zip(("short_factor", "long_factor"), lists, strict=True):
         numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
@@ -247,9 +246,9 @@ def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     )
 
 
-def read_fraction(raw: ConfigReader, unsaid: float, whole: bool) -> float:
+def read_fraction(raw: ConfigReader, unsaid: float, full_only: bool) -> float:
     """The share of each head that turns."""
-    if whole:
+    if full_only:
         raw.only("partial_rotary_factor", 1.0, "this family turns all of each head")
     share: float = raw.number("partial_rotary_factor", unsaid, most=1.0)
     raw.must(share > 0, "partial_rotary_factor", "a share above 0")
@@ -264,7 +263,7 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         rope.must(low < high, "low_freq_factor", f"below high_freq_factor ({high:g})")
-    length = rope.whole("original_max_position_embeddings", most=MOST_POSITIONS)
+    length = rope.integer("original_max_position_embeddings", most=MOST_POSITIONS)
     if kind == "llama3":
         return Llama3Scaling(factor, low, high, length)
     rope.only("truncate", True, "the blend here ends at an integer number of waves")
@@ -358,15 +357,18 @@ GATED = {"ffn.gate": "mlp.gate_proj", "ffn.up": "mlp.up_proj", "ffn.down": "mlp.
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 
-def table(parts: Mapping[str, str], *more: Rule, last_norm: str = "model.norm") -> Table:
+def table(layer_names: Mapping[str, str], *more: Rule, last_norm: str = "model.norm") -> Table:
     """The table of a decoder: ``parts`` of our blocks and of their layers, each a weight and
     perhaps a bias."""
-    layers = {f"{THEIRS}.{theirs}": f"{OURS}.{ours}" for ours, theirs in parts.items()}
-    ends = {last_norm: "decoder.last_norm", "lm_head": "head.proj"}
+    layers = {
+        f"{THEIRS}.{file_name}": f"{OURS}.{param_name}"
+        for param_name, file_name in layer_names.items()
+    }
+    end_layers = {last_norm: "decoder.last_norm", "lm_head": "head.proj"}
     return Table(
         (
             Rule("model.embed_tokens.weight", "embed.token.weight"),
-            *rules({**layers, **ends}),
+            *rules({**layers, **end_layers}),
             *more,
         ),
         # follows from the config

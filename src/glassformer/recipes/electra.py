@@ -31,7 +31,7 @@ def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encod
 def read_config(raw: ConfigReader) -> Model:
     """An ELECTRA config.json as our config; the architecture says what each token is asked."""
     model = read_trunk(raw)
-    width = raw.whole("embedding_size", 128)
+    width = raw.integer("embedding_size", 128)
     model = replace(model, embed=replace(model.embed, dim=None if width == model.dim else width))
     kind = raw.architecture(BARE)
     if kind == BARE:
@@ -60,14 +60,16 @@ def write_config(model: Model) -> dict[str, Any]:
 def table(model: Model) -> Table:
     """The names of the weights; what labels are called depends on what each token is asked."""
     assert isinstance(model, Encoder)
-    head, ends = model.token_head, {"electra.embeddings_project": "encoder.project"}
+    head, end_layers = model.token_head, {"electra.embeddings_project": "encoder.project"}
     if head is not None and head.transform is not None:
-        ends["discriminator_predictions.dense"] = "token_head.transform"
-        ends["discriminator_predictions.dense_prediction"] = "token_head.proj"
+        end_layers["discriminator_predictions.dense"] = "token_head.transform"
+        end_layers["discriminator_predictions.dense_prediction"] = "token_head.proj"
     elif head is not None:
-        ends[tags(head)] = "token_head.proj"
+        end_layers[tags(head)] = "token_head.proj"
     return Table(
-        (*trunk("electra"), *rules(ends)), ("electra.embeddings.position_ids",), prefix="electra."
+        (*trunk("electra"), *rules(end_layers)),
+        ("electra.embeddings.position_ids",),
+        prefix="electra.",
     )
 
 

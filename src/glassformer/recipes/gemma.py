@@ -61,7 +61,7 @@ def gemma2(
 
 SHARED = (
     Key.only("use_bidirectional_attention", False, "a decoder here sees what came before"),
-    Key("", "embed.scale", lambda raw: raw.whole("hidden_size") ** 0.5),
+    Key("", "embed.scale", lambda raw: raw.integer("hidden_size") ** 0.5),
     Key.flag("attention_bias", f"{ATTN}.bias", False),
 )
 KEYS = decoders.keys(
@@ -106,7 +106,7 @@ def read_config2(raw: ConfigReader) -> Model:
     model = read_keys(
         raw, decoders.with_blocks(plain, decoders.with_masks(plain, [Full(), Full()])), KEYS2
     )
-    size = raw.whole(
+    size = raw.integer(
         "sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS
     )
     mask_rules = decoders.read_windows(raw, size, [i % 2 == 0 for i in range(model.decoder.depth)])

@@ -67,12 +67,15 @@ def read_config(
     """Our config of a file's fields and tensors; ``factors`` are those of FACTORS. UserError for
     what is not read."""
     kind = fields.get("general.architecture")
-    there = isinstance(kind, str) and kind in CLASSES
-    known = ", ".join(CLASSES)
+    supported = isinstance(kind, str) and kind in CLASSES
+    supported_names = ", ".join(CLASSES)
     need(kind is not None, f"{source} lacks general.architecture; copy or convert it again.")
-    need(there, f'{source} holds the architecture "{str(kind)[:40]}"; only {known} are read here.')
+    need(
+        supported,
+        f'{source} holds the architecture "{str(kind)[:40]}"; only {supported_names} are read here.',
+    )
     assert isinstance(kind, str)
-    own = {
+    arch_fields = {
         key.removeprefix(f"{kind}."): value
         for key, value in fields.items()
         if key.startswith(f"{kind}.")
@@ -81,18 +84,22 @@ def read_config(
     raw: Fields = {"model_type": kind, "architectures": [CLASSES[kind]]}
     for name, word in words.items():
         need(
-            word in own or word in OPTIONAL,
+            word in arch_fields or word in OPTIONAL,
             f"{source} lacks {kind}.{word}; convert the model again.",
         )
-        if word in own:
+        if word in arch_fields:
             # fp32 in the file
-            raw[name] = float(f"{own[word]:.7g}") if isinstance(own[word], float) else own[word]
-    usual = {"attention.value_length": own.get("attention.key_length")}
+            raw[name] = (
+                float(f"{arch_fields[word]:.7g}")
+                if isinstance(arch_fields[word], float)
+                else arch_fields[word]
+            )
+    usual = {"attention.value_length": arch_fields.get("attention.key_length")}
     for word in ELSEWHERE:
-        plain = own.get(word) in (None, 0, 1.0, usual.get(word))
+        plain = arch_fields.get(word) in (None, 0, 1.0, usual.get(word))
         need(
             plain,
-            f"{source} says {kind}.{word} is {str(own.get(word))[:40]}, which is not "
+            f"{source} says {kind}.{word} is {str(arch_fields.get(word))[:40]}, which is not "
             "read from GGUF here.",
         )
     table = shapes.get("token_embd.weight", ())
@@ -109,17 +116,20 @@ def read_config(
 def _scaling(factors: list[float], raw: Fields, source: str) -> Fields:
     """The Llama 3 scaling whose factors these are."""
     width = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    for one in LLAMA_3:
-        expected = llama3_factors(one, width, raw.get("rope_theta", 10_000.0))
+    for scaling in LLAMA_3:
+        expected = llama3_factors(scaling, width, raw.get("rope_theta", 10_000.0))
         if len(expected) == len(factors) and all(
             abs(a / b - 1) < 1e-3 for a, b in zip(factors, expected, strict=True)
         ):
-            said = {"factor": one.factor, "original_max_position_embeddings": one.original_context}
-            ends = {
-                "low_freq_factor": one.low_freq_factor,
-                "high_freq_factor": one.high_freq_factor,
+            sizes = {
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.original_context,
             }
-            return {"rope_type": "llama3", **said, **ends}
+            bands = {
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+            }
+            return {"rope_type": "llama3", **sizes, **bands}
     raise UserError(
         f"{source} divides rotary frequencies by factors of its own ({FACTORS}), not by Llama "
         "3's; fetch hf."
@@ -127,14 +137,14 @@ def _scaling(factors: list[float], raw: Fields, source: str) -> Fields:
 
 
 def llama3_factors(scaling: Llama3Scaling, width: int, theta: float) -> list[float]:
-    """What each of a head's width / 2 frequencies is divided by."""
-    found = []
+    """Divisors of a head's width / 2 frequencies."""
+    divisors = []
     for pair in range(width // 2):
         turns = scaling.original_context / (2 * math.pi * theta ** (2 * pair / width))
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        found.append(1 / ((1 - smooth) / scaling.factor + smooth))
-    return found
+        divisors.append(1 / ((1 - smooth) / scaling.factor + smooth))
+    return divisors
 
 
 def write_fields(model: config.Model) -> tuple[Fields, list[float] | None]:
@@ -172,49 +182,63 @@ def write_fields(model: config.Model) -> tuple[Fields, list[float] | None]:
     fields |= {f"{kind}.rope.dimension_count": width, f"{kind}.attention.value_length": width}
     if scaling is None:
         return fields, None
-    ends = (
+    bands = (
         scaling["low_freq_factor"],
         scaling["high_freq_factor"],
         scaling["original_max_position_embeddings"],
     )
-    return fields, llama3_factors(Llama3Scaling(scaling["factor"], *ends), width, raw["rope_theta"])
+    return fields, llama3_factors(
+        Llama3Scaling(scaling["factor"], *bands), width, raw["rope_theta"]
+    )
 
 
 def table(model: config.Model, kind: str) -> Table:
     """The names of the tensors of an architecture, and how queries and keys lie in them."""
-    ours, theirs = "decoder.blocks.{i}", "blk.{i}"
-    ends = (
+    param_prefix, file_prefix = "decoder.blocks.{i}", "blk.{i}"
+    shared_rules = (
         Rule("token_embd.weight", "embed.token.weight"),
         Rule("output.weight", "head.proj.weight"),
         *rules({"output_norm": "decoder.last_norm"}),
         *rules(
-            {f"{theirs}.attn_norm": f"{ours}.attn_norm", f"{theirs}.ffn_norm": f"{ours}.ffn_norm"}
+            {
+                f"{file_prefix}.attn_norm": f"{param_prefix}.attn_norm",
+                f"{file_prefix}.ffn_norm": f"{param_prefix}.ffn_norm",
+            }
         ),
-        *rules({f"{theirs}.attn_output": f"{ours}.attn.out"}),
-        *rules({f"{theirs}.ffn_{part}": f"{ours}.ffn.{part}" for part in ("gate", "up", "down")}),
+        *rules({f"{file_prefix}.attn_output": f"{param_prefix}.attn.out"}),
         *rules(
             {
-                f"{theirs}.attn_q_norm": f"{ours}.attn.q_norm",
-                f"{theirs}.attn_k_norm": f"{ours}.attn.k_norm",
+                f"{file_prefix}.ffn_{layer}": f"{param_prefix}.ffn.{layer}"
+                for layer in ("gate", "up", "down")
+            }
+        ),
+        *rules(
+            {
+                f"{file_prefix}.attn_q_norm": f"{param_prefix}.attn.q_norm",
+                f"{file_prefix}.attn_k_norm": f"{param_prefix}.attn.k_norm",
             }
         ),
     )
     copies = (("output.weight", "token_embd.weight"),)
     if kind == "gpt2":
         fused = [
-            Rule(f"{theirs}.attn_qkv.{end}", tuple(f"{ours}.attn.{x}.{end}" for x in "qkv"))
+            Rule(
+                f"{file_prefix}.attn_qkv.{end}",
+                tuple(f"{param_prefix}.attn.{x}.{end}" for x in "qkv"),
+            )
             for end in ("weight", "bias")
         ]
         return Table(
-            (*ends, Rule("position_embd.weight", "decoder.position.weight"), *fused), copies=copies
+            (*shared_rules, Rule("position_embd.weight", "decoder.position.weight"), *fused),
+            copies=copies,
         )
     attention = config.stacks(model)["decoder"].pattern[0].attention
     assert attention is not None
     heads = {"q": attention.heads, "k": attention.kv_heads or attention.heads, "v": 1}
-    found = []
-    for part, count in heads.items():
-        paired = kind == "llama" and part != "v"
-        for end, how in (("weight", "(h d 2) c -> (h 2 d) c"), ("bias", "(h d 2) -> (h 2 d)")):
-            names = f"{theirs}.attn_{part}.{end}", f"{ours}.attn.{part}.{end}"
-            found.append(Rule(*names, axes=how if paired else "", heads=count))
-    return Table((*ends, *found), ignore=(FACTORS,), copies=copies)
+    attn_rules = []
+    for letter, count in heads.items():
+        paired = kind == "llama" and letter != "v"
+        for end, axes in (("weight", "(h d 2) c -> (h 2 d) c"), ("bias", "(h d 2) -> (h 2 d)")):
+            names = f"{file_prefix}.attn_{letter}.{end}", f"{param_prefix}.attn.{letter}.{end}"
+            attn_rules.append(Rule(*names, axes=axes if paired else "", heads=count))
+    return Table((*shared_rules, *attn_rules), ignore=(FACTORS,), copies=copies)

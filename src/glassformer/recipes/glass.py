@@ -39,9 +39,14 @@ def glass_pair(
         Attention(heads, qk_norm=RMSNorm(gain=False)),
         GatedMLP(hidden),
     )
-    ends = {"position": Rotary(), "first_norm": norm, "last_norm": norm, "dropout": dropout}
-    encoder = Stack(depth, (Block(attention, think, norm),), causal=False, **ends)  # type: ignore[arg-type]
-    decoder = Stack(depth, (Block(attention, think, norm, cross=attention),), **ends)  # type: ignore[arg-type]
+    stack_options = {
+        "position": Rotary(),
+        "first_norm": norm,
+        "last_norm": norm,
+        "dropout": dropout,
+    }
+    encoder = Stack(depth, (Block(attention, think, norm),), causal=False, **stack_options)  # type: ignore[arg-type]
+    decoder = Stack(depth, (Block(attention, think, norm, cross=attention),), **stack_options)  # type: ignore[arg-type]
     init = Init(std=None, embed_std=1.0, residual="zero")
     return EncoderDecoder(dim, context, Embed(vocab), encoder, decoder, Head(scale=dim**-0.5), init)
 

@@ -45,20 +45,20 @@ KEYS = (
     ),
     Key.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
     Key.only("add_cross_attention", False, "a decoder alone has nothing to look across at"),
-    Key.whole("n_embd", "dim"),
-    Key.whole("n_layer", "decoder.depth", most=MOST_BLOCKS),
-    Key.whole("n_head", f"{ATTN}.heads", most=MOST_HEADS),
+    Key.integer("n_embd", "dim"),
+    Key.integer("n_layer", "decoder.depth", most=MOST_BLOCKS),
+    Key.integer("n_head", f"{ATTN}.heads", most=MOST_HEADS),
     Key(
         "n_inner",
         f"{FFN}.hidden",
-        lambda raw: raw.whole("n_inner", 4 * raw.whole("n_embd"), most=MOST_HIDDEN),
+        lambda raw: raw.integer("n_inner", 4 * raw.integer("n_embd"), most=MOST_HIDDEN),
     ),
     Key(
         "n_positions",
         "context decoder.position.length",
-        lambda raw: raw.whole("n_positions", raw.whole("n_ctx", 1024)),
+        lambda raw: raw.integer("n_positions", raw.integer("n_ctx", 1024)),
     ),
-    Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
+    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
     Key.activation("activation_function", f"{FFN}.act", "gelu_new"),
     Key.number("layer_norm_epsilon", f"{BLOCK}.norm.eps decoder.last_norm.eps", 1e-5, most=1.0),
     Key.flag("tie_word_embeddings", "head.tied", True),
@@ -105,7 +105,10 @@ RULES = (
         for end in ("weight", "bias")
     ),
     *rules(
-        {f"{_THEIRS}.{theirs}": f"{_OURS}.{ours}" for theirs, ours in _MATRICES.items()},
+        {
+            f"{_THEIRS}.{file_name}": f"{_OURS}.{param_name}"
+            for file_name, param_name in _MATRICES.items()
+        },
         transpose=True,
     ),
     *rules({f"{_THEIRS}.ln_1": f"{_OURS}.attn_norm", f"{_THEIRS}.ln_2": f"{_OURS}.ffn_norm"}),

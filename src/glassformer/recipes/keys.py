@@ -41,13 +41,13 @@ class Key:
 
     names: str
     places: str
-    read: Callable[[ConfigReader], Any]
+    parse: Callable[[ConfigReader], Any]
     write: Callable[[Any], Any] = lambda value: value
 
     @classmethod
-    def whole(cls, names: str, places: str, default: Any = MISSING, most: int = 1 << 20) -> Key:
+    def integer(cls, names: str, places: str, default: Any = MISSING, most: int = 1 << 20) -> Key:
         """An integer from 1 to ``most``."""
-        return cls(names, places, lambda raw: raw.whole(names.split()[0], default, most))
+        return cls(names, places, lambda raw: raw.integer(names.split()[0], default, most))
 
     @classmethod
     def number(cls, names: str, places: str, default: Any = MISSING, most: float = 1e12) -> Key:
@@ -63,36 +63,36 @@ class Key:
     def activation(
         cls, names: str, places: str, default: str, options: Mapping[str, Any] = ACTIVATIONS
     ) -> Key:
-        """What an activation is called."""
+        """Name of an activation."""
 
         def write(act: str) -> str:
             if act not in ACTIVATIONS.values():
                 raise UserError(f'A layout of this shape has no name for the activation "{act}".')
-            return next(name for name, ours in ACTIVATIONS.items() if ours == act)
+            return next(name for name, act_name in ACTIVATIONS.items() if act_name == act)
 
         return cls(names, places, lambda raw: raw.choice(names.split()[0], options, default), write)
 
     @classmethod
-    def only(cls, name: str, allowed: Any, what: str) -> Key:
+    def only(cls, name: str, allowed: Any, reason: str) -> Key:
         """Nothing of ours: what no module here does is refused, as ``ConfigReader.only`` says."""
-        return cls("", "", lambda raw: raw.only(name, allowed, what))
+        return cls("", "", lambda raw: raw.only(name, allowed, reason))
 
     @classmethod
     def std(cls, name: str) -> Key:
-        """How widely weights start; transformers' own number where ours differs from matrix to
-        matrix."""
-        read = cls.number(name, "init.std init.embed_std", 0.02, most=10.0).read
-        return cls(name, "init.std init.embed_std", read, lambda std: 0.02 if std is None else std)
+        """Standard deviation of initial weights; transformers' own number where ours differs from
+        matrix to matrix."""
+        parse = cls.number(name, "init.std init.embed_std", 0.02, most=10.0).parse
+        return cls(name, "init.std init.embed_std", parse, lambda std: 0.02 if std is None else std)
 
 
 def read_keys(raw: ConfigReader, model: M, keys: Sequence[Key]) -> M:
     """The model with what a config.json says."""
-    said = [(key.places.split(), key.read(raw)) for key in keys]
-    return serial.change(model, {place: value for places, value in said for place in places})
+    values = [(key.places.split(), key.parse(raw)) for key in keys]
+    return serial.change(model, {place: value for places, value in values for place in places})
 
 
 def write_keys(model: config.Model, keys: Sequence[Key]) -> dict[str, Any]:
-    """What a config.json says of the model; UserError where the model has nothing in a place."""
+    """Settings of a config.json for the model; UserError where the model has nothing in a place."""
     tree = serial.to_dict(spelled_out(model))
     return {
         name: key.write(_at(tree, key.places.split()[0]))

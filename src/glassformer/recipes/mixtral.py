@@ -18,8 +18,8 @@ def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance
 
 KEYS = decoders.keys(
     Key.only("router_jitter_noise", 0.0, "no router here shakes what it reads"),
-    Key.whole("num_local_experts", f"{FFN}.experts", 8, most=MOST_HEADS),
-    Key.whole("num_experts_per_tok", f"{FFN}.top_k", 2, most=MOST_HEADS),
+    Key.integer("num_local_experts", f"{FFN}.experts", 8, most=MOST_HEADS),
+    Key.integer("num_experts_per_tok", f"{FFN}.top_k", 2, most=MOST_HEADS),
     # weighs our own load-balancing loss
     Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.001),
     decoders.window(),

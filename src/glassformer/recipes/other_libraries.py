@@ -42,23 +42,23 @@ class Peer:
     """
 
     describe: Callable[[Shapes, Mapping[str, Any]], Mapping[str, Any]]
-    read: Callable[[ConfigReader], Model]
+    parse: Callable[[ConfigReader], Model]
     weights: Callable[[Model], Table]
     prepare: Callable[[Tensors, ConfigReader], Tensors] = lambda tensors, raw: tensors
     beside: Callable[[Path], Path] = lambda path: path.with_name("config.json")
 
 
-def _sizes(shapes: Shapes, said: Mapping[str, Any], **names: tuple[str, int]) -> dict[str, Any]:
-    """What is said, and the sizes that a tensor's axis has, whatever is said of them."""
+def _sizes(shapes: Shapes, settings: Mapping[str, Any], **names: tuple[str, int]) -> dict[str, Any]:
+    """Settings as stated, and the sizes that a tensor's axis has, which override them."""
     return {
-        **said,
+        **settings,
         **{key: shapes[name][axis] for key, (name, axis) in names.items() if name in shapes},
     }
 
 
 def _depth(shapes: Shapes, pattern: str) -> int:
-    found = (re.match(pattern, name) for name in shapes)
-    return 1 + max((int(match[1]) for match in found if match), default=-1)
+    matches = (re.match(pattern, name) for name in shapes)
+    return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 
 # ---------------------------------------------------------------------------- nanoGPT and minGPT
@@ -75,36 +75,39 @@ TYPES |= {"gpt-mini": 6, "gpt-micro": 4, "gpt-nano": 3}  # minGPT's names and th
 LAYER = r"transformer\.h\.(\d+)\."
 
 
-def _gpt(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
+def _gpt(shapes: Shapes, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     depth = _depth(shapes, LAYER)
-    ends = {"vocab_size": ("transformer.wte.weight", 0), "n_embd": ("transformer.wte.weight", 1)}
-    found = _sizes(shapes, said, block_size=("transformer.wpe.weight", 0), **ends)
-    return {**found, "n_layer": depth, "bias": "transformer.ln_f.bias" in shapes}
+    width_axes = {
+        "vocab_size": ("transformer.wte.weight", 0),
+        "n_embd": ("transformer.wte.weight", 1),
+    }
+    sizes = _sizes(shapes, settings, block_size=("transformer.wpe.weight", 0), **width_axes)
+    return {**sizes, "n_layer": depth, "bias": "transformer.ln_f.bias" in shapes}
 
 
-def _mingpt(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
-    known = TYPES.get(str(said.get("model_type")))
+def _mingpt(shapes: Shapes, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    heads = TYPES.get(str(settings.get("model_type")))
     return {
-        **_gpt(shapes, said),
-        "n_head": said.get("n_head") or known,
-        "dropout": said.get("resid_pdrop"),
+        **_gpt(shapes, settings),
+        "n_head": settings.get("n_head") or heads,
+        "dropout": settings.get("resid_pdrop"),
     }
 
 
 def _read_gpt(raw: ConfigReader, act: Activation, tied: bool) -> Decoder:
-    heads = raw.whole("n_head", most=1 << 14)
-    depth, length = raw.whole("n_layer", most=2000), raw.whole("block_size")
-    made = gpt2.gpt2(
-        raw.whole("n_embd"),
+    heads = raw.integer("n_head", most=1 << 14)
+    depth, length = raw.integer("n_layer", most=2000), raw.integer("block_size")
+    decoder = gpt2.gpt2(
+        raw.integer("n_embd"),
         depth,
         heads,
-        raw.whole("vocab_size", most=1 << 24),
+        raw.integer("vocab_size", most=1 << 24),
         raw.flag("bias", True),
         act,
     )
     dropout = raw.number("dropout", 0.0, most=0.99)
-    stack = replace(stacks(made)["decoder"], position=Learned(length), dropout=dropout)
-    return replace(made, context=length, decoder=stack, head=Head(tied=tied))
+    stack = replace(stacks(decoder)["decoder"], position=Learned(length), dropout=dropout)
+    return replace(decoder, context=length, decoder=stack, head=Head(tied=tied))
 
 
 # GPT-2's names; their matrices are (out, in), as nn.Linear has them.
@@ -122,16 +125,16 @@ CHAT |= {"ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}
 EPS = 2.0**-23  # what PyTorch takes in fp32 where nothing is said
 
 
-def _nanochat(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
+def _nanochat(shapes: Shapes, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in shapes:
-        if any(part in name for part in LATER):
+        if any(marker in name for marker in LATER):
             raise UserError(
                 f"This nanochat has {name}, which no module here does; models of nanochat from "
                 "before value embeddings "
                 "(January 2026) are read."
             )
     return {
-        **_sizes(shapes, said, n_embd=("transformer.wte.weight", 1)),
+        **_sizes(shapes, settings, n_embd=("transformer.wte.weight", 1)),
         "n_layer": _depth(shapes, LAYER),
     }
 
@@ -143,15 +146,15 @@ def _read_nanochat(raw: ConfigReader) -> Model:
         "window_pattern",
         '"L": how wide "S" is differs between versions',
     )
-    norm, dim = RMSNorm(EPS, gain=False), raw.whole("n_embd")
-    heads = raw.whole("n_head", most=1 << 14)
-    attention = Attention(heads, raw.whole("n_kv_head", heads), qk_norm=norm)
+    norm, dim = RMSNorm(EPS, gain=False), raw.integer("n_embd")
+    heads = raw.integer("n_head", most=1 << 14)
+    attention = Attention(heads, raw.integer("n_kv_head", heads), qk_norm=norm)
     block = Block(attention, MLP(4 * dim, "relu2"), norm)
     stack = Stack(
-        raw.whole("n_layer", most=2000), (block,), Rotary(), first_norm=norm, last_norm=norm
+        raw.integer("n_layer", most=2000), (block,), Rotary(), first_norm=norm, last_norm=norm
     )
-    embed = Embed(raw.whole("vocab_size", most=1 << 24))
-    return Decoder(dim, raw.whole("sequence_len"), embed, stack, Head(tied=False, softcap=15.0))
+    embed = Embed(raw.integer("vocab_size", most=1 << 24))
+    return Decoder(dim, raw.integer("sequence_len"), embed, stack, Head(tied=False, softcap=15.0))
 
 
 def _prepare_nanochat(tensors: Tensors, raw: ConfigReader) -> Tensors:
@@ -166,12 +169,12 @@ def _prepare_nanochat(tensors: Tensors, raw: ConfigReader) -> Tensors:
             )
     for name, tensor in tensors.items():
         if name in ("transformer.wte.weight", "lm_head.weight"):
-            tensors[name] = tensor[: raw.whole("vocab_size", most=1 << 24)]
+            tensors[name] = tensor[: raw.integer("vocab_size", most=1 << 24)]
         elif name.endswith(("c_q.weight", "c_k.weight")):
             heads = (
-                raw.whole("n_head", most=1 << 14)
+                raw.integer("n_head", most=1 << 14)
                 if "c_q" in name
-                else raw.whole("n_kv_head", raw.table["n_head"])
+                else raw.integer("n_kv_head", raw.table["n_head"])
             )
             if tensor.ndim == 2 and tensor.shape[0] % (2 * heads) == 0:
                 tensors[name] = tensor.unflatten(0, (heads, 2, -1)).flip(1).flatten(0, 2)
@@ -202,15 +205,15 @@ ACTS |= {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 NORMS = ("LN", "LNPre", "RMS", "RMSPre", "none")
 
 
-def _lens(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
+def _lens(shapes: Shapes, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     first, depth = "blocks.0.", _depth(shapes, r"blocks\.(\d+)\.")
-    unsaid = {key: "none" for key in ("normalization_type",) if said.get(key, "") is None}
-    found = _sizes(
+    unsaid = {key: "none" for key in ("normalization_type",) if settings.get(key, "") is None}
+    sizes = _sizes(
         shapes,
         {
             "eps": 1e-5,
             "normalization_type": "LN" if "ln_final.w" in shapes else None,
-            **said,
+            **settings,
             **unsaid,
         },
         d_vocab=("embed.W_E", 0),
@@ -221,11 +224,11 @@ def _lens(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
         d_mlp=(f"{first}mlp.W_in", 1),
     )
     gated, thinks = f"{first}mlp.W_gate" in shapes, f"{first}mlp.W_in" in shapes
-    return {**found, "n_layers": depth, "gated_mlp": gated, "attn_only": depth > 0 and not thinks}
+    return {**sizes, "n_layers": depth, "gated_mlp": gated, "attn_only": depth > 0 and not thinks}
 
 
 def _read_lens(raw: ConfigReader) -> Model:
-    for key, only, what in (
+    for key, only, reason in (
         (
             "positional_embedding_type",
             "standard",
@@ -245,7 +248,7 @@ def _read_lens(raw: ConfigReader) -> Model:
         ("num_experts", None, "experts are not read from TransformerLens here"),
         ("use_hook_tokens", False, "no embedding here is hooked"),
     ):
-        raw.only(key, only, what)
+        raw.only(key, only, reason)
     kind = raw.value("normalization_type")
     raw.must(kind in NORMS, "normalization_type", f"one of {', '.join(NORMS)}")
     eps = raw.number("eps", most=1.0)
@@ -255,47 +258,47 @@ def _read_lens(raw: ConfigReader) -> Model:
     norm = None if kind == "none" else norm
     scale = raw.number("attn_scale", None, least=1e-9) if raw.flag("use_attn_scale", True) else 1.0
     attention = Attention(
-        raw.whole("n_heads", most=1 << 14),
-        head_dim=raw.whole("d_head", most=1 << 14),
+        raw.integer("n_heads", most=1 << 14),
+        head_dim=raw.integer("d_head", most=1 << 14),
         bias=True,
         scale=None if scale is None else 1.0 / scale,
     )
     think: FeedForward | None = None
     if not raw.flag("attn_only", False):
         think = MLP(
-            raw.whole("d_mlp", most=1 << 22), raw.choice("act_fn", ACTS, "none given"), bias=True
+            raw.integer("d_mlp", most=1 << 22), raw.choice("act_fn", ACTS, "none given"), bias=True
         )
     block = Block(attention, think, norm)
-    length = raw.whole("n_ctx")
-    stack = Stack(raw.whole("n_layers", most=2000), (block,), Learned(length), last_norm=norm)
-    embed = Embed(raw.whole("d_vocab", most=1 << 24))
-    return Decoder(raw.whole("d_model"), length, embed, stack, Head(tied=False, bias=True))
+    length = raw.integer("n_ctx")
+    stack = Stack(raw.integer("n_layers", most=2000), (block,), Learned(length), last_norm=norm)
+    embed = Embed(raw.integer("d_vocab", most=1 << 24))
+    return Decoder(raw.integer("d_model"), length, embed, stack, Head(tied=False, bias=True))
 
 
 def _lens_table(model: Model) -> Table:
     heads = stacks(model)["decoder"].pattern[0].attention.heads
-    ours, theirs = "decoder.blocks.{i}", "blocks.{i}"
+    param_prefix, file_prefix = "decoder.blocks.{i}", "blocks.{i}"
     folded = [
         rule
         for x in "QKV"
         for rule in (
             Rule(
-                f"{theirs}.attn.W_{x}",
-                f"{ours}.attn.{x.lower()}.weight",
+                f"{file_prefix}.attn.W_{x}",
+                f"{param_prefix}.attn.{x.lower()}.weight",
                 axes="h c d -> (h d) c",
                 heads=heads,
             ),
             Rule(
-                f"{theirs}.attn.b_{x}",
-                f"{ours}.attn.{x.lower()}.bias",
+                f"{file_prefix}.attn.b_{x}",
+                f"{param_prefix}.attn.{x.lower()}.bias",
                 axes="h d -> (h d)",
                 heads=heads,
             ),
         )
     ]
     norms = {
-        f"{theirs}.ln1": f"{ours}.attn_norm",
-        f"{theirs}.ln2": f"{ours}.ffn_norm",
+        f"{file_prefix}.ln1": f"{param_prefix}.attn_norm",
+        f"{file_prefix}.ln2": f"{param_prefix}.ffn_norm",
         "ln_final": "decoder.last_norm",
     }
     think = {"in": "up", "out": "down"}
@@ -305,26 +308,29 @@ def _lens_table(model: Model) -> Table:
             Rule("pos_embed.W_pos", "decoder.position.weight"),
             *folded,
             Rule(
-                f"{theirs}.attn.W_O",
-                f"{ours}.attn.out.weight",
+                f"{file_prefix}.attn.W_O",
+                f"{param_prefix}.attn.out.weight",
                 axes="h d c -> c (h d)",
                 heads=heads,
             ),
-            Rule(f"{theirs}.attn.b_O", f"{ours}.attn.out.bias"),
+            Rule(f"{file_prefix}.attn.b_O", f"{param_prefix}.attn.out.bias"),
             *(
                 Rule(f"{a}.{x[0]}", f"{b}.{x}")
                 for a, b in norms.items()
                 for x in ("weight", "bias")
             ),
             *(
-                Rule(f"{theirs}.mlp.W_{a}", f"{ours}.ffn.{b}.weight", transpose=True)
+                Rule(f"{file_prefix}.mlp.W_{a}", f"{param_prefix}.ffn.{b}.weight", transpose=True)
                 for a, b in think.items()
             ),
-            *(Rule(f"{theirs}.mlp.b_{a}", f"{ours}.ffn.{b}.bias") for a, b in think.items()),
+            *(
+                Rule(f"{file_prefix}.mlp.b_{a}", f"{param_prefix}.ffn.{b}.bias")
+                for a, b in think.items()
+            ),
             Rule("unembed.W_U", "head.proj.weight", transpose=True),
             Rule("unembed.b_U", "head.proj.bias"),
         ),
-        ignore=(f"{theirs}.attn.mask", f"{theirs}.attn.IGNORE"),
+        ignore=(f"{file_prefix}.attn.mask", f"{file_prefix}.attn.IGNORE"),
     )
 
 
@@ -332,14 +338,14 @@ def _prepare_lens(tensors: Tensors, raw: ConfigReader) -> Tensors:
     """Gains of 1 where a LayerNorm's are folded away."""
     if raw.table["normalization_type"] != "LNPre":
         return tensors
-    depth = raw.whole("n_layers", most=2000)
+    depth = raw.integer("n_layers", most=2000)
     norms = [
         f"blocks.{i}.ln{n}"
         for i in range(depth)
         for n in ((1,) if raw.table["attn_only"] else (1, 2))
     ]
-    one = tensors["embed.W_E"].new_ones(raw.whole("d_model"))
-    return {**{f"{name}.w": one for name in (*norms, "ln_final")}, **tensors}
+    ones = tensors["embed.W_E"].new_ones(raw.integer("d_model"))
+    return {**{f"{name}.w": ones for name in (*norms, "ln_final")}, **tensors}
 
 
 PEERS = {

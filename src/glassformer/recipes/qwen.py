@@ -88,15 +88,15 @@ def read_config3moe(raw: ConfigReader) -> Model:
     mlp = decoders.first_block(model).feedforward
     assert isinstance(mlp, GatedMLP)
     mixture = MoE(
-        raw.whole(
-            "num_experts", raw.whole("num_local_experts", 128, most=MOST_HEADS), most=MOST_HEADS
+        raw.integer(
+            "num_experts", raw.integer("num_local_experts", 128, most=MOST_HEADS), most=MOST_HEADS
         ),
-        raw.whole("num_experts_per_tok", 8, most=MOST_HEADS),
-        replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=MOST_HIDDEN)),
+        raw.integer("num_experts_per_tok", 8, most=MOST_HEADS),
+        replace(mlp, hidden=raw.integer("moe_intermediate_size", 768, most=MOST_HIDDEN)),
         normalize=raw.flag("norm_topk_prob", False),
         balance_loss=raw.number("router_aux_loss_coef", 0.001),
     )
-    dense, step = raw.value("mlp_only_layers", []), raw.whole("decoder_sparse_step", 1)
+    dense, step = raw.value("mlp_only_layers", []), raw.integer("decoder_sparse_step", 1)
     raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
     raw.only("layer_types", None, "the mixtures' blocks all see the same")
     mixes = [i not in dense and (i + 1) % step == 0 for i in range(model.decoder.depth)]
@@ -119,7 +119,7 @@ def _blocks(raw: ConfigReader, model: Decoder) -> list[Block]:
     """Every block of the model, the later ones with a window where the file says so."""
     slides = raw.flag("use_sliding_window", False)
     size = (
-        raw.whole(
+        raw.integer(
             "sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS
         )
         if slides
@@ -240,10 +240,10 @@ QWEN3MOE = Recipe(
         Rule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
         *(
             Rule(
-                f"{decoders.THEIRS}.mlp.experts.{{e}}.{part}_proj.weight",
-                f"{decoders.OURS}.ffn.{part}",
+                f"{decoders.THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight",
+                f"{decoders.OURS}.ffn.{layer}",
             )
-            for part in ("gate", "up", "down")
+            for layer in ("gate", "up", "down")
         ),
     ),
 )

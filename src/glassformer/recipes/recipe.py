@@ -17,24 +17,25 @@ MISSING: Any = object()
 
 @dataclass(frozen=True)
 class Rule:
-    """Their name or names for our name or names.
+    """The names of weights in a family's files, and those of the model's parameters that they fill.
 
     A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first
-    axis; several names on one side are the whole tensor's parts along ``axis`` (ours: as wide as
-    the model's parameters, theirs: equal, or as wide as ``parts`` to each other). ``transpose``
-    turns each of their matrices; ``unsqueeze``: theirs has one more axis, of 1, in front. ``axes``
-    says how else the axes of theirs become ours, as einops writes it, h being ``heads``:
+    axis; several names on one side are the whole tensor's parts along ``axis`` (parameters: as
+    wide as in the model; in files: equal, or in the ratio of ``widths``). ``transpose``
+    turns each matrix of the files; ``unsqueeze``: the file's tensor has one more axis, of 1, in
+    front. ``axes`` says how else its axes become the parameter's, as einops writes it, h being
+    ``heads``:
 
         "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
         "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
     """
 
-    theirs: str | tuple[str, ...]
-    ours: str | tuple[str, ...]
+    file_names: str | tuple[str, ...]
+    param_names: str | tuple[str, ...]
     transpose: bool = False
     axis: int = 0
     unsqueeze: bool = False
-    parts: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
     axes: str = ""
     heads: int = 1
 
@@ -55,16 +56,18 @@ class Table:
     renamed: tuple[tuple[str, str], ...] = ()
 
 
-def rules(parts: Mapping[str, str], transpose: bool = False) -> tuple[Rule, ...]:
+def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[Rule, ...]:
     """A rule for the weight and one for the bias of each of their layers and ours; ``transpose``
     turns the weights."""
-    ends = {"weight": transpose, "bias": False}
+    suffixes = {"weight": transpose, "bias": False}
     pairs = [
-        (f"{theirs}.{end}", f"{ours}.{end}", turn)
-        for theirs, ours in parts.items()
-        for end, turn in ends.items()
+        (f"{file_name}.{end}", f"{param_name}.{end}", turn)
+        for file_name, param_name in layers.items()
+        for end, turn in suffixes.items()
     ]
-    return tuple(Rule(theirs, ours, transpose=turn) for theirs, ours, turn in pairs)
+    return tuple(
+        Rule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
+    )
 
 
 def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
@@ -109,7 +112,7 @@ class Held(Protocol):
     @property
     def entries(self) -> Mapping[str, Any]: ...
 
-    def same(self, name: str, other: str) -> bool: ...
+    def equal(self, name: str, copy: str) -> bool: ...
 
 
 class ConfigReader:
@@ -121,54 +124,54 @@ class ConfigReader:
     """
 
     def __init__(
-        self, table: Mapping[str, Any], source: str = "config.json", held: Held | None = None
+        self, table: Mapping[str, Any], source: str = "config.json", weights: Held | None = None
     ) -> None:
         self.table = table
         self.source = source
-        self.held = held
+        self.weights = weights
 
     def holds(self, name: str) -> bool:
         """Whether the weights beside it hold this tensor."""
-        return self.held is not None and name in self.held.entries
+        return self.weights is not None and name in self.weights.entries
 
     def value(self, key: str, default: Any = MISSING) -> Any:
         """The value under ``key``; null and absent are the default, and an error where there is
         none."""
-        found = self.table.get(key)
-        if found is None and default is MISSING:
+        value = self.table.get(key)
+        if value is None and default is MISSING:
             raise UserError(f'{self.source} lacks "{key}"; add it, or download the file again.')
-        return default if found is None else found
+        return default if value is None else value
 
-    def whole(self, key: str, default: Any = MISSING, most: int = 1 << 20) -> Any:
+    def integer(self, key: str, default: Any = MISSING, most: int = 1 << 20) -> Any:
         """An integer from 1 to ``most``."""
-        found = self.value(key, default)
-        fits = found is default or (type(found) is int and 0 < found <= most)
+        value = self.value(key, default)
+        fits = value is default or (type(value) is int and 0 < value <= most)
         self.must(fits, key, f"an integer from 1 to {most}")
-        return found
+        return value
 
     def number(
         self, key: str, default: Any = MISSING, least: float = 0.0, most: float = 1e12
     ) -> Any:
         """A finite number from ``least`` to ``most``."""
-        found = self.value(key, default)
-        fits = found is default or (type(found) in (int, float) and least <= found <= most)
+        value = self.value(key, default)
+        fits = value is default or (type(value) in (int, float) and least <= value <= most)
         self.must(fits, key, f"a number from {least:g} to {most:g}")
-        return found if found is None else float(found)
+        return value if value is None else float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        found = self.value(key, default)
-        self.must(isinstance(found, bool), key, "true or false")
-        return bool(found)
+        value = self.value(key, default)
+        self.must(isinstance(value, bool), key, "true or false")
+        return bool(value)
 
     def choice(self, key: str, options: Mapping[str, T], default: str) -> T:
         """What the text under ``key`` stands for."""
-        found = self.value(key, default)
-        hint = nearest(found, options) if isinstance(found, str) else ""
+        text = self.value(key, default)
+        hint = nearest(text, options) if isinstance(text, str) else ""
         self.must(
-            isinstance(found, str) and found in options, key, f"one of {', '.join(options)}", hint
+            isinstance(text, str) and text in options, key, f"one of {', '.join(options)}", hint
         )
-        return options[found]
+        return options[text]
 
     def architecture(self, default: str) -> str:
         """The first of the architectures, which says what ends a model has."""
@@ -176,20 +179,20 @@ class ConfigReader:
 
     def inside(self, key: str) -> ConfigReader | None:
         """The table under ``key``, or None."""
-        found = self.value(key, None)
-        self.must(found is None or isinstance(found, Mapping), key, "a table")
-        return ConfigReader(found, f"{self.source}: {key}") if found else None
+        table = self.value(key, None)
+        self.must(table is None or isinstance(table, Mapping), key, "a table")
+        return ConfigReader(table, f"{self.source}: {key}") if table else None
 
-    def only(self, key: str, allowed: Any, what: str) -> None:
+    def only(self, key: str, allowed: Any, reason: str) -> None:
         """Refuse by name what no module here does."""
-        found = self.value(key, allowed)
-        if found != allowed or isinstance(found, bool) != isinstance(allowed, bool):
-            shown = json.dumps(found, default=str)[:60]
+        value = self.value(key, allowed)
+        if value != allowed or isinstance(value, bool) != isinstance(allowed, bool):
+            value_text = json.dumps(value, default=str)[:60]
             raise UserError(
-                f'{self.source}: "{key}" is {shown}, but {what}; use a model without it.'
+                f'{self.source}: "{key}" is {value_text}, but {reason}; use a model without it.'
             )
 
     def must(self, fact: bool, key: str, expected: str, hint: str = "") -> None:
         if not fact:
-            shown = json.dumps(self.table.get(key), default=str)[:60]
-            raise UserError(f'{self.source}: "{key}" is {shown}; it must be {expected}.{hint}')
+            value_text = json.dumps(self.table.get(key), default=str)[:60]
+            raise UserError(f'{self.source}: "{key}" is {value_text}; it must be {expected}.{hint}')

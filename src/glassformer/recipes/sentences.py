@@ -43,12 +43,14 @@ FLAGS = {  # how versions before 6 said it, each true or false
 
 
 def open_beside(folder: Path) -> dict[str, Any]:
-    """What a folder's modules.json and the files it names say, under our key; empty where there is
-    none."""
+    """Settings in a folder's modules.json and the files it names, under our key; empty where there
+    is none."""
     if not (folder / MODULES).is_file():
         return {}
-    found = files.json_value(folder / MODULES, str(folder / MODULES), FIX)
-    listed = [step for step in found if isinstance(step, dict)] if isinstance(found, list) else []
+    modules = files.json_value(folder / MODULES, str(folder / MODULES), FIX)
+    listed = (
+        [step for step in modules if isinstance(step, dict)] if isinstance(modules, list) else []
+    )
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
     if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
@@ -68,8 +70,8 @@ def open_beside(folder: Path) -> dict[str, Any]:
     modes = [str(pooling.get("pooling_mode"))] if "pooling_mode" in pooling else []
     modes += [
         FLAGS.get(key, key)
-        for key, said in pooling.items()
-        if key.startswith("pooling_mode_") and said is True
+        for key, enabled in pooling.items()
+        if key.startswith("pooling_mode_") and enabled is True
     ]
     if len(modes) != 1 or modes[0] not in MODES:
         raise UserError(
@@ -82,20 +84,20 @@ def open_beside(folder: Path) -> dict[str, Any]:
         for path in (folder / LENGTH, folder / TOKENIZER)
     ]
     length = pages[0].get("max_seq_length") or pages[1].get("model_max_length")
-    known = type(length) is int and length <= LONGEST
+    has_length = type(length) is int and length <= LONGEST
     return {
         KEY: {
             "pooling": modes[0],
             "normalize": len(steps) == 3,
-            "max_seq_length": length if known else None,
+            "max_seq_length": length if has_length else None,
         }
     }
 
 
 def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
     """The model as a sentence encoder, where the files beside its config.json make it one."""
-    said = raw.inside(KEY)
-    if said is None:
+    settings = raw.inside(KEY)
+    if settings is None:
         return model
     if not isinstance(model, config.Encoder):
         raise UserError(
@@ -103,9 +105,9 @@ def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
             "only encoders do that."
         )
     pool = config.Pool(
-        said.choice("pooling", MODES, "mean"), normalize=said.flag("normalize", False)
+        settings.choice("pooling", MODES, "mean"), normalize=settings.flag("normalize", False)
     )
-    length = said.whole("max_seq_length", model.context)
+    length = settings.integer("max_seq_length", model.context)
     return replace(model, head=None, pool=pool, context=min(length, model.context))
 
 
@@ -117,22 +119,22 @@ def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
     if pool is None or not plain or not isinstance(model, config.Encoder) or model.head is not None:
         return model, {}
     position = config.stacks(model)["encoder"].position
-    whole = position.length if isinstance(position, config.Learned) else model.context
+    context = position.length if isinstance(position, config.Learned) else model.context
     mode = next((key for key, of in MODES.items() if of == pool.mode), None)
     need(
         mode is not None,
         f"sentence-transformers has no pool by {pool.mode}; give --layout glassformer.",
     )
-    said = {"pooling": mode, "normalize": pool.normalize, "max_seq_length": model.context}
-    return replace(model, pool=None, context=whole), {KEY: said}
+    settings = {"pooling": mode, "normalize": pool.normalize, "max_seq_length": model.context}
+    return replace(model, pool=None, context=context), {KEY: settings}
 
 
-def files_of(said: Mapping[str, Any], dim: int) -> dict[str, str]:
+def files_of(settings: Mapping[str, Any], dim: int) -> dict[str, str]:
     """The files that say so to sentence-transformers, by name."""
     steps = [
         ("", "Transformer"),
         ("1_Pooling", "Pooling"),
-        *([("2_Normalize", "Normalize")] * said["normalize"]),
+        *([("2_Normalize", "Normalize")] * settings["normalize"]),
     ]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
@@ -140,8 +142,8 @@ def files_of(said: Mapping[str, Any], dim: int) -> dict[str, str]:
     ]
     pooling = {
         "word_embedding_dimension": dim,
-        **{flag: mode == said["pooling"] for flag, mode in FLAGS.items()},
+        **{flag: mode == settings["pooling"] for flag, mode in FLAGS.items()},
     }
-    length = {"max_seq_length": said["max_seq_length"], "do_lower_case": False}
+    length = {"max_seq_length": settings["max_seq_length"], "do_lower_case": False}
     tables: dict[str, Any] = {MODULES: modules, POOLING: pooling, LENGTH: length}
     return {name: json.dumps(table, indent=2) + "\n" for name, table in tables.items()}

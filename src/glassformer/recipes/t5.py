@@ -65,8 +65,8 @@ def build(
 ) -> EncoderDecoder:
     """An encoder and a decoder of this depth with T5's usual biases, norms and dropout; a table of
     biases for each."""
-    own, crossed = Block(attention, mlp), Block(attention, mlp, cross=attention)
-    encoder = Stack(depth, (own,), RelativeBias(), causal=False, last_norm=RMSNorm(), dropout=0.1)
+    block, crossed = Block(attention, mlp), Block(attention, mlp, cross=attention)
+    encoder = Stack(depth, (block,), RelativeBias(), causal=False, last_norm=RMSNorm(), dropout=0.1)
     decoder = Stack(depth, (crossed,), RelativeBias(), last_norm=RMSNorm(), dropout=0.1)
     return EncoderDecoder(dim, 512, Embed(32_128), encoder, decoder, head, INIT)
 
@@ -77,24 +77,24 @@ def _both(*places: str) -> str:
 
 KEYS = (
     Key.only("is_decoder", False, "a T5 decoder here stands beside its encoder"),
-    Key.whole("d_model", "dim"),
-    Key.whole(
+    Key.integer("d_model", "dim"),
+    Key.integer(
         "d_kv",
         _both("pattern.attention.head_dim") + " decoder.pattern.cross.head_dim",
         64,
         most=MOST_HEADS,
     ),
-    Key.whole("d_ff", _both("pattern.feedforward.hidden"), most=MOST_HIDDEN),
-    Key.whole(
+    Key.integer("d_ff", _both("pattern.feedforward.hidden"), most=MOST_HIDDEN),
+    Key.integer(
         "num_heads",
         _both("pattern.attention.heads") + " decoder.pattern.cross.heads",
         most=MOST_HEADS,
     ),
-    Key.whole("num_layers", "encoder.depth", most=MOST_BLOCKS),
-    Key.whole("n_positions", "context", 512, most=MOST_POSITIONS),
-    Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
-    Key.whole("relative_attention_num_buckets", _both("position.buckets"), 32),
-    Key.whole("relative_attention_max_distance", _both("position.distance"), 128),
+    Key.integer("num_layers", "encoder.depth", most=MOST_BLOCKS),
+    Key.integer("n_positions", "context", 512, most=MOST_POSITIONS),
+    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
+    Key.integer("relative_attention_num_buckets", _both("position.buckets"), 32),
+    Key.integer("relative_attention_max_distance", _both("position.distance"), 128),
     Key.number("layer_norm_epsilon", _both("pattern.norm.eps", "last_norm.eps"), 1e-6, most=1.0),
     Key.number("dropout_rate", _both("dropout"), 0.1, most=0.99),
 )
@@ -115,12 +115,12 @@ def read_config(raw: ConfigReader) -> Model:
     gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
     mlp = (GatedMLP if gated else MLP)(1, act)
     model = read_keys(raw, build(64, 1, Attention(1, head_dim=64, scale=1.0), mlp, Head()), KEYS)
-    depth = raw.whole("num_decoder_layers", model.encoder.depth, most=MOST_BLOCKS)
+    depth = raw.integer("num_decoder_layers", model.encoder.depth, most=MOST_BLOCKS)
     stated = tied = raw.flag("tie_word_embeddings", True)
-    if raw.held is not None:
+    if raw.weights is not None:
         shared = stated and raw.holds("shared.weight")
         tied = not raw.holds("lm_head.weight") or (
-            shared and raw.held.same("lm_head.weight", "shared.weight")
+            shared and raw.weights.equal("lm_head.weight", "shared.weight")
         )
     head = Head(
         tied=tied, scale=model.dim**-0.5 if raw.flag("scale_decoder_outputs", stated) else 1.0
@@ -147,7 +147,7 @@ def write_config(model: Model) -> dict[str, Any]:
     }
     mlp: Any = encoder.pattern[0].feedforward
     mlp = getattr(mlp, "expert", mlp)
-    names = {said: name for name, said in reversed(PROJECTIONS.items())}
+    names = {act: name for name, act in reversed(PROJECTIONS.items())}
     kind = (isinstance(mlp, GatedMLP), mlp.act)
     if kind not in names:
         raise UserError(f"The t5 layout has no {'gated ' if kind[0] else ''}activation {mlp.act}.")
@@ -178,16 +178,20 @@ def table(model: Model) -> Table:
         Rule("shared.weight", "embed.token.weight"),
         Rule("lm_head.weight", "head.proj.weight"),
     ]
-    parts = {"SelfAttention": "attn", "EncDecAttention": "cross", "DenseReluDense": "ffn"}
+    layer_names = {"SelfAttention": "attn", "EncDecAttention": "cross", "DenseReluDense": "ffn"}
     for stack, layers in (("encoder", (0, 2)), ("decoder", (0, 1, 2))):
         for number, layer in enumerate(layers):
-            theirs, ours = list(parts.items())[layer]
-            names = {**wide, "wo": "down"} if ours == "ffn" else _ATTENTION
-            there, here = f"{stack}.block.{{i}}.layer.{number}", f"{stack}.blocks.{{i}}.{ours}"
+            file_name, param_name = list(layer_names.items())[layer]
+            names = {**wide, "wo": "down"} if param_name == "ffn" else _ATTENTION
+            file_prefix, param_prefix = (
+                f"{stack}.block.{{i}}.layer.{number}",
+                f"{stack}.blocks.{{i}}.{param_name}",
+            )
             rules += [
-                Rule(f"{there}.{theirs}.{a}.weight", f"{here}.{b}.weight") for a, b in names.items()
+                Rule(f"{file_prefix}.{file_name}.{a}.weight", f"{param_prefix}.{b}.weight")
+                for a, b in names.items()
             ]
-            rules.append(Rule(f"{there}.layer_norm.weight", f"{here}_norm.weight"))
+            rules.append(Rule(f"{file_prefix}.layer_norm.weight", f"{param_prefix}_norm.weight"))
         first = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rules.append(Rule(first, f"{stack}.position.weight"))
         rules.append(Rule(f"{stack}.final_layer_norm.weight", f"{stack}.last_norm.weight"))

@@ -40,9 +40,9 @@ def vaswani(
     dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: float
 ) -> EncoderDecoder:
     """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim)."""
-    one = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
-    encoder = Stack(depth, (one,), Sinusoidal(), causal=False, dropout=dropout)
-    crossed = replace(one, cross=one.attention)
+    block = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
+    encoder = Stack(depth, (block,), Sinusoidal(), causal=False, dropout=dropout)
+    crossed = replace(block, cross=block.attention)
     decoder = Stack(depth, (crossed,), Sinusoidal(), dropout=dropout)
     init = Init(None, dim**-0.5, "plain")
     return EncoderDecoder(dim, 1024, Embed(vocab, scale=dim**0.5), encoder, decoder, Head(), init)
@@ -55,29 +55,29 @@ KEYS = (
     Key.only("normalize_embedding", False, "embeddings are not normed here"),
     Key.only("add_final_layer_norm", False, "the stacks end without a norm here"),
     Key.only("static_position_embeddings", True, "positions are sines here"),
-    Key.whole("d_model", "dim"),
-    Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
-    Key.whole("max_position_embeddings", "context", 1024, most=MOST_POSITIONS),
+    Key.integer("d_model", "dim"),
+    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
+    Key.integer("max_position_embeddings", "context", 1024, most=MOST_POSITIONS),
     Key(
         "scale_embedding",
         "embed.scale",
-        lambda raw: raw.whole("d_model") ** 0.5 if raw.flag("scale_embedding", False) else 1.0,
+        lambda raw: raw.integer("d_model") ** 0.5 if raw.flag("scale_embedding", False) else 1.0,
         lambda scale: scale != 1.0,
     ),
     Key.number("dropout attention_dropout", "encoder.dropout decoder.dropout", 0.1, most=0.99),
     Key.std("init_std"),
     Key.flag("head_bias", "head.bias", True),  # a word of our own
-    Key.whole("encoder_layers", "encoder.depth", 12, most=MOST_BLOCKS),
-    Key.whole("decoder_layers", "decoder.depth", 12, most=MOST_BLOCKS),
-    Key.whole("encoder_attention_heads", "encoder.pattern.attention.heads", 16, most=MOST_HEADS),
-    Key.whole(
+    Key.integer("encoder_layers", "encoder.depth", 12, most=MOST_BLOCKS),
+    Key.integer("decoder_layers", "decoder.depth", 12, most=MOST_BLOCKS),
+    Key.integer("encoder_attention_heads", "encoder.pattern.attention.heads", 16, most=MOST_HEADS),
+    Key.integer(
         "decoder_attention_heads",
         "decoder.pattern.attention.heads decoder.pattern.cross.heads",
         16,
         most=MOST_HEADS,
     ),
-    Key.whole("encoder_ffn_dim", "encoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
-    Key.whole("decoder_ffn_dim", "decoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
+    Key.integer("encoder_ffn_dim", "encoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
+    Key.integer("decoder_ffn_dim", "decoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
     Key.activation(
         "activation_function",
         "encoder.pattern.feedforward.act decoder.pattern.feedforward.act",
@@ -89,11 +89,11 @@ KEYS = (
 def read_config(raw: ConfigReader) -> Model:
     """A Marian config.json as our config; ``dropout`` is the stacks' one dropout."""
     start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", None)
-    known = pad is None or start in (None, pad, raw.value("bos_token_id", pad))
-    raw.must(known, "decoder_start_token_id", "the id of pad or bos")
+    valid = pad is None or start in (None, pad, raw.value("bos_token_id", pad))
+    raw.must(valid, "decoder_start_token_id", "the id of pad or bos")
     raw.only(
         "decoder_vocab_size",
-        raw.whole("vocab_size", most=MOST_TOKENS),
+        raw.integer("vocab_size", most=MOST_TOKENS),
         "both sides share one vocabulary here",
     )
     sines = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
@@ -125,12 +125,12 @@ def layout(model: Model) -> Model:
 
 def _rules(stack: str) -> tuple[Rule, ...]:
     attention = {f"{name}_proj": name for name in ("q", "k", "v", "out")}
-    parts = {"fc1": "ffn.up", "fc2": "ffn.down", "final_layer_norm": "ffn_norm"}
-    for theirs, ours in (("self_attn", "attn"), ("encoder_attn", "cross")):
-        parts |= {f"{theirs}.{a}": f"{ours}.{b}" for a, b in attention.items()}
-        parts[f"{theirs}_layer_norm"] = f"{ours}_norm"
+    names = {"fc1": "ffn.up", "fc2": "ffn.down", "final_layer_norm": "ffn_norm"}
+    for file_name, param_name in (("self_attn", "attn"), ("encoder_attn", "cross")):
+        names |= {f"{file_name}.{a}": f"{param_name}.{b}" for a, b in attention.items()}
+        names[f"{file_name}_layer_norm"] = f"{param_name}_norm"
     return rules(
-        {f"model.{stack}.layers.{{i}}.{a}": f"{stack}.blocks.{{i}}.{b}" for a, b in parts.items()}
+        {f"model.{stack}.layers.{{i}}.{a}": f"{stack}.blocks.{{i}}.{b}" for a, b in names.items()}
     )
 
 

@@ -80,8 +80,8 @@ async def fill(
         requests = [
             Encode(row, segments, "logits", filling.blanks, client_of(http)) for row in rows
         ]
-        filling.read(torch.stack(await followers.outputs(http, served, requests)))
-    candidates: Any = [[candidate.to_dict() for candidate in blank] for blank in filling.found]
+        filling.update(torch.stack(await followers.outputs(http, served, requests)))
+    candidates: Any = [[candidate.to_dict() for candidate in blank] for blank in filling.results]
     return {"object": "list", "model": served.id, "data": candidates}
 
 

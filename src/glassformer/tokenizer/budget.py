@@ -22,12 +22,12 @@ LARGE = 1 << 14  # characters; what is smaller is done at once
 SECONDS, RATE = 10.0, 50_000  # the budget: these, and a second for so many characters
 TICK = 0.1  # seconds between two looks at the clock
 
-_mine = threading.local()  # .left: whether the pool that this thread belongs to was left
+_worker = threading.local()  # .abandoned: set once the thread's pool was left by an exception
 
 
 def within_budget(work: Callable[[], T], characters: int) -> T:
-    """What ``work`` on a text of so many characters returns or raises; UserError when its budget is
-    spent.
+    """Runs ``work`` on a text of so many characters and returns or raises as it does; UserError
+    when its budget is spent.
 
     The budget is of processor time, so that a busy machine ends nothing. The work itself cannot be
     ended: it goes on in a thread that does not keep the process alive.
@@ -43,13 +43,13 @@ def within_budget(work: Callable[[], T], characters: int) -> T:
             errors.append(error)
         done.set()
 
-    left: threading.Event = getattr(_mine, "left", done)
+    abandoned: threading.Event = getattr(_worker, "abandoned", done)
     threading.Thread(target=run, daemon=True).start()
     wall, processor = time.monotonic(), time.process_time()
     budget = SECONDS + characters / RATE
     while not done.wait(TICK):
         spent = min(time.monotonic() - wall, time.process_time() - processor)
-        if spent > budget or (left is not done and left.is_set()):
+        if spent > budget or (abandoned is not done and abandoned.is_set()):
             raise UserError(
                 f"This tokenizer needs over {budget:.0f} seconds for {characters:,} characters; "
                 "give shorter texts, or "
@@ -63,12 +63,14 @@ def within_budget(work: Callable[[], T], characters: int) -> T:
 @contextlib.contextmanager
 def pool(workers: int) -> Iterator[ThreadPoolExecutor]:
     """Threads that share work out; left by an exception (Ctrl-C), it waits for none of them."""
-    left = threading.Event()
-    threads = ThreadPoolExecutor(workers, initializer=setattr, initargs=(_mine, "left", left))
+    abandoned = threading.Event()
+    threads = ThreadPoolExecutor(
+        workers, initializer=setattr, initargs=(_worker, "abandoned", abandoned)
+    )
     try:
         yield threads
     except BaseException:
-        left.set()
+        abandoned.set()
         threads.shutdown(wait=False, cancel_futures=True)
         raise
     threads.shutdown()

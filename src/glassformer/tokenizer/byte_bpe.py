@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UserError, nearest, need
 from .stream import byte_alphabet
-from .tokenizer_json import ByRank, Spec, added_token, bpe, letters_as_bytes, split, whole
+from .tokenizer_json import ByRank, Spec, added_token, bpe, letters_as_bytes, make_spec, split
 
 LONGEST = 1024  # bytes of one token; the longest published ones have a few hundred
 
@@ -99,7 +99,12 @@ def read_ranks(data: bytes, name: str | None, source: str) -> Spec:
     if name is None:
         digest = hashlib.sha256(data).hexdigest()
         name = next(
-            (known for known, published in KINDS.items() if published.sha256 == digest), None
+            (
+                published_name
+                for published_name, published in KINDS.items()
+                if published.sha256 == digest
+            ),
+            None,
         )
         if name is None:
             known_kinds = ", ".join(KINDS)
@@ -173,7 +178,7 @@ def byte_level(
     steps = letters_as_bytes(kind.pattern is None)
     if kind.pattern is not None:
         steps = {"type": "Sequence", "pretokenizers": [split(kind.pattern), steps]}
-    return whole(
+    return make_spec(
         bpe(ids, pairs, ignore_merges=whole_words),
         added_tokens=[added_token(id, name) for name, id in kind.specials.items()],
         normalizer={"type": "NFC"} if kind.compose else None,

@@ -42,16 +42,16 @@ def find(folder: Path) -> str | None:
         return _read(folder / FILE)
     for name in ("tokenizer_config.json", "chat_template.json"):
         if (folder / name).is_file():
-            found = files.read_json(folder / name).get("chat_template")
-            if isinstance(found, list):  # several, by their names
+            template = files.read_json(folder / name).get("chat_template")
+            if isinstance(template, list):  # several, by their names
                 named = {
-                    str(one.get("name")): one.get("template")
-                    for one in found
-                    if isinstance(one, dict)
+                    str(entry.get("name")): entry.get("template")
+                    for entry in template
+                    if isinstance(entry, dict)
                 }
-                found = named.get("default")
-            if isinstance(found, str):
-                return found
+                template = named.get("default")
+            if isinstance(template, str):
+                return template
     return None
 
 
@@ -94,34 +94,39 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> str:
         """The conversation as text, with what opens the answer. Raises UserError for one that the
         template refuses."""
-        return self._rendered([dict(one) for one in messages], answering)
+        return self._rendered([dict(message) for message in messages], answering)
 
     def tokens(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> list[int]:
         """The conversation as ids. What a message holds stays text, even where it is written like a
         special token."""
-        texts = [one["content"] for one in messages]
-        held = set().union(*texts)
-        mark = next(one for one in MARKS if one not in held)
-        safe = [{**one, "content": self._broken_up(one["content"], mark)} for one in messages]
+        texts = [message["content"] for message in messages]
+        letters = set().union(*texts)
+        mark = next(mark_letter for mark_letter in MARKS if mark_letter not in letters)
+        safe = [
+            {**message, "content": self._broken_up(message["content"], mark)}
+            for message in messages
+        ]
         text = self._rendered(safe, answering)
         pieces = text.split(mark)  # inside each name of a special token: neither side is one
         if len(pieces) == 1:
             return self.tokenizer.encode(text, special=True)
         return [
             id
-            for ids in self.tokenizer.encode_batch([one for one in pieces if one], special=True)
+            for ids in self.tokenizer.encode_batch(
+                [piece for piece in pieces if piece], special=True
+            )
             for id in ids
         ]
 
     def _broken_up(self, text: str, mark: str) -> str:
         if not self._special.pattern:
             return text
-        return self._special.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", text)
+        return self._special.sub(lambda match: f"{match[0][0]}{mark}{match[0][1:]}", text)
 
     def _rendered(self, messages: list[dict[str, str]], answering: bool) -> str:
         import jinja2
 
-        given: dict[str, Any] = {
+        context: dict[str, Any] = {
             **self._words,
             "messages": messages,
             "add_generation_prompt": answering,
@@ -129,7 +134,7 @@ class ChatTemplate:
             "documents": None,
         }
         try:
-            text: str = _within(SECONDS, lambda: self._template.render(given))
+            text: str = _within(SECONDS, lambda: self._template.render(context))
         except UserError:
             raise
         except jinja2.TemplateError as error:
@@ -151,8 +156,7 @@ class ChatTemplate:
 
 
 def _within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives, or UserError at the first line of Python that it runs after so many
-    seconds."""
+    """Runs ``work``; UserError at the first line of Python that it runs after so many seconds."""
     until = time.monotonic() + seconds
 
     def watch(frame: FrameType, event: str, argument: Any) -> Any:
@@ -160,13 +164,13 @@ def _within(seconds: float, work: Callable[[], Any]) -> Any:
             raise UserError(ENDLESS)
         return watch
 
-    before, told = sys.gettrace(), _left.set([MOST_WORK])
+    before, token = sys.gettrace(), _left.set([MOST_WORK])
     sys.settrace(watch)
     try:
         return work()
     finally:
         sys.settrace(before)
-        _left.reset(told)
+        _left.reset(token)
 
 
 # ------------------------------------------------------------------------------------ the bounds
@@ -180,10 +184,10 @@ def bounded(value: Any) -> Any:
     """The value, unless it is more than is left."""
     if isinstance(value, str | bytes | list | tuple | dict):
         size = len(value)
-        left = _left.get([MOST_WORK])
-        left[0] -= size
+        budget = _left.get([MOST_WORK])
+        budget[0] -= size
         need(
-            left[0] >= 0 and size <= (MOST_TEXT if isinstance(value, str | bytes) else MOST_LIST),
+            budget[0] >= 0 and size <= (MOST_TEXT if isinstance(value, str | bytes) else MOST_LIST),
             ENDLESS,
         )
     elif isinstance(value, int):
@@ -193,51 +197,52 @@ def bounded(value: Any) -> Any:
 
 def _joined(pieces: Iterable[Any], between: str = "") -> str:
     """A text of pieces that ends at the bound."""
-    held, size = list[str](), 0
+    texts, size = list[str](), 0
     for piece in pieces:
-        held.append(str(piece))
-        size += len(held[-1]) + len(between)
+        texts.append(str(piece))
+        size += len(texts[-1]) + len(between)
         need(size <= MOST_TEXT, ENDLESS)
-    return str(bounded(between.join(held)))
+    return str(bounded(between.join(texts)))
 
 
 def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
     text, old, new = str(text), str(old), str(new)
     times = text.count(old)
     need(len(text) + times * len(new) <= MOST_TEXT, ENDLESS)
-    made: str = text.replace(old, new, -1 if count is None else count)
-    return made
+    result: str = text.replace(old, new, -1 if count is None else count)
+    return result
 
 
-def _product(left: Any, right: Any) -> Any:
-    for one, times in ((left, right), (right, left)):
-        if isinstance(times, int) and isinstance(one, str | bytes | list | tuple):
+def _product(first: Any, right: Any) -> Any:
+    for sequence, times in ((first, right), (right, first)):
+        if isinstance(times, int) and isinstance(sequence, str | bytes | list | tuple):
             need(
-                len(one) * max(times, 0) <= (MOST_TEXT if isinstance(one, str) else MOST_LIST),
+                len(sequence) * max(times, 0)
+                <= (MOST_TEXT if isinstance(sequence, str) else MOST_LIST),
                 ENDLESS,
             )
-    return bounded(left * right)
+    return bounded(first * right)
 
 
-def _power(left: Any, right: Any) -> Any:
-    sized = isinstance(left, int | float) and isinstance(right, int | float) and abs(right) <= 64
-    need(sized and (not isinstance(left, int) or left.bit_length() <= 64), ENDLESS)
-    return left**right
+def _power(base: Any, right: Any) -> Any:
+    sized = isinstance(base, int | float) and isinstance(right, int | float) and abs(right) <= 64
+    need(sized and (not isinstance(base, int) or base.bit_length() <= 64), ENDLESS)
+    return base**right
 
 
-def _remainder(left: Any, right: Any) -> Any:
+def _remainder(dividend: Any, right: Any) -> Any:
     need(
-        not isinstance(left, str | bytes),
+        not isinstance(dividend, str | bytes),
         "The chat template formats a text by %; write it with ~ or +.",
     )
-    return left % right
+    return dividend % right
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "*": _product,
     "**": _power,
     "%": _remainder,
-    "+": lambda left, right: bounded(left + right),
+    "+": lambda first, right: bounded(first + right),
 }
 METHODS = """
 strip lstrip rstrip split rsplit splitlines partition rpartition startswith endswith upper lower title capitalize
@@ -267,8 +272,8 @@ def _environment() -> Any:
 
         def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
             self.write("environment.concat((")
-            for one in node.nodes:
-                self.visit(one, frame)
+            for child in node.nodes:
+                self.visit(child, frame)
                 self.write(", ")
             self.write("))")
 
@@ -277,8 +282,8 @@ def _environment() -> Any:
         code_generator_class = Generator
         concat = staticmethod(_joined)
 
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            return OPERATORS[operator](left, right)
+        def call_binop(self, context: Any, operator: str, first: Any, right: Any) -> Any:
+            return OPERATORS[operator](first, right)
 
         def wrap_str_format(self, value: Any) -> None:
             if isinstance(getattr(value, "__self__", None), str) and value.__name__ in (
@@ -288,8 +293,8 @@ def _environment() -> Any:
                 raise SecurityError("a text is formatted; write it with ~ or +")
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            known = not isinstance(obj, PLAIN) or attr in METHODS.split()
-            return known and super().is_safe_attribute(obj, attr, value)
+            allowed = not isinstance(obj, PLAIN) or attr in METHODS.split()
+            return allowed and super().is_safe_attribute(obj, attr, value)
 
         def call(self, context: Any, called: Any, *args: Any, **named: Any) -> Any:
             owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
@@ -303,35 +308,39 @@ def _environment() -> Any:
         raise TemplateError(message)
 
     def as_json(
-        value: Any, ensure_ascii: bool = False, indent: int | None = None, **rest: Any
+        value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
     ) -> str:
         need(indent is None or indent <= 16, ENDLESS)
         return str(bounded(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)))
 
-    made = Sandbox(
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
     )
-    made.filters = {name: _checked(made.filters[name]) for name in FILTERS.split()}
-    made.filters |= {"replace": _replaced, "tojson": as_json}
-    made.filters["join"] = lambda value, d="", attribute=None: _joined(
+    environment.filters = {name: _checked(environment.filters[name]) for name in FILTERS.split()}
+    environment.filters |= {"replace": _replaced, "tojson": as_json}
+    environment.filters["join"] = lambda value, d="", attribute=None: _joined(
         _of(value, attribute), str(d)
     )
-    made.globals = {"range": _range, "dict": dict, "namespace": made.globals["namespace"]}
-    made.globals |= {
+    environment.globals = {
+        "range": _range,
+        "dict": dict,
+        "namespace": environment.globals["namespace"],
+    }
+    environment.globals |= {
         "raise_exception": refuse,
         "strftime_now": lambda form: datetime.datetime.now().strftime(form[:99]),
     }
-    return made
+    return environment
 
 
 def _of(value: Iterable[Any], attribute: str | None) -> Iterable[Any]:
-    return value if attribute is None else (one[attribute] for one in value)
+    return value if attribute is None else (item[attribute] for item in value)
 
 
-def _range(*given: int) -> range:
-    made = range(*given)
-    need(len(made) <= MOST_LIST, ENDLESS)
-    return made
+def _range(*bounds: int) -> range:
+    result = range(*bounds)
+    need(len(result) <= MOST_LIST, ENDLESS)
+    return result
 
 
 def _checked(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,16 +73,16 @@ def _find(folder: Path) -> Path:
         if files.path_kind(folder / name) == "file" and complete:
             return folder / name
     try:
-        others = sorted(
+        candidates = sorted(
             path for end in ("tiktoken", "model", "gguf") for path in folder.glob(f"*.{end}")
         )
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error.strerror}); change its rights.") from None
-    if len(others) == 1:
-        return others[0]
-    if others:
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
         raise UserError(
-            f"{folder} holds {len(others)} tokenizers; name the file, such as {others[0]}."
+            f"{folder} holds {len(candidates)} tokenizers; name the file, such as {candidates[0]}."
         )
     raise UserError(
         f"{folder} holds no tokenizer; it needs a tokenizer.json or another published format."
@@ -93,7 +93,7 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
     """The specification in one file, by the look of its content rather than by its name."""
     source = str(path)
     if _content(path, len(gguf.MAGIC)) == gguf.MAGIC:  # perhaps a whole model, which is not read
-        return gguf.read(path)
+        return gguf.read_tokenizer(path)
     data = _content(path)
     beside = {merges: vocab for vocab, merges in MERGES_OF.items()}
     if path.name in beside:
@@ -112,19 +112,24 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
     if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n", start):
         return byte_bpe.read_ranks(data, _kind(kind, byte_bpe.KINDS, config, path), source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
-        known = _kind(kind, PIECES, config, path)
-        if known is None and hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5:
-            known = "t5"
-        sentinels = config.get("extra_ids", SENTINELS_T5) if known == "t5" else 0
+        file_kind = _kind(kind, PIECES, config, path)
+        if file_kind is None and hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5:
+            file_kind = "t5"
+        sentinels = config.get("extra_ids", SENTINELS_T5) if file_kind == "t5" else 0
         if type(sentinels) is not int or not 0 <= sentinels <= 10000:
             raise UserError(
                 f'"extra_ids" in {path.with_name("tokenizer_config.json")} is not a count; fix it.'
             )
-        return sentencepiece.read(data, source, sentinels, fairseq=known == sentencepiece.FAIRSEQ)
+        return sentencepiece.read_tokenizer(
+            data, source, sentinels, fairseq=file_kind == sentencepiece.FAIRSEQ
+        )
     if path.suffix == ".txt":
-        known = _kind(kind, CASES, config, path)
-        return wordpiece.read(
-            _text(data, source), None if known is None else known == CASES[1], config, source
+        file_kind = _kind(kind, CASES, config, path)
+        return wordpiece.read_tokenizer(
+            _text(data, source),
+            None if file_kind is None else file_kind == CASES[1],
+            config,
+            source,
         ), {}
     raise UserError(
         f"{source} is not a tokenizer of a known format; give a tokenizer.json or "
@@ -148,13 +153,13 @@ def _kind(
                 f"{', '.join(possible)} or leave it out."
             )
         return kind
-    said = config.get("tokenizer_class") or _settings(path.with_name("config.json")).get(
+    class_name = config.get("tokenizer_class") or _settings(path.with_name("config.json")).get(
         "tokenizer_class"
     )
-    name = str(said).removesuffix("Fast")
-    if said is None and path.name.startswith("sentencepiece.bpe"):
+    name = str(class_name).removesuffix("Fast")
+    if class_name is None and path.name.startswith("sentencepiece.bpe"):
         name = "of fairseq, by its name,"
-    elif said is None or name in PLAIN.split():
+    elif class_name is None or name in PLAIN.split():
         return None
     if CLASSES.get(name) in possible:
         return CLASSES[name]
@@ -205,8 +210,10 @@ def _vocab_and_merges(
         *_roles(config).values()
     }
     named |= {*_roles(_settings(vocab.with_name("special_tokens_map.json"))).values()}
-    known = _kind(kind, PAIRED, config, vocab)
-    return vocab_merges.read(ids, text, known, {name for name in named if name}, config, vocab)
+    file_kind = _kind(kind, PAIRED, config, vocab)
+    return vocab_merges.read_tokenizer(
+        ids, text, file_kind, {name for name in named if name}, config, vocab
+    )
 
 
 # ------------------------------------------------------------------------ tokenizer_config.json
@@ -219,19 +226,19 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _roles(config: dict[str, Any]) -> Roles:
-    """Who plays each part by the config; BERT's name for bos is cls and for eos sep."""
+    """Token of each role by the config; BERT's name for bos is cls and for eos sep."""
     roles: Roles = {}
-    for part in USUAL:
-        other = {"bos": "cls", "eos": "sep"}.get(part, part)
-        for key in (f"{part}_token", f"{other}_token"):
+    for role in USUAL:
+        alias = {"bos": "cls", "eos": "sep"}.get(role, role)
+        for key in (f"{role}_token", f"{alias}_token"):
             token = config.get(key)
             token = token.get("content") if isinstance(token, dict) else token
             if (
                 key in config
                 and (token is None or isinstance(token, str))
-                and roles.get(part) is None
+                and roles.get(role) is None
             ):
-                roles[part] = token
+                roles[role] = token
     return roles
 
 

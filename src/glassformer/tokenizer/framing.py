@@ -54,13 +54,13 @@ def end_of_target(tokenizer: Tokenizer) -> int:
 
 
 def source(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """What an encoder beside a decoder reads; nothing stays nothing, to be refused."""
+    """Ids for an encoder beside a decoder; no ids stay none, to be refused."""
     return [*ids] if tokenizer.eos is None or not ids else [*ids, tokenizer.eos]
 
 
 def question(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """What a decoder alone reads before it writes the target: (bos) source, then sep or what starts
-    a target."""
+    """Ids that a decoder alone reads before it writes the target: (bos) source, then sep or the
+    target's first token."""
     bos = document_start(tokenizer)
     parted = decoder_start(tokenizer) if tokenizer.sep is None else tokenizer.sep
     return [*([] if bos is None else [bos]), *ids, parted]
@@ -70,9 +70,9 @@ def must_be_known(ids: Iterable[int], vocab: int) -> None:
     """UserError unless each id is one of the ``vocab`` that a model knows."""
     wrong = next((id for id in ids if not 0 <= id < vocab), None)
     if wrong is not None:
-        known = f"this model knows 0 to {vocab - 1}"
+        valid_ids = f"this model knows 0 to {vocab - 1}"
         raise UserError(
-            f"Token id {wrong} is out of range: {known}; use the tokenizer it was trained with."
+            f"Token id {wrong} is out of range: {valid_ids}; use the tokenizer it was trained with."
         )
 
 
@@ -87,12 +87,12 @@ class Framing:
 
     @property
     def decoder_start(self) -> int:
-        """What opens a target; UserError where there is nothing."""
+        """Token that opens a target; UserError where there is none."""
         return decoder_start(self.tokenizer)
 
     @property
     def end_of_target(self) -> int:
-        """What closes a target; UserError where there is nothing."""
+        """Token that closes a target; UserError where there is none."""
         return end_of_target(self.tokenizer)
 
     def source(self, ids: list[int]) -> list[int]:
@@ -115,5 +115,5 @@ class Framing:
         )
 
     def around(self, texts: int) -> int:
-        """How many tokens stand around so many texts."""
+        """Number of special tokens around so many texts."""
         return len(self.texts([[]] * texts)["tokens"])

@@ -102,7 +102,7 @@ COMPOSED = {"mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}  
 # vocabulary
 
 
-def read(path: Path) -> tuple[Spec, Roles]:
+def read_tokenizer(path: Path) -> tuple[Spec, Roles]:
     """The tokenizer of a GGUF file, and who plays each part; UserError where it is broken or of
     another kind."""
     try:
@@ -120,29 +120,34 @@ def read(path: Path) -> tuple[Spec, Roles]:
 def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
     """The tokenizer in a file's fields, and who plays each part; UserError as ``read`` says."""
     try:
-        found = {key.removeprefix("tokenizer.ggml."): value for key, value in raw.items()}
-        if lacks := [key for key in ("tokens", "token_type", "model") if key not in found]:
+        fields_by_key = {key.removeprefix("tokenizer.ggml."): value for key, value in raw.items()}
+        if lacks := [key for key in ("tokens", "token_type", "model") if key not in fields_by_key]:
             raise ValueError(f"it lacks tokenizer.ggml.{lacks[0]}")
-        names, kinds = list(map(str, found["tokens"])), list(map(int, found["token_type"]))
-        scores = list(map(float, found.get("scores") or [0.0] * len(names)))
-        made = {"gpt2": _byte_level, "llama": _pieces, "t5": _pieces, "bert": _words}.get(
-            found["model"]
+        names, kinds = (
+            list(map(str, fields_by_key["tokens"])),
+            list(map(int, fields_by_key["token_type"])),
         )
-        parts = {part: found.get(f"{name}_token_id") for part, name in PARTS.items()}
-        if made in (_byte_level, None):
-            parts["unk"] = None  # every text is known
-        roles: Roles = {part: names[id] for part, id in parts.items() if id is not None}
+        scores = list(map(float, fields_by_key.get("scores") or [0.0] * len(names)))
+        convert = {"gpt2": _byte_level, "llama": _pieces, "t5": _pieces, "bert": _words}.get(
+            fields_by_key["model"]
+        )
+        role_ids = {role: fields_by_key.get(f"{name}_token_id") for role, name in PARTS.items()}
+        if convert in (_byte_level, None):
+            role_ids["unk"] = None  # every text is known
+        roles: Roles = {role: names[id] for role, id in role_ids.items() if id is not None}
         if len(set(names)) != len(names) or not len(names) == len(kinds) == len(scores):
             raise ValueError("its lists do not fit each other, or it repeats a token")
         if not all(0 < len(name) <= LONGEST for name in names):
             raise ValueError("an entry has no text or an endless one")
-        if made is None:
+        if convert is None:
             raise UserError(
-                f'{source} has a vocabulary of the kind "{found["model"]}"; give its '
+                f'{source} has a vocabulary of the kind "{fields_by_key["model"]}"; give its '
                 "tokenizer.json instead."
             )
-        return made(
-            found, [Piece(*entry) for entry in zip(names, scores, kinds, strict=True)], source
+        return convert(
+            fields_by_key,
+            [Piece(*entry) for entry in zip(names, scores, kinds, strict=True)],
+            source,
         ), roles
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, UserError):
@@ -152,19 +157,19 @@ def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
         ) from None
 
 
-def _byte_level(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
+def _byte_level(fields_by_key: dict[str, Any], entries: list[Piece], source: str) -> Spec:
     """GPT-2's kind: merges, and a name for how a text is split."""
-    split = found.get("pre")
+    split = fields_by_key.get("pre")
     if split not in SPLITS:
-        said = (
+        problem = (
             "does not say how it splits a text"
             if split is None
             else f'splits a text by the unknown rule "{split}"'
         )
-        raise UserError(f"{source} {said}; give its tokenizer.json instead.")
-    if "merges" not in found:
+        raise UserError(f"{source} {problem}; give its tokenizer.json instead.")
+    if "merges" not in fields_by_key:
         raise ValueError("it has no merges")
-    pairs = [line.split(" ") for line in found["merges"]]
+    pairs = [line.split(" ") for line in fields_by_key["merges"]]
     ids = {entry.text: id for id, entry in enumerate(entries)}
     if not all(len(pair) == 2 and {*pair, "".join(pair)} <= ids.keys() for pair in pairs):
         raise ValueError("it has a merge of tokens that are not there")
@@ -174,16 +179,17 @@ def _byte_level(found: dict[str, Any], entries: list[Piece], source: str) -> Spe
         steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
     )
     # found whole in a text
-    whole = [(id, one) for id, one in enumerate(entries) if one.kind in (CONTROL, USER)]
+    isolated = [(id, entry) for id, entry in enumerate(entries) if entry.kind in (CONTROL, USER)]
     spec["added_tokens"] = [
-        added_token(id, one.text, one.kind == CONTROL or _plays(one.text)) for id, one in whole
+        added_token(id, entry.text, entry.kind == CONTROL or _plays(entry.text))
+        for id, entry in isolated
     ]
     return spec
 
 
-def _pieces(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
+def _pieces(fields_by_key: dict[str, Any], entries: list[Piece], source: str) -> Spec:
     """SentencePiece's kinds: a score for each piece, as BPE ("llama") or Unigram ("t5")."""
-    unknown = found.get("unknown_token_id")
+    unknown = fields_by_key.get("unknown_token_id")
     if unknown is None:
         unknown = [entry.kind for entry in entries].index(UNKNOWN)
     pieces = []
@@ -195,28 +201,30 @@ def _pieces(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
             kind = CONTROL if _plays(text) else USER
             text = text.replace(" ", MARK)
         pieces.append(Piece(text, score, kind))
-    if "scores" not in found or len({piece.text for piece in pieces}) != len(pieces):
+    if "scores" not in fields_by_key or len({piece.text for piece in pieces}) != len(pieces):
         raise ValueError("its pieces have no scores, or two are the same")
     model = sentencepiece.Model(
         pieces=pieces,
-        algorithm=UNIGRAM if found["model"] == "t5" else BPE,
-        charsmap=bytes(value % 256 for value in found.get("precompiled_charsmap", [])),
-        dummy_prefix=bool(found.get("add_space_prefix", True)),
-        fewer_spaces=bool(found.get("remove_extra_whitespaces", False)),
+        algorithm=UNIGRAM if fields_by_key["model"] == "t5" else BPE,
+        charsmap=bytes(value % 256 for value in fields_by_key.get("precompiled_charsmap", [])),
+        dummy_prefix=bool(fields_by_key.get("add_space_prefix", True)),
+        fewer_spaces=bool(fields_by_key.get("remove_extra_whitespaces", False)),
         escape=True,
         suffix=False,
-        parts={},
+        role_ids={},
     )
     return sentencepiece.to_tokenizer_json(model)
 
 
-def _words(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
+def _words(fields_by_key: dict[str, Any], entries: list[Piece], source: str) -> Spec:
     """BERT's kind: ``▁`` begins what begins a word, and what goes on one is bare."""
     names = []
     for entry in entries:
-        whole = entry.kind == CONTROL or re.fullmatch(r"\[.*\]", entry.text)
+        is_whole_word = entry.kind == CONTROL or re.fullmatch(r"\[.*\]", entry.text)
         begins = entry.text.startswith(MARK)
-        names.append(entry.text if whole else entry.text[1:] if begins else f"##{entry.text}")
+        names.append(
+            entry.text if is_whole_word else entry.text[1:] if begins else f"##{entry.text}"
+        )
     if len(set(names)) != len(names) or not {"[UNK]", "[CLS]", "[SEP]"} <= {*names}:
         raise ValueError("it repeats a token, or lacks [UNK], [CLS] or [SEP]")
     special = [entry.text for entry in entries if entry.kind in (CONTROL, UNKNOWN)]
@@ -224,6 +232,6 @@ def _words(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
 
 
 def _plays(name: str) -> bool:
-    """Whether this is a usual name for an end of a text, whatever the file calls it: no text may
-    write it."""
+    """True for a usual name of an end of a text, whatever the file calls it: no text may write
+    it."""
     return name in (*USUAL["bos"], *USUAL["eos"])

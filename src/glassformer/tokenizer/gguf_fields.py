@@ -32,27 +32,27 @@ def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     )
     pieces = isinstance(model.get("merges"), list) and model.get("byte_fallback")
     need(model.get("type") == "BPE", f"{refused} (a {model.get('type')} vocabulary).")
-    found = _pieces(spec, tokenizer) if pieces else _byte_level(spec)
-    need(found is not None, f"{refused}.")
-    assert found is not None
+    model_fields = _pieces(spec, tokenizer) if pieces else _byte_level(spec)
+    need(model_fields is not None, f"{refused}.")
+    assert model_fields is not None
     names = [tokenizer.token(id) or f"[UNUSED{id}]" for id in range(tokenizer.size)]
     names += [f"[UNUSED{id}]" for id in range(tokenizer.size, rows)]
-    fields = {f"{PREFIX}{key}": value for key, value in found.items()}
+    fields = {f"{PREFIX}{key}": value for key, value in model_fields.items()}
     fields[f"{PREFIX}tokens"] = names
     fields[f"{PREFIX}token_type"] = [_kind(tokenizer, id, bool(pieces)) for id in range(len(names))]
     if pieces:
         fields[f"{PREFIX}scores"] = _scores(spec, names)
     for role, name in ROLES.items():
-        own = tokenizer.roles.get(role)
-        if own is not None and (id := tokenizer.id(own)) is not None:
+        token = tokenizer.roles.get(role)
+        if token is not None and (id := tokenizer.id(token)) is not None:
             fields[f"{PREFIX}{name}_token_id"] = id
     fields[f"{PREFIX}add_bos_token"] = tokenizer.bos is not None and tokenizer.bos != tokenizer.eos
     back = Tokenizer(*from_fields(fields, "The file"))
-    same = all(
+    equal = all(
         back.encode(text) == tokenizer.encode(text)
         for text in (SAMPLE, SAMPLE.strip(), "a", " a", "\n")
     )
-    need(same, f"{refused} (its ids of a sample are others).")
+    need(equal, f"{refused} (its ids of a sample are others).")
     return fields
 
 
@@ -73,9 +73,9 @@ def _kind(tokenizer: Tokenizer, id: int, pieces: bool) -> int:
 def _byte_level(spec: Spec) -> dict[str, Any] | None:
     """GPT-2's kind, with llama.cpp's name for the split; None where it has none."""
     before = _steps(spec.get("pre_tokenizer"))
-    whole = bool(spec["model"].get("ignore_merges"))
+    ignore_merges = bool(spec["model"].get("ignore_merges"))
     names = [name for name, steps in SPLITS.items() if list(map(_told, steps)) == before]
-    name = next((name for name in names if (name in WHOLE_WORDS) == whole), None)
+    name = next((name for name in names if (name in WHOLE_WORDS) == ignore_merges), None)
     merges = spec["model"].get("merges")
     if name is None or not isinstance(merges, list):
         return None
@@ -87,7 +87,8 @@ def _steps(step: Any) -> list[Any]:
     if not step:
         return []
     return [
-        _told(one) for one in (step["pretokenizers"] if step.get("type") == "Sequence" else [step])
+        _told(inner)
+        for inner in (step["pretokenizers"] if step.get("type") == "Sequence" else [step])
     ]
 
 

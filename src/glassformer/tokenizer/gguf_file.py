@@ -42,7 +42,7 @@ class Place:
 
     kind: str
     shape: tuple[int, ...]
-    begin: int
+    start: int
     end: int
 
 
@@ -107,16 +107,16 @@ def _fields(file: _File) -> tuple[dict[str, Any], int]:
         raise ValueError(f"version {version} is not known")
     if max(tensors, count) > MOST:
         raise ValueError(f"{tensors} tensors and {count} fields are more than any model has")
-    found = {}
+    fields = {}
     for number in range(count):
         file.at = f"the name of field {number + 1} of {count}"
         name = file.text()
         file.at = f"the field {name[:100]!a}"
-        found[name] = file.value(file.numbers("I")[0])
-    return found, tensors
+        fields[name] = file.value(file.numbers("I")[0])
+    return fields, tensors
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
     """The fields and the tensors of a file; UserError for one that is damaged or of a kind that is
     not read here."""
     file: _File | None = None
@@ -124,12 +124,12 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
         with path.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             file = _File(opened)
-            found, count = _fields(file)
+            fields, count = _fields(file)
             file.at = "its header"
             stated = [_stated(file, f"tensor {number + 1} of {count}") for number in range(count)]
             file.at = "the tensors' places"
         places = _placed(
-            stated, size - file.left, size, found.get("general.alignment", ALIGNMENT), path
+            stated, size - file.left, size, fields.get("general.alignment", ALIGNMENT), path
         )
     except (ValueError, struct.error) as error:
         if isinstance(error, UserError):
@@ -138,7 +138,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
         raise UserError(f"{path} is not a whole GGUF file ({at}{error}); copy it again.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    return found, places
+    return fields, places
 
 
 def _stated(file: _File, which: str) -> tuple[str, tuple[int, ...], int, int]:
@@ -160,34 +160,34 @@ def _placed(
     alignment: Any,
     path: Path,
 ) -> dict[str, Place]:
-    """Where each tensor lies; what would reach over the end, or lie inside another, is refused."""
+    """Location of each tensor; one that reaches over the end or into another is refused."""
     if (
         not isinstance(alignment, int)
         or isinstance(alignment, bool)
         or not 1 <= alignment <= 1 << 20
     ):
         raise ValueError(f"an alignment of {str(alignment)[:20]} cannot be")
-    begin, found = -(-head // alignment) * alignment, dict[str, Place]()
+    start, places = -(-head // alignment) * alignment, dict[str, Place]()
     for name, shape, number, offset in stated:
         kind = NAMES.get(number, "-")
-        shown = (
+        subject = (
             f"{path}: {name[:100]!a} holds numbers of the kind {kind if kind != '-' else number}"
         )
         fix = f"load the model it was made of, or quantize that anew as one of {', '.join(BLOCKS)}."
-        need(kind in BLOCKS, f"{shown}, which is not read here; {fix}")
+        need(kind in BLOCKS, f"{subject}, which is not read here; {fix}")
         numbers, width = BLOCKS[kind]
-        if math.prod(shape) > 1 << 48 or shape[-1] % numbers or name in found:
+        if math.prod(shape) > 1 << 48 or shape[-1] % numbers or name in places:
             raise ValueError(
                 f"the tensor {name[:100]!a} cannot be of the shape {list(shape)}, or comes twice"
             )
-        at = begin + offset
+        at = start + offset
         end = at + math.prod(shape) // numbers * width
         if offset % alignment or end > size:
             raise ValueError(
                 f"the tensor {name[:100]!a} reaches over the end, or begins within a number"
             )
-        found[name] = Place(kind, shape, at, end)
-    spans = sorted((place.begin, place.end) for place in found.values())
+        places[name] = Place(kind, shape, at, end)
+    spans = sorted((place.start, place.end) for place in places.values())
     if any(end > after for (_, end), (after, _) in itertools.pairwise(spans)):
         raise ValueError("two tensors share bytes")
-    return found
+    return places

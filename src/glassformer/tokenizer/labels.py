@@ -12,17 +12,17 @@ SIGNS = {" ": "·", "\t": "⇥", "\n": "↵", "\r": "␍"}
 
 
 class Piece(str):
-    """A token by its name in the vocabulary (``Ġthe``, ``▁the``); ``shown`` is the text it stands
+    """A token by its name in the vocabulary (``Ġthe``, ``▁the``); ``display`` is the text it stands
     for (``·the``)."""
 
-    __slots__ = ("shown",)
-    shown: str
+    __slots__ = ("display",)
+    display: str
 
-    def __new__(cls, name: str, shown: str | None = None) -> Piece:
-        """``shown`` None: as it is called."""
-        made = super().__new__(cls, name)
-        made.shown = name if shown is None else shown
-        return made
+    def __new__(cls, name: str, display: str | None = None) -> Piece:
+        """``display`` None: the name itself."""
+        piece = super().__new__(cls, name)
+        piece.display = name if display is None else display
+        return piece
 
 
 def visible(text: str) -> str:
@@ -46,10 +46,10 @@ def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[Piece]:
     ]
 
 
-def shown(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
+def display_texts(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
     """Tokens for a table: as they read, with signs for blanks; bytes that are no character by
     themselves as ⟨f0⟩."""
-    return [piece.shown for piece in pieces(tokenizer, ids)]
+    return [piece.display for piece in pieces(tokenizer, ids)]
 
 
 def text(tokenizer: Tokenizer, id: int) -> str:

@@ -20,7 +20,7 @@ class Known(NamedTuple):
     """A published tokenizer: its name on the hub, its own, how many ids it has."""
 
     hub: str
-    what: str
+    title: str
     size: int
 
 
@@ -54,20 +54,22 @@ def find(name: str | Path) -> Tokenizer:
     """
     text = str(name)
     if text in KNOWN and not isinstance(name, Path):
-        if (found := at_hand(text, online=True)) is None:
+        if (tokenizer := at_hand(text, online=True)) is None:
             raise UserError(
-                f"{text} ({KNOWN[text].what}) is not here and cannot be downloaded; set "
+                f"{text} ({KNOWN[text].title}) is not here and cannot be downloaded; set "
                 "GLASSFORMER_DATA to a folder "
                 f"that has tok-{text} in it, or give the path of a tokenizer."
             )
-        return found
+        return tokenizer
     path = Path(name).expanduser()
     if files.path_kind(path) is not None:
         return open(path)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text) or files.path_kind(path.parent) is not None:
         hint = nearest(text, KNOWN)
-        known = hint if "mean" in hint else f" Known: {', '.join(KNOWN)}."
-        raise UserError(f'There is no tokenizer "{text}"; give a name, a file or a folder.{known}')
+        suggestion = hint if "mean" in hint else f" Known: {', '.join(KNOWN)}."
+        raise UserError(
+            f'There is no tokenizer "{text}"; give a name, a file or a folder.{suggestion}'
+        )
     folder = _hub(text)
     if folder is None:
         raise UserError(
@@ -77,7 +79,7 @@ def find(name: str | Path) -> Tokenizer:
     return open(folder)
 
 
-def here() -> list[str]:
+def local_names() -> list[str]:
     """The names that lie in the user's data folder."""
     return [name for name in KNOWN if _placed(name)]
 

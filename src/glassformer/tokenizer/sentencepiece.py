@@ -13,7 +13,16 @@ from typing import Any
 
 from ..errors import UserError
 from .byte_bpe import LONGEST
-from .tokenizer_json import Roles, Spec, added_token, between, bpe, framed_by, merges_by_rank, whole
+from .tokenizer_json import (
+    Roles,
+    Spec,
+    added_token,
+    between,
+    bpe,
+    framed_by,
+    make_spec,
+    merges_by_rank,
+)
 
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -40,7 +49,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Model:
-    """What of a SentencePiece model decides ids."""
+    """Fields of a SentencePiece model that decide ids."""
 
     pieces: list[Piece]
     algorithm: int
@@ -49,7 +58,7 @@ class Model:
     fewer_spaces: bool  # no spaces at the ends, no runs of them
     escape: bool  # spaces are written as the mark
     suffix: bool  # the mark ends words instead of starting them
-    parts: dict[str, int]  # bos, eos, pad, unk -> id, negative where there is none
+    role_ids: dict[str, int]  # bos, eos, pad, unk -> id, negative where there is none
 
 
 # ------------------------------------------------------------------------------- the wire format
@@ -151,14 +160,18 @@ def parse(data: bytes) -> Model:
         fewer_spaces=bool(_int(normalizer.get(4, 1))),
         escape=bool(_int(normalizer.get(5, 1))),
         suffix=bool(_int(trainer.get(24, 0))),
-        parts={part: _int(trainer.get(number, usual)) for part, (number, usual) in places.items()},
+        role_ids={
+            role: _int(trainer.get(number, usual)) for role, (number, usual) in places.items()
+        },
     )
 
 
 # ------------------------------------------------------------------------- as a tokenizer.json
 
 
-def read(data: bytes, source: str, sentinels: int = 0, fairseq: bool = False) -> tuple[Spec, Roles]:
+def read_tokenizer(
+    data: bytes, source: str, sentinels: int = 0, fairseq: bool = False
+) -> tuple[Spec, Roles]:
     """The tokenizer of a SentencePiece file, and who plays bos, eos, pad and unk.
 
     ``sentinels``: how many ``<extra_id_N>`` T5 adds behind the vocabulary; ``fairseq``: XLM-R's
@@ -182,9 +195,9 @@ def read(data: bytes, source: str, sentinels: int = 0, fairseq: bool = False) ->
         added_token(len(pieces) + i, f"<extra_id_{sentinels - 1 - i}>") for i in range(sentinels)
     ]
     roles: Roles = {}
-    for part, id in model.parts.items():
+    for role, id in model.role_ids.items():
         fits = 0 <= id < len(pieces) and pieces[id].kind in (UNKNOWN, CONTROL)
-        roles[part] = pieces[id].text if fits else None
+        roles[role] = pieces[id].text if fits else None
     return spec, roles
 
 
@@ -211,7 +224,7 @@ def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
     spec["post_processor"] = framed_by(
         *between(0, 2, doubled=True), [piece.text for piece in pieces]
     )
-    parts = {
+    roles = {
         "bos": "<s>",
         "eos": "</s>",
         "cls": "<s>",
@@ -220,7 +233,7 @@ def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
         "unk": "<unk>",
         "mask": "<mask>",
     }
-    return spec, dict(parts)
+    return spec, dict(roles)
 
 
 def to_tokenizer_json(model: Model) -> Spec:
@@ -234,7 +247,7 @@ def to_tokenizer_json(model: Model) -> Spec:
         [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if model.dummy_prefix else []
     )
     spaced = {"type": "Replace", "pattern": {"String": MARK}, "content": " "}
-    return whole(
+    return make_spec(
         _unigram(model) if model.algorithm == UNIGRAM else _bpe(model),
         added_tokens=[added_token(id, text) for id, text in special],
         normalizer=_normalizer(model),
@@ -304,17 +317,18 @@ def _split(model: Model) -> dict[str, Any] | None:
     Also between words, where no piece spans two of them: the library remembers words and so is
     faster.
     """
-    found = []
+    splits = []
     user = sorted(
         (piece.text for piece in model.pieces if piece.kind == USER), key=len, reverse=True
     )
     if user:
-        found.append(({"Regex": "|".join(re.escape(text) for text in user)}, "Isolated"))
+        splits.append(({"Regex": "|".join(re.escape(text) for text in user)}, "Isolated"))
     if model.algorithm == UNIGRAM and _falls_back(model):
-        found.append(({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "MergedWithPrevious"))
+        splits.append(({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "MergedWithPrevious"))
     if not any(MARK in piece.text[1:] for piece in model.pieces if piece.kind in (NORMAL, USER)):
-        found.append(({"String": MARK}, "MergedWithNext"))
+        splits.append(({"String": MARK}, "MergedWithNext"))
     steps = [
-        {"type": "Split", "pattern": text, "behavior": how, "invert": False} for text, how in found
+        {"type": "Split", "pattern": text, "behavior": behavior, "invert": False}
+        for text, behavior in splits
     ]
     return {"type": "Sequence", "pretokenizers": steps} if steps else None

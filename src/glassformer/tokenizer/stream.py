@@ -26,8 +26,8 @@ def byte_alphabet() -> dict[int, str]:
     """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's
     table), from 0 to 255."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = itertools.count(256)
-    return {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
+    spare_codes = itertools.count(256)
+    return {byte: chr(byte if byte in printable else next(spare_codes)) for byte in range(256)}
 
 
 @functools.cache
@@ -148,7 +148,7 @@ def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
 
 
 class Decodes(Protocol):
-    """What a stream asks of a tokenizer."""
+    """Methods of a tokenizer that a stream calls."""
 
     def hides(self, id: int) -> bool: ...
 
@@ -174,9 +174,9 @@ class Stream:
         return self.decoder.decode(piece)
 
     def flush(self) -> str:
-        """What was held back (U+FFFD for an unfinished character); the stream then starts
+        """Releases held-back bytes (U+FFFD for an unfinished character); the stream then starts
         afresh."""
-        rest = self.decoder.decode(b"", final=True)
+        tail = self.decoder.decode(b"", final=True)
         self.decoder.reset()
         self.first = True
-        return rest
+        return tail

@@ -33,15 +33,15 @@ def wordpiece(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
             "A WordPiece tokenizer needs [UNK], [CLS] and [SEP] among its special tokens; add them."
         )
     library = load(written(["a", *specials], specials), "The tokenizer")
-    held = list(texts)
-    letters, inner_letters = _word_letters(library, held)
+    text_list = list(texts)
+    letters, inner_letters = _word_letters(library, text_list)
     need(bool(letters), "There is no word in this text; give one that has some.")
     inner = [f"##{letter}" for letter in inner_letters]  # given first, else in a random order
     _fits(len({*inner, *letters, *specials}), size, "WordPiece")
     trainer = trainers.WordPieceTrainer(
         vocab_size=size - len(specials), special_tokens=inner, show_progress=False
     )
-    ids = _trained(library, trainer, iter(held))["vocab"]
+    ids = _trained(library, trainer, iter(text_list))["vocab"]
     names = [name for name in sorted(ids, key=lambda name: int(ids[name])) if name not in specials]
     return written([*names, *specials], specials)
 
@@ -57,7 +57,7 @@ def _word_letters(
     """
     # 0: not tried, 1: with its neighbours, 2: a word of its own, 3: white space
     stays = np.zeros(0x110000, np.int8)
-    seen, inside = np.zeros(0x110000, bool), np.zeros(0x110000, bool)
+    visited, inside = np.zeros(0x110000, bool), np.zeros(0x110000, bool)
     for text in texts:
         codes = np.frombuffer(library.normalizer.normalize_str(text).encode("utf-32-le"), "<u4")
         for code in np.unique(codes):
@@ -66,10 +66,10 @@ def _word_letters(
                     word for word, _ in library.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
                 ]
                 stays[code] = 1 if len(words) == 1 else 2 if len(words) == 3 else 3
-        seen[codes[stays[codes] < 3]] = True
+        visited[codes[stays[codes] < 3]] = True
         joined = stays[codes] == 1
         inside[codes[1:][joined[1:] & joined[:-1]]] = True
-    return [chr(code) for code in np.flatnonzero(seen)], [
+    return [chr(code) for code in np.flatnonzero(visited)], [
         chr(code) for code in np.flatnonzero(inside)
     ]
 
@@ -120,14 +120,17 @@ def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
     _fits(len(letters - {" "} | {sentencepiece.MARK}) + len(specials), size, "Unigram")
     if failed is not None:
         raise _no_vocabulary(failed)
-    made = library.SentencePieceProcessor(model_proto=model.getvalue())
-    pieces = [[made.id_to_piece(id), made.get_score(id)] for id in range(made.get_piece_size())]
-    kept = [
+    processor = library.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [
+        [processor.id_to_piece(id), processor.get_score(id)]
+        for id in range(processor.get_piece_size())
+    ]
+    scored = [
         [piece, score]
         for piece, score in pieces
         if piece not in specials and (piece != "\n" or "\n" in letters)
     ]
-    return _unigram(kept[: size - len(specials)], specials)
+    return _unigram(scored[: size - len(specials)], specials)
 
 
 def _unigram(pieces: list[list[Any]], specials: list[str]) -> Spec:

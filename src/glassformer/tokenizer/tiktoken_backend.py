@@ -92,24 +92,26 @@ class TiktokenBackend:
             return None
 
     def _readable(self, text: str) -> bool:
-        """Whether every character is proven to be the same to both engines."""
+        """True where every character is proven to be the same to both engines."""
         if text.isascii() and self.ascii:
             return True
         if self.composes and not text.isascii():  # NFC changes no ASCII, and may change the rest
             return False
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-        known = self.known[codes]
-        if not known.all():
+        status = self.known[codes]
+        if not status.all():
             # whole blocks: making the encoding that tries them takes longer than trying, and a
             # script comes in blocks
-            new = np.unique(codes[known == 0])
-            blocks, counts = np.unique(new // BLOCK, return_counts=True)
-            near = (blocks[np.argsort(-counts)[:BLOCKS], None] * BLOCK + np.arange(BLOCK)).ravel()
+            new = np.unique(codes[status == 0])
+            blocks, frequencies = np.unique(new // BLOCK, return_counts=True)
+            near = (
+                blocks[np.argsort(-frequencies)[:BLOCKS], None] * BLOCK + np.arange(BLOCK)
+            ).ravel()
             new = np.union1d(new, near[self.known[near] == 0])
             for first in range(0, len(new), BLOCK):
                 self._prove([chr(code) for code in new[first : first + BLOCK]])
-            known = self.known[codes]
-        return bool((known == PROVEN).all())
+            status = self.known[codes]
+        return bool((status == PROVEN).all())
 
     def _prove(self, letters: Sequence[str]) -> None:
         """Try characters in both engines: which of their likes they stay together with."""
@@ -119,24 +121,24 @@ class TiktokenBackend:
             self.pattern,
         )
         for letter in letters:
-            here = _kind(letter, lambda probe: len(self.split(probe)) == 1)
-            there = _kind(letter, lambda probe: len(tiny.encode_ordinary(probe)) == 1)
-            self.known[ord(letter)] = PROVEN if here == there else STRANGE
+            library_kind = _kind(letter, lambda probe: len(self.split(probe)) == 1)
+            tiktoken_kind = _kind(letter, lambda probe: len(tiny.encode_ordinary(probe)) == 1)
+            self.known[ord(letter)] = PROVEN if library_kind == tiktoken_kind else STRANGE
 
 
 _SINGLE = {bytes([byte]): byte for byte in range(256)}
 
 
 def _probes(letter: str) -> dict[str, str]:
-    """What stays in one piece when the letter is a letter, something else than any class, or white
-    space."""
+    """Texts that stay in one piece when the letter is a letter, something else than any class, or
+    white space."""
     return {"letter": f"a{letter}", "other": f"{letter}!", "space": f"{letter}\n"}
 
 
-def _kind(letter: str, whole: Callable[[str], bool]) -> str:
-    """What an engine takes a character for; ``whole`` says whether it leaves a text in one
+def _kind(letter: str, is_single: Callable[[str], bool]) -> str:
+    """Class of a character to an engine; ``is_single`` says whether the engine leaves a text in one
     piece."""
-    return next((kind for kind, probe in _probes(letter).items() if whole(probe)), "number")
+    return next((kind for kind, probe in _probes(letter).items() if is_single(probe)), "number")
 
 
 def _encoding(ranks: dict[bytes, int], pattern: str) -> tiktoken.Encoding:
@@ -160,13 +162,13 @@ def _pattern(spec: Spec) -> str | None:
     if not cuts:
         return PATTERN if last.get("use_regex", True) else None
     cut = cuts[0]
-    found: str | None = cut.get("pattern", {}).get("Regex") if cut.get("type") == "Split" else None
+    regex: str | None = cut.get("pattern", {}).get("Regex") if cut.get("type") == "Split" else None
     plain = (
         cut.get("behavior") == "Isolated"
         and not cut.get("invert")
         and last.get("use_regex") is False
     )
-    return found if plain else None
+    return regex if plain else None
 
 
 def _ranks(spec: Spec, library: tokenizers.Tokenizer | None) -> dict[bytes, int] | None:
@@ -184,28 +186,30 @@ def _ranks(spec: Spec, library: tokenizers.Tokenizer | None) -> dict[bytes, int]
         ranks = {bytes(map(bytes_of.__getitem__, name)): id for name, id in entries.items()}
         if library is None:
             return ranks
-        made = [entries[left + right] for left, right in model["merges"]]
+        merged_ids = [entries[prefix + right] for prefix, right in model["merges"]]
     except KeyError:
         return None
-    in_order = all(first <= then for first, then in itertools.pairwise(made))
+    in_order = all(first <= then for first, then in itertools.pairwise(merged_ids))
     if not in_order or not ranks.keys() >= _SINGLE.keys():
         return None
     if model.get("ignore_merges"):
-        listed = {(left, right) for left, right in model["merges"]}
+        listed = {(prefix, right) for prefix, right in model["merges"]}
         cuts = sum(
             name[:at] in entries and name[at:] in entries
             for name in entries
             for at in range(1, len(name))
         )
-        return ranks if len(listed) == len(made) == cuts else None
-    return ranks if len(set(made)) == len(made) and _come_whole(entries, library) else None
+        return ranks if len(listed) == len(merged_ids) == cuts else None
+    return (
+        ranks if len(set(merged_ids)) == len(merged_ids) and _come_whole(entries, library) else None
+    )
 
 
 def _come_whole(entries: dict[str, int], library: tokenizers.Tokenizer) -> bool:
-    """Whether every entry, asked of the library's model alone, is itself."""
+    """True where every entry, encoded by the library's model alone, is itself."""
     import tokenizers
 
     names, bare = list(entries), tokenizers.Tokenizer(library.model)
     groups = [names[at : at + 4096] for at in range(0, len(names), 4096)]
-    found = bare.encode_batch_fast(groups, is_pretokenized=True, add_special_tokens=False)
-    return [id for encoding in found for id in encoding.ids] == list(entries.values())
+    encodings = bare.encode_batch_fast(groups, is_pretokenized=True, add_special_tokens=False)
+    return [id for encoding in encodings for id in encoding.ids] == list(entries.values())

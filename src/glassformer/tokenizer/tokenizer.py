@@ -96,9 +96,9 @@ class Tokenizer:
         self.bos, self.eos, self.pad, self.unk = map(self._id_of_role, ENDS)
         self.cls, self.sep, self.mask = map(self._id_of_role, ("cls", "sep", "mask"))
         marks = {
-            int(found[1]): self._ids[name]
+            int(match[1]): self._ids[name]
             for name in special
-            if (found := SENTINEL.fullmatch(name))
+            if (match := SENTINEL.fullmatch(name))
         }
         self.sentinels: list[int] = [marks[number] for number in sorted(marks)]
 
@@ -106,7 +106,7 @@ class Tokenizer:
 
     @property
     def for_source(self) -> Tokenizer:
-        """What reads an encoder-decoder's sources."""
+        """Tokenizer of an encoder-decoder's sources."""
         return self.source_tokenizer or self
 
     def __len__(self) -> int:
@@ -149,15 +149,15 @@ class Tokenizer:
                 groups = threads.map(
                     encode, (texts[at : at + size] for at in range(0, len(texts), size))
                 )
-                found = [ids for group in groups for ids in group]
+                encoded = [ids for group in groups for ids in group]
         else:
-            found = encode(texts)
-        lists = [ids if isinstance(ids, list) else ids.tolist() for ids in found]
+            encoded = encode(texts)
+        lists = [ids if isinstance(ids, list) else ids.tolist() for ids in encoded]
         return [[*before, *ids, *after] for ids in lists] if before or after else lists
 
     def encoder(self, characters: int) -> Callable[[Sequence[str]], list[Any]]:
-        """What encodes each of some texts, of so many characters in all, the fastest: to lists or
-        NumPy arrays of ids.
+        """The fastest function that encodes each of some texts, of so many characters in all, to
+        lists or NumPy arrays of ids.
 
         The tables that it needs are built here, so that threads may then call it.
         """
@@ -177,21 +177,21 @@ class Tokenizer:
     def _by_tiktoken(self, texts: Sequence[str]) -> list[Any]:
         """The ids of each text by tiktoken, and by the library where tiktoken's are not proven to
         be the same."""
-        found = [
+        encoded = [
             self._tiktoken.encode(text) if self._tiktoken and isinstance(text, str) else None
             for text in texts
         ]
-        left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
-        rest = iter(self._by_library(left) if left else ())
-        return [next(rest) if ids is None else ids for ids in found]
+        unproven = [text for text, ids in zip(texts, encoded, strict=True) if ids is None]
+        fallback = iter(self._by_library(unproven) if unproven else ())
+        return [next(fallback) if ids is None else ids for ids in encoded]
 
     def _by_library(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
         """The ids of each text by the library."""
         library = self._special if special else self._plain
-        found = self._encodings(library, texts, "encode_batch_fast")
-        ids: list[list[int]] = [encoding.ids for encoding in found]
+        encodings = self._encodings(library, texts, "encode_batch_fast")
+        ids: list[list[int]] = [encoding.ids for encoding in encodings]
         lost = library.token_to_id(LOST)
-        if lost is not None and any(lost in one for one in ids):
+        if lost is not None and any(lost in row for row in ids):
             raise refusal(texts, library, LookupError("it has no token for what it does not know"))
         return ids
 
@@ -255,20 +255,20 @@ class Tokenizer:
             texts = [text[:keep] for text, keep in zip(texts, (first, room - first), strict=False)]
         ids, segments = [], []
         for text, id, segment in frame:
-            part = [id] if text is None else texts[text]
-            ids += part
-            segments += [segment] * len(part)
+            piece = [id] if text is None else texts[text]
+            ids += piece
+            segments += [segment] * len(piece)
         return ids, segments
 
     @functools.cached_property
     def _frames(self) -> tuple[list[Place], list[Place]]:
-        """What stands around a text and around two: as the file says, else cls or bos before, sep
-        or eos after."""
-        one, two = (
+        """Special tokens around a text and around two: as the file says, else cls or bos before,
+        sep or eos after."""
+        single, double = (
             tokenizer_json.frame(self._tables, self._source, pair) for pair in (False, True)
         )
-        if any(text is None for text, _, _ in two):
-            return one, two
+        if any(text is None for text, _, _ in double):
+            return single, double
         bos = None if self.bos == self.eos else self.bos
         before, after = (
             bos if self.cls is None else self.cls,
@@ -276,8 +276,8 @@ class Tokenizer:
         )
         opening = [] if before is None else [(None, before, 0)]
         closing = [[] if after is None else [(None, after, segment)] for segment in (0, 1)]
-        one = [*opening, (0, 0, 0), *closing[0]]
-        return one, [*one, (1, 0, 1), *closing[1]]
+        single = [*opening, (0, 0, 0), *closing[0]]
+        return single, [*single, (1, 0, 1), *closing[1]]
 
     def offsets(self, text: str, *, special: bool = False) -> list[tuple[int, int]]:
         """The span (start, end) in characters that each token of ``encode(text, special=special)``
@@ -292,7 +292,7 @@ class Tokenizer:
 
     @functools.cached_property
     def adds_prefix(self) -> bool:
-        """Whether something is put in front of each text, as SentencePiece puts a space."""
+        """True where something is put in front of each text, as SentencePiece puts a space."""
         before = [*steps(self._tables.get("normalizer")), *steps(self._tables.get("pre_tokenizer"))]
         return any(
             step["type"] == "Prepend"
@@ -356,12 +356,12 @@ class Tokenizer:
         Raises UserError for an id that is out of range.
         """
         try:
-            shown = [id for id in ids if special or not self.hides(id)]
+            visible_ids = [id for id in ids if special or not self.hides(id)]
         except TypeError:
             raise UserError(
                 f"Ids are integers in a list, and this is a {type(ids).__name__}; give a list."
             ) from None
-        pieces = [self.bytes_of(id, at == 0) for at, id in enumerate(shown)]
+        pieces = [self.bytes_of(id, at == 0) for at, id in enumerate(visible_ids)]
         return b"".join(pieces).decode("utf-8", "replace")
 
     def stream(self, *, special: bool = False) -> Stream:
@@ -383,7 +383,7 @@ class Tokenizer:
         return piece
 
     def hides(self, id: int) -> bool:
-        """Whether ``decode`` leaves this id out: a special token."""
+        """True where ``decode`` leaves this id out: a special token."""
         return id in self._hidden
 
     # ------------------------------------------------------------------------------- vocabulary
@@ -418,10 +418,10 @@ class Tokenizer:
         """The SHA-256 of everything that decides ids, as hexadecimal text: equal after a round trip
         through files."""
         spec = {**self._spec, "post_processor": None}  # nothing is added around a text here
-        whole = json.dumps(
-            [spec, {part: self.roles[part] for part in ENDS}], sort_keys=True, separators=(",", ":")
+        serialized = json.dumps(
+            [spec, {role: self.roles[role] for role in ENDS}], sort_keys=True, separators=(",", ":")
         )
-        return hashlib.sha256(whole.encode()).hexdigest()
+        return hashlib.sha256(serialized.encode()).hexdigest()
 
     def to_json(self) -> str:
         """The text of a tokenizer.json, with one more key where parts are played by unusual
@@ -453,11 +453,11 @@ class Tokenizer:
         There too a text then begins with bos, if it does here, or stands between cls and sep.
         """
         folder = Path(folder)
-        parts = {f"{part}_token": name for part, name in self.roles.items()}
+        role_names = {f"{role}_token": name for role, name in self.roles.items()}
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            **parts,
+            **role_names,
         }
         spec, frames = self._spec, None
         if self.cls is not None and self.sep is not None:

@@ -45,8 +45,8 @@ def added_token(id: int, content: str, special: bool = True) -> dict[str, Any]:
     return {"id": id, "content": content, **rules, "special": special}
 
 
-def whole(model: Spec, **parts: Any) -> Spec:
-    """What a tokenizer.json holds of this model and these parts; it has no others."""
+def make_spec(model: Spec, **components: Any) -> Spec:
+    """A tokenizer.json of this model and these components; it has no others."""
     empty: Spec = {
         "added_tokens": [],
         "normalizer": None,
@@ -54,7 +54,14 @@ def whole(model: Spec, **parts: Any) -> Spec:
         "post_processor": None,
         "decoder": None,
     }
-    return {"version": "1.0", "truncation": None, "padding": None, **empty, **parts, "model": model}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        **empty,
+        **components,
+        "model": model,
+    }
 
 
 def bpe(vocabulary: dict[str, int], merges: Any, **settings: Any) -> Spec:
@@ -83,7 +90,7 @@ def letters_as_bytes(words: bool = False) -> Spec:
 
 @contextlib.contextmanager
 def library_errors(refusal: Callable[[BaseException], UserError]) -> Iterator[None]:
-    """What the library raises, even its panics, which are not Exceptions, as this UserError."""
+    """Raises the library's errors, even its panics, which are not Exceptions, as this UserError."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, UserError):
@@ -112,14 +119,18 @@ def model_type(model: dict[str, Any]) -> str:
     return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
 
 
-def steps(part: Any) -> Iterator[dict[str, Any]]:
+def steps(component: Any) -> Iterator[dict[str, Any]]:
     """The steps of a normalizer, pre-tokenizer or decoder, in order."""
-    if isinstance(part, dict):
-        inner = [part[key] for key in ("normalizers", "pretokenizers", "decoders") if key in part]
+    if isinstance(component, dict):
+        inner = [
+            component[key]
+            for key in ("normalizers", "pretokenizers", "decoders")
+            if key in component
+        ]
         if not inner:
-            yield part
-        for one in inner[0] if inner else ():
-            yield from steps(one)
+            yield component
+        for step in inner[0] if inner else ():
+            yield from steps(step)
 
 
 def ids_of(spec: Spec) -> dict[str, int]:
@@ -133,8 +144,8 @@ def ids_of(spec: Spec) -> dict[str, int]:
     return dict(pairs) | {token["content"]: token["id"] for token in spec.get("added_tokens") or []}
 
 
-def roles_of(spec: Spec, told: Roles) -> Roles:
-    """Who plays each part: as told, else by the usual names among the special tokens."""
+def roles_of(spec: Spec, stated_roles: Roles) -> Roles:
+    """Token of each role: as stated, else by the usual names among the special tokens."""
     special = {token["content"] for token in spec.get("added_tokens") or [] if token.get("special")}
     model = spec["model"]
     unknown = model.get("unk_token")
@@ -143,11 +154,11 @@ def roles_of(spec: Spec, told: Roles) -> Roles:
     if unknown is not None and unknown in ids_of(spec):
         special |= {unknown}
     roles: Roles = {
-        part: next((name for name in names if name in special), None)
-        for part, names in USUAL.items()
+        role: next((name for name in names if name in special), None)
+        for role, names in USUAL.items()
     }
     roles["unk"] = unknown if unknown in special else roles["unk"]
-    return roles | {part: name for part, name in told.items() if part in USUAL}
+    return roles | {role: name for role, name in stated_roles.items() if role in USUAL}
 
 
 def canonical(spec: Spec, roles: Roles) -> Spec:
@@ -168,15 +179,15 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
     for name in added.keys() & {name for names in USUAL.values() for name in names}:
         # Phi-3 calls "</s>" ordinary: a text must not be able to write it
         added[name]["special"] = True
-    for part, name in list(roles.items()):
+    for role, name in list(roles.items()):
         if name is None:
             continue
-        if name not in ids and part not in NEEDED:
-            roles[part] = None
+        if name not in ids and role not in NEEDED:
+            roles[role] = None
             continue
         if name not in ids:
             raise UserError(
-                f'The vocabulary lacks "{name}", which is named as {part}; fix '
+                f'The vocabulary lacks "{name}", which is named as {role}; fix '
                 "tokenizer_config.json."
             )
         added.setdefault(name, added_token(ids[name], name))["special"] = True
@@ -204,17 +215,17 @@ def merges_by_rank(ranks: Mapping[Text, int]) -> list[tuple[Text, Text]]:
     first. That is ordinary BPE with every cut of every token into two tokens as a merge: linear in
     the letters.
     """
-    found: list[tuple[Text, Text]] = []
+    merges: list[tuple[Text, Text]] = []
     for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
         cuts = []
         for cut in range(1, len(token)):
-            left = ranks.get(token[:cut])
-            if left is not None and (right := ranks.get(token[cut:])) is not None:
-                cuts.append((left, right, cut))
+            prefix_rank = ranks.get(token[:cut])
+            if prefix_rank is not None and (right := ranks.get(token[cut:])) is not None:
+                cuts.append((prefix_rank, right, cut))
         if len(cuts) > 1:
             cuts.sort()
-        found += [(token[:cut], token[cut:]) for _, _, cut in cuts]
-    return found
+        merges += [(token[:cut], token[cut:]) for _, _, cut in cuts]
+    return merges
 
 
 def _fix_added_ids(spec: Spec, model: dict[str, Any]) -> None:
@@ -226,19 +237,23 @@ def _fix_added_ids(spec: Spec, model: dict[str, Any]) -> None:
     """
     vocabulary = model["vocab"]
     listed = isinstance(vocabulary, list)
-    known = {piece: id for id, (piece, _) in enumerate(vocabulary)} if listed else vocabulary
-    said = {
+    known_ids = {piece: id for id, (piece, _) in enumerate(vocabulary)} if listed else vocabulary
+    stated_ids = {
         token["content"]: int(token["id"])
         for token in spec.get("added_tokens") or []
         if token["content"]
     }
-    new = {name: id for name, id in said.items() if name not in known}
-    taken = {*known.values()} & {*new.values()} if new else set()
+    new = {name: id for name, id in stated_ids.items() if name not in known_ids}
+    taken = {*known_ids.values()} & {*new.values()} if new else set()
     wrong = next(
-        (name for name, id in said.items() if known.get(name, id) != id or id in taken or id < 0),
+        (
+            name
+            for name, id in stated_ids.items()
+            if known_ids.get(name, id) != id or id in taken or id < 0
+        ),
         None,
     )
-    gaps = sorted(new.values()) != list(range(len(known), len(known) + len(new)))
+    gaps = sorted(new.values()) != list(range(len(known_ids), len(known_ids) + len(new)))
     if wrong is not None or (gaps and listed):
         name = ascii(wrong if wrong is not None else next(iter(new)))[:100]
         raise UserError(
@@ -256,14 +271,14 @@ def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
     halves = merge.split(" ")
     if len(halves) != 2:
         for cut in range(1, len(merge) - 1):
-            left, right = merge[:cut], merge[cut + 1 :]
+            prefix, right = merge[:cut], merge[cut + 1 :]
             if (
                 merge[cut] == " "
-                and left in vocabulary
+                and prefix in vocabulary
                 and right in vocabulary
-                and left + right in vocabulary
+                and prefix + right in vocabulary
             ):
-                return [left, right]
+                return [prefix, right]
     return halves
 
 
@@ -293,9 +308,9 @@ def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     if not inside:
         return None
     if kind == "BPE":
-        made = {left + right for left, right in model["merges"]}
+        merged = {prefix + right for prefix, right in model["merges"]}
         if not any(
-            len(name) == 1 or name in made or (model.get("ignore_merges") and name in vocabulary)
+            len(name) == 1 or name in merged or (model.get("ignore_merges") and name in vocabulary)
             for name in names
         ):
             return None
@@ -322,20 +337,24 @@ Place: TypeAlias = tuple[int | None, int, int]
 
 
 def between(opens: int, closes: int, doubled: bool = False) -> tuple[list[Place], list[Place]]:
-    """What stands around a text and around two: BERT's; or RoBERTa's, ``doubled`` between two and
-    all of segment 0."""
+    """Special tokens around a text and around two: BERT's; or RoBERTa's, ``doubled`` between two
+    and all of segment 0."""
     end: Place = (None, closes, 0)
-    one: list[Place] = [(None, opens, 0), (0, 0, 0), end]
-    return one, [*one, end, (1, 0, 0), end] if doubled else [*one, (1, 0, 1), (None, closes, 1)]
+    single: list[Place] = [(None, opens, 0), (0, 0, 0), end]
+    return single, [*single, end, (1, 0, 0), end] if doubled else [
+        *single,
+        (1, 0, 1),
+        (None, closes, 1),
+    ]
 
 
 def framed_by(
-    one: Sequence[Place], two: Sequence[Place], names: Sequence[str] | dict[int, str]
+    single: Sequence[Place], double: Sequence[Place], names: Sequence[str] | dict[int, str]
 ) -> Spec:
     """A post-processor that puts the same around a text and around two as these places do."""
-    known = {
+    special_tokens = {
         names[id]: {"id": names[id], "ids": [id], "tokens": [names[id]]}
-        for text, id, _ in two
+        for text, id, _ in double
         if text is None
     }
 
@@ -349,17 +368,17 @@ def framed_by(
             for (kind, n), place in zip(kinds, places, strict=True)
         ]
 
-    templates = {"single": template(one), "pair": template(two)}
-    return {"type": "TemplateProcessing", **templates, "special_tokens": known}
+    templates = {"single": template(single), "pair": template(double)}
+    return {"type": "TemplateProcessing", **templates, "special_tokens": special_tokens}
 
 
 def frame(spec: Spec, source: str, pair: bool) -> list[Place]:
-    """What the post-processor makes of a text or a pair: (which text, or None for a token of its
+    """Result of the post-processor for a text or a pair: (which text, or None for a token of its
     own, id, segment)."""
     import tokenizers
 
     words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
-    tiny = json.dumps(whole(words, post_processor=spec.get("post_processor")))
+    tiny = json.dumps(make_spec(words, post_processor=spec.get("post_processor")))
     badly = f"{source} says badly what stands around a text"
     with library_errors(lambda error: UserError(f"{badly} ({reason(error)}); restore it.")):
         encoding = tokenizers.Tokenizer.from_str(tiny).encode("a", "a" if pair else None)

@@ -12,7 +12,7 @@ from ..errors import UserError, nearest, need
 from .byte_bpe import Kind, byte_level
 from .stream import byte_alphabet, bytes_by_letter
 from .tokenizer import Tokenizer
-from .tokenizer_json import Spec, added_token, split, whole
+from .tokenizer_json import Spec, added_token, make_spec, split
 
 END = "<|endoftext|>"
 TRAINED = ("char", "byte", "bpe", "wordpiece", "unigram", "words")
@@ -105,14 +105,14 @@ def _checked(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _between(specials: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
-    """What stands between the special tokens that are written in the texts."""
+    """Texts between the special tokens that are written in the texts."""
     cut = re.compile("|".join(map(re.escape, sorted(specials, key=len, reverse=True))) or r"(?!)")
     for text in texts:
         yield from cut.split(text)
 
 
 def written_specials(text: str) -> list[str]:
-    """What looks like a special token in a text, as often as it is there: <|endoftext|>, </s>,
+    """Pieces of a text that look like a special token, as often as they occur: <|endoftext|>, </s>,
     [MASK]."""
     return LOOKS_SPECIAL.findall(text)
 
@@ -135,9 +135,9 @@ def _char(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
 
 
 def _words(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
-    counts = Counter(word for text in texts for word in text.split())
+    frequencies = Counter(word for text in texts for word in text.split())
     for name in specials:
-        counts.pop(name, None)  # written in a text it is a word that nobody knows
+        frequencies.pop(name, None)  # written in a text it is a word that nobody knows
     room = None if size is None else size - len(specials)
     if room is not None and room < 1:
         raise UserError(
@@ -145,7 +145,7 @@ def _words(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
             "give a larger size."
         )
     names = [
-        word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:room]
+        word for word, _ in sorted(frequencies.items(), key=lambda item: (-item[1], item[0]))[:room]
     ]
     return _whole([*names, *specials], specials, {"type": "WhitespaceSplit"}, None)
 
@@ -156,7 +156,7 @@ def _whole(names: list[str], specials: list[str], parted: Spec, decoder: Spec | 
     ids = {name: id for id, name in enumerate(names)}
     added = [added_token(ids[name], name) for name in specials]
     model = {"type": "WordLevel", "vocab": ids, "unk_token": "<unk>"}
-    return whole(model, added_tokens=added, pre_tokenizer=parted, decoder=decoder)
+    return make_spec(model, added_tokens=added, pre_tokenizer=parted, decoder=decoder)
 
 
 def _bytes(specials: list[str]) -> Spec:

@@ -26,18 +26,18 @@ SMALL_LABEL, LARGE_OFFSET = (1 << 31) | 0xFF, 1 << 9
 def check(spec: Spec) -> None:
     """ValueError for a damaged table of character replacements, or replacements that blow a text
     up."""
-    for part in ("normalizer", "decoder"):
+    for component in ("normalizer", "decoder"):
         growth = 1.0
-        for step in steps(spec.get(part)):
+        for step in steps(spec.get(component)):
             growth *= _growth(step)
         if growth > MOST_GROWTH:
             raise ValueError(
-                f"the replacements of its {part} make over {MOST_GROWTH} characters of one"
+                f"the replacements of its {component} make over {MOST_GROWTH} characters of one"
             )
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """How many characters a step can make of one."""
+    """Number of characters that a step can make of one."""
     if step.get("type") == "Precompiled":
         return charsmap(base64.b64decode(step["precompiled_charsmap"], validate=True))
     if step.get("type") != "Replace":
@@ -60,17 +60,17 @@ def charsmap(table: bytes) -> int:
     units, texts = np.frombuffer(table, "<u4", size // 4, 4).astype(np.int64), table[4 + size :]
     texts.decode()
     offsets = (units >> 10) << ((units & LARGE_OFFSET) >> 6)
-    seen = np.zeros(len(units), bool)
+    visited = np.zeros(len(units), bool)
     front, starts = np.zeros(1, np.int64), [0]
     while len(front):
-        seen[front] = True
+        visited[front] = True
         base = front ^ offsets[front]
         if (base | 0xFF).max() >= len(units):
             raise ValueError("its table of character replacements leads out of itself")
         starts += (units[base[(units[front] & LEAF) != 0]] & VALUE).tolist()
         children = base[:, None] ^ np.arange(1, 256)
-        found = np.unique(children[(units[children] & SMALL_LABEL) == np.arange(1, 256)])
-        front = found[~seen[found]]
+        reached = np.unique(children[(units[children] & SMALL_LABEL) == np.arange(1, 256)])
+        front = reached[~visited[reached]]
     longest = 0
     for start in set(starts):
         if start >= len(texts) + (start == 0) or (start and texts[start] & 0xC0 == 0x80):
@@ -93,13 +93,13 @@ def marking_lost(spec: Spec) -> Spec:
     vocabulary: dict[str, int] = model["vocab"]
     if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
         return spec
-    whole = not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+    unaffixed = not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
     kinds = {
         step.get("type")
-        for part in ("normalizer", "pre_tokenizer")
-        for step in steps(spec.get(part))
+        for component in ("normalizer", "pre_tokenizer")
+        for step in steps(spec.get(component))
     }
-    if whole and "ByteLevel" in kinds and vocabulary.keys() >= {*byte_alphabet().values()}:
+    if unaffixed and "ByteLevel" in kinds and vocabulary.keys() >= {*byte_alphabet().values()}:
         return spec
     ids = {
         **vocabulary,

@@ -21,7 +21,7 @@ WORDS_OF_CLIP = (
 SPECIAL = re.compile(r"<.+>|\[.+\]|madeupword\d+")  # how special tokens look
 
 
-def read(
+def read_tokenizer(
     ids: dict[str, Any],
     text: str,
     kind: str | None,
@@ -58,8 +58,8 @@ def read(
             f"{source} lacks some of the 256 single bytes; only byte-level "
             "vocabularies have this format."
         )
-    known = letters | {left + right for left, right in pairs}
-    specials = {name: id for name, id in ids.items() if name not in known}
+    merged = letters | {left + right for left, right in pairs}
+    specials = {name: id for name, id in ids.items() if name not in merged}
     strange = [name for name in specials if name not in named and not SPECIAL.fullmatch(name)]
     if strange:
         raise UserError(
@@ -67,7 +67,7 @@ def read(
             f"{strange[0]!a}; "
             f"restore both files."
         )
-    plain = {name: id for name, id in ids.items() if name in known}
+    plain = {name: id for name, id in ids.items() if name in merged}
     if kind == CLIP:
         return _clip(ids, pairs, specials)
     chosen = byte_bpe.kind_of(kind or "gpt2")

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UserError
-from .tokenizer_json import Spec, added_token, between, flag, framed_by, whole
+from .tokenizer_json import Spec, added_token, between, flag, framed_by, make_spec
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def read(text: str, lower: bool | None, config: dict[str, Any], source: str) -> Spec:
+def read_tokenizer(text: str, lower: bool | None, config: dict[str, Any], source: str) -> Spec:
     """The tokenizer of a vocab.txt, a token per line. ``lower`` None: as the config says, else as
     capitals show."""
     names = [line.removesuffix("\r") for line in text.split("\n")]
@@ -47,7 +47,7 @@ def wordpiece(names: Sequence[str], special: Sequence[str], lower: bool | None =
         "handle_chinese_chars": True,
         "strip_accents": None,
     }
-    return whole(
+    return make_spec(
         {**model, "max_input_chars_per_word": 100, "vocab": ids},
         added_tokens=[added_token(ids[name], name) for name in special],
         normalizer={**cleaned, "lowercase": lower},

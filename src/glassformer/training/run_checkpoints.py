@@ -150,7 +150,7 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     state_file = tensorfiles.open_file(path / "state.safetensors")
     names = [name for name in state_file.entries if not name.startswith(("random:", "weight:"))]
     randoms = {
-        name: state_file.read(name) for name in state_file.entries if name.startswith("random:")
+        name: state_file.load(name) for name in state_file.entries if name.startswith("random:")
     }
     weights = {
         name[7:]: (state_file, name) for name in state_file.entries if name.startswith("weight:")

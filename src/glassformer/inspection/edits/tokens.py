@@ -14,7 +14,7 @@ from ... import config
 from ...errors import UserError, need
 from ...nn.editing import Hook, Reading
 from ...nn.flow import Place
-from ...tokenizer.labels import shown
+from ...tokenizer.labels import display_texts
 from . import places
 from .base import Edit
 
@@ -136,7 +136,7 @@ class swap_token(Edit):
             )
             tokenizer = tokenizer.for_source if source else tokenizer
             ids = tokenizer.encode(token, special=True)
-            pieces = ", ".join(shown(tokenizer, ids))
+            pieces = ", ".join(display_texts(tokenizer, ids))
             need(
                 len(ids) == 1,
                 f"{token!r} is {len(ids)} tokens ({pieces}); give a text that is one, or an id.",

@@ -19,7 +19,7 @@ from ...nn.editing import ModelEdit
 from ...nn.quantized import QuantizedWeight
 from .. import export, tables
 from ..looking import Text, inputs, listing
-from ..streams import pieces, shown, word_id
+from ..streams import display_texts, pieces, word_id
 from .explanation import Explanation
 from .kinds import KINDS, Index, Line, Reader
 from .plan import Op
@@ -182,7 +182,7 @@ class Trace(Values):
         if axis not in ("T", "S") or self.tokenizer is None:
             raise UserError(f'{name} has no words along {axis}; give a number, not "{word}".')
         ids, reads = self.side(name, axis)[0].tolist(), self.reads(name, axis)
-        labels, named = shown(reads, ids), pieces(reads, ids)
+        labels, named = display_texts(reads, ids), pieces(reads, ids)
         positions = [
             at for at, label in enumerate(labels) if word in (label, label.strip("·"), named[at])
         ]
@@ -346,7 +346,7 @@ class Trace(Values):
         tokens."""
         if self.tokenizer is None or axis not in ("T", "S", "V"):
             return None
-        return shown(
+        return display_texts(
             self.reads(name, axis), [place if axis == "V" else int(self.side(name, axis)[0, place])]
         )[0]
 

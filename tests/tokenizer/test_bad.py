@@ -140,6 +140,7 @@ def test_the_good_ones_open(tmp_path: Path) -> None:
 
 
 def test_vocab_and_merges(tmp_path: Path) -> None:
+    """Errors of ``vocab_merges``."""
     model = json.loads(train_tokenizer("bpe", STORY, 300).to_json())["model"]
     merges = "\n".join(" ".join(pair) for pair in model["merges"])
     (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))

@@ -155,7 +155,11 @@ def _look(
     compare.check(text)
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--html {page} is no .html; give a name that ends in it.")
-    names = chosen or [name for name in DEFAULT if name in pretrained.local_names()] or list(DEFAULT[:1])
+    names = (
+        chosen
+        or [name for name in DEFAULT if name in pretrained.local_names()]
+        or list(DEFAULT[:1])
+    )
     opened = [(name, pretrained.find(_tokenizer_source(name))) for name in dict.fromkeys(names)]
     sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
     traces: list[list[Trace]] = []

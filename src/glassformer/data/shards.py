@@ -49,10 +49,10 @@ class _TokenizedCorpus:
         """
         # searchsorted would copy the column
         piece = bisect.bisect_right(self.marks[:, 0], token) - 1
-        inside, before = token - int(self.marks[piece, 0]), int(self.marks[piece, 1])
+        first, before = map(int, self.marks[piece])
+        inside = token - first
         if inside == 0:
             return before
-        first = int(self.marks[piece, 0])
         opens = self.starts[np.searchsorted(self.starts, first)] == first
         inside -= int(opens and document_start(self.tokenizer) is not None)
         *earlier, (text, _, _) = itertools.islice(
@@ -119,8 +119,8 @@ class Shards:
     def bytes(self) -> int:
         """UTF-8 bytes of the text, exactly; reads the corpus again when a document was split."""
         self.check()
-        first, last = self.first, self.first + len(self)
-        return self.corpus.bytes_before(last) - self.corpus.bytes_before(first)
+        end = self.first + len(self)
+        return self.corpus.bytes_before(end) - self.corpus.bytes_before(self.first)
 
     def split(self, valid: float = 0.1) -> tuple[Shards, Shards]:
         """(train, valid): the last ``valid`` share of the tokens, as nanoGPT splits.
@@ -170,9 +170,8 @@ class Shards:
     def check(self) -> None:
         """UserError where a file behind this was cut: to read it there would end the process
         (SIGBUS)."""
-        intact = all(mapped.size() >= len(mapped) for mapped in self.corpus.maps)
         need(
-            intact,
+            all(mapped.size() >= len(mapped) for mapped in self.corpus.maps),
             f"The tokenised copy of {self.name} was cut while in use; start again, it is "
             "made anew.",
         )

@@ -200,7 +200,7 @@ def generate(
     edits: Sequence[ModelEdit | str] = (),
     reader: Reader | None = None,
 ) -> Generation:
-    """Continuations of each prompt, token by token; by default drawn from its own
+    """Continuations of each prompt, token by token; by default drawn from the model's own
     distribution.
 
     ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the
@@ -269,10 +269,8 @@ def check_settings(
     """UserError for settings of ``generate`` that mean nothing, whatever the model."""
     need(max_new is None or max_new >= 1, f"max_new is {max_new}; give 1 or more.")
     need(samples >= 1, f"samples is {samples}; give 1 or more.")
-    message = (
-        f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one."
-    )
-    need(samples == 1 or not sampling.greedy, message)
+    hint = f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one."
+    need(samples == 1 or not sampling.greedy, hint)
     need("" not in stops, "A stop string is empty; give at least one character.")
 
 
@@ -293,14 +291,10 @@ def _steps(
     logits = session.prefill([row.window(limits) for row in rows][::samples], sources, samples)
     longest = max(limits.room(row) for row in rows)
     uniform = None if sampling.greedy else _uniform(rows, seed, longest).to(logits.device)
-    token_mask = None if sampling.repetition_penalty == 1 else _token_mask(rows, logits)
+    mask = None if sampling.repetition_penalty == 1 else _token_mask(rows, logits)
     for index in range(longest):
         tokens, logprobs = _choose(
-            logits,
-            uniform[:, index] if uniform is not None else None,
-            token_mask,
-            sampling,
-            vocab_size,
+            logits, uniform[:, index] if uniform is not None else None, mask, sampling, vocab_size
         )
         if any(math.isnan(logprob) for _, logprob in logprobs):
             must_be_finite(model, logits)
@@ -311,14 +305,14 @@ def _steps(
         stay = _closing_ranks([row.finish is None for row in rows])
         if not stay:
             return
-        if token_mask is not None:
-            token_mask.scatter_(1, tokens[:, None], True)
+        if mask is not None:
+            mask.scatter_(1, tokens[:, None], True)
         if len(stay) < len(rows):
             rows, keep = [rows[place] for place in stay], torch.tensor(stay, device=tokens.device)
             session.select(stay)
             tokens = tokens[keep]
             uniform = uniform[keep] if uniform is not None else None
-            token_mask = token_mask[keep] if token_mask is not None else None
+            mask = mask[keep] if mask is not None else None
         # not before: the first token is waited for
         if index == 0 and longest * len(rows) >= PREPACK_AFTER:
             session.prepack(steps=longest - 1)
@@ -339,21 +333,18 @@ def _closing_ranks(alive: Sequence[bool]) -> list[int]:
 def _choose(
     logits: Tensor,
     uniform: Tensor | None,
-    token_mask: Tensor | None,
+    mask: Tensor | None,
     sampling: Sampling,
     vocab_size: int | None,
 ) -> tuple[Tensor, list[tuple[float, float]]]:
     """Each row's next token (B,), and on the host, in one transfer, each with its log-probability.
 
-    Only the first ``vocab_size`` ids are drawn: a vocabulary rounded up has rows that no tokenizer can
-    write.
+    Only the first ``vocab_size`` ids are drawn: a vocabulary rounded up has rows that no tokenizer
+    can write.
     """
-    tokens = choose(
-        logits[:, :vocab_size],
-        uniform,
-        token_mask[:, :vocab_size] if token_mask is not None else None,
-        sampling,
-    )
+    if mask is not None:
+        mask = mask[:, :vocab_size]
+    tokens = choose(logits[:, :vocab_size], uniform, mask, sampling)
     logprobs = log_probability(logits, tokens)
     # ids are whole in fp32 up to 16 million
     return tokens, torch.stack((tokens.float(), logprobs), 1).tolist()

@@ -64,15 +64,15 @@ class Sampling:
 
 
 def choose(
-    logits: Tensor, uniform: Tensor | None, token_mask: Tensor | None, sampling: Sampling
+    logits: Tensor, uniform: Tensor | None, mask: Tensor | None, sampling: Sampling
 ) -> Tensor:
     """The next token of each row, (B,).
 
-    ``uniform`` (B,) in [0, 1) is each row's random number (unused when greedy); ``token_mask`` (B, V) marks the
-    tokens that are already in the row (needed for the repetition penalty alone).
+    ``uniform`` (B,) in [0, 1) is each row's random number (unused when greedy); ``mask`` (B, V)
+    marks the tokens that are already in the row (needed for the repetition penalty alone).
     """
-    if token_mask is not None:
-        logits = penalise(logits, token_mask, sampling.repetition_penalty)
+    if mask is not None:
+        logits = penalise(logits, mask, sampling.repetition_penalty)
     if sampling.greedy or uniform is None:
         return logits.argmax(-1)
     return draw(cut(logits / sampling.temperature, sampling), uniform)
@@ -90,12 +90,10 @@ def cut(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits
 
 
-def penalise(logits: Tensor, token_mask: Tensor, penalty: float) -> Tensor:
+def penalise(logits: Tensor, mask: Tensor, penalty: float) -> Tensor:
     """Seen tokens less likely: logits above 0 divided by the penalty, others multiplied (Keskar et
     al. 2019)."""
-    return torch.where(
-        token_mask, torch.where(logits < 0, logits * penalty, logits / penalty), logits
-    )
+    return torch.where(mask, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
@@ -110,10 +108,8 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     chance, vocab = logits.softmax(-1), logits.shape[-1]
     # All tokens below (1 - p) / V together weigh less than 1 - p: none is in the nucleus, so none
     # needs sorting. An accelerator sorts them sooner than it could tell us how many they are.
-    candidates = (
-        int((chance * vocab >= 1 - p).sum(-1).max()) if logits.device.type == "cpu" else vocab
-    )
-    likeliest = chance.topk(candidates).values
+    most = int((chance * vocab >= 1 - p).sum(-1).max()) if logits.device.type == "cpu" else vocab
+    likeliest = chance.topk(most).values
     count = (likeliest.cumsum(-1) - likeliest < p).sum(-1, keepdim=True)
     return logits.masked_fill(~greatest(chance, likeliest.gather(-1, count - 1), count), -math.inf)
 
@@ -165,10 +161,8 @@ def likeliest(logits: Tensor, vocab_size: int | None, count: int) -> list[list[t
     log-probability of each."""
     best = logits.float().log_softmax(-1)[:, :vocab_size]
     count = min(count, best.shape[-1])
-    is_best = greatest(
-        best, best.topk(count).values[:, -1:], torch.tensor(count, device=best.device)
-    )
-    ids = is_best.nonzero()[:, 1].view(len(best), count)
+    top = greatest(best, best.topk(count).values[:, -1:], torch.tensor(count, device=best.device))
+    ids = top.nonzero()[:, 1].view(len(best), count)
     values, order = best.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
     ids = ids.gather(-1, order)
     pairs = zip(ids.tolist(), values.tolist(), strict=True)

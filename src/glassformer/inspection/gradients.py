@@ -149,7 +149,9 @@ class Saliency(Shown):
                 bar = ("+" if share.integrated > 0 else "-") * round(
                     20 * abs(share.integrated) / most
                 )
-                rows.append((f"{name} {share.position}".strip(), share.piece.display, *numbers, bar))
+                rows.append(
+                    (f"{name} {share.position}".strip(), share.piece.display, *numbers, bar)
+                )
         heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
         return tables.lines(rows, heading, left_columns=(0, 1, 5))
 

@@ -199,7 +199,9 @@ class Lens(Shown):
         side as fit."""
         width = width or shutil.get_terminal_size((100, 24)).columns
         likely = zip(self.top_pieces, self.probability, strict=True)
-        cells = [[f"{w[0].display} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in likely]
+        cells = [
+            [f"{w[0].display} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in likely
+        ]
         heads = [
             f"{number}:{piece.display}"
             for number, piece in zip(self.positions, self.pieces, strict=True)

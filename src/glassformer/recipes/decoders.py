@@ -358,8 +358,8 @@ NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 
 def table(layer_names: Mapping[str, str], *more: Rule, last_norm: str = "model.norm") -> Table:
-    """The table of a decoder: ``parts`` of our blocks and of their layers, each a weight and
-    perhaps a bias."""
+    """The table of a decoder: ``layer_names`` maps the names in our blocks to the file's, each a
+    weight and perhaps a bias."""
     layers = {
         f"{THEIRS}.{file_name}": f"{OURS}.{param_name}"
         for param_name, file_name in layer_names.items()

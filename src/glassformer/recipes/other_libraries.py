@@ -34,7 +34,7 @@ SETTINGS = ("model_args", "model_config", "model", "cfg", "config")
 
 @dataclass(frozen=True)
 class Peer:
-    """A library's files: ``describe`` makes settings of the shapes and of what is said, ``read`` a
+    """A library's files: ``describe`` makes settings of the shapes and of what is said, ``parse`` a
     config of them.
 
     ``weights`` is the table of names, ``prepare`` changes tensors where it cannot say it,

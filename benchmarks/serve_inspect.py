@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from glassformer.asgi.replies import to_json
 from glassformer.engine import Handle, Request
 from glassformer.generation.sample import Sampling
 from glassformer.page.models import shipped
 from glassformer.serve.inspecting import Inspector, with_inspection
-from glassformer.serve.logprobs import as_json
 from glassformer.serve.registry import EngineLimits, ServedModel, open_models
 from glassformer.serve.schemas import CompletionRequest
 
@@ -37,9 +37,10 @@ def processor(thread: int) -> float:
 
 def tell(served: ServedModel, asked: CompletionRequest, handle: Handle, sent: list[int]) -> None:
     """Every part of what is seen, as a stream sends it."""
-    inspector = Inspector(served, asked, handle, 0)
+    inspector = Inspector(served, asked, handle)
     for event in handle:
-        sent.append(len(as_json(inspector.push([event]).drain())) if asked.inspect else 0)
+        inspector.push(event)
+        sent.append(len(to_json(inspector.drain())) if asked.inspect else 0)
 
 
 def turn(
@@ -79,7 +80,7 @@ def main() -> None:
     given.add_argument("--repeats", type=int, default=15)
     given.add_argument("--wish", nargs="+", default=["*.2.attn.pattern", "*.2.resid", "top_tokens"])
     args = given.parse_args()
-    (served,) = open_models([args.model], EngineLimits()).models.values()
+    (served,) = open_models([args.model], EngineLimits()).entries.values()
     served.engine.lookup = False  # guesses that turn out right would count as speed
     for side in (None, args.wish):
         turn(served, args.crowd, 8, side)

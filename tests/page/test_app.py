@@ -389,7 +389,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 def test_mistakes_are_sentences(
     gpt: TestClient, path: str, asked: dict[str, Any], said: str
 ) -> None:
-    """Errors of a request become 4xx responses (user_error_response in page/replies)."""
+    """Errors of a request become 4xx responses (handle_error in asgi/replies)."""
     answer = gpt.post(path, json=asked)
     assert answer.status_code in (400, 404) and said in answer.json()["error"], answer.text
     assert answer.json()["error"].endswith((".", "?"))

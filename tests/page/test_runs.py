@@ -13,8 +13,8 @@ pytest.importorskip("starlette", reason="the page needs its extra: pip install -
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
-from glassformer.page.models import Models, NotFound
-from glassformer.page.replies import ClientDisconnected
+from glassformer.asgi.replies import ClientDisconnected, HttpError
+from glassformer.page.models import Models
 from glassformer.page.runs import Runs
 from glassformer.page.wire import thumbnails, values
 
@@ -61,7 +61,7 @@ def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
     assert runs[first].bytes > 1, "one stays, however large"
     second = runs.make({"model": "llama", "text": "the dog"})["run"]
     assert len(runs) == 1 and runs[second].id == second
-    with pytest.raises(NotFound, match="no run"):
+    with pytest.raises(HttpError, match="no run"):
         runs[first]
     again = runs.make({"model": "llama", "text": "the cat"})
     assert again["run"] == first and "found" not in again

@@ -114,7 +114,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _extra() -> None:
     """Tests of the server skip where its extra is missing."""
-    for name in ("fastapi", "uvicorn", "prometheus_client", "llguidance"):
+    for name in ("starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance"):
         pytest.importorskip(name, reason="the server needs its extra: pip install -e '.[serve]'")
 
 

@@ -7,9 +7,8 @@ import socket
 import time
 from typing import Any
 
-from glassformer.asgi import listening
+from glassformer.asgi import limits, listening
 from glassformer.engine import continuation
-from glassformer.serve import limits
 
 limits.HEADERS_SECONDS = 1.0
 limits.BODY_SECONDS = 1.0

@@ -12,8 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from glassformer.serve import app, generating, registry
-from glassformer.serve.following import RequestTracker
 from glassformer.serve.metrics import Metrics
+from glassformer.serve.tracking import RequestTracker
 
 ERRORS = [
     KeyError("k"),
@@ -124,13 +124,13 @@ def test_the_middle_of_a_stream(
 ) -> None:
     """Before the first piece it is a 500, afterwards an event; the stream ends as every stream
     does."""
-    push, pieces = generating.Choices.push, list[object]()
+    push, pieces = generating.Choice.push, list[object]()
 
     def pushed(*arguments: Any) -> Any:
         pieces.append(1)
         return (push if len(pieces) <= after else failing(error))(*arguments)
 
-    monkeypatch.setattr(generating.Choices, "push", pushed)
+    monkeypatch.setattr(generating.Choice, "push", pushed)
     answer = client.post(path, json={**COMPUTED[path], "stream": True, "ignore_eos": True})
     if not after:
         check(answer, error, capsys.readouterr().err)

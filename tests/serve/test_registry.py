@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.serve.errors import ApiError
-from glassformer.serve.limits import LONGEST_NAME
+from glassformer.asgi.limits import LONGEST_NAME
+from glassformer.asgi.replies import HttpError
 from glassformer.serve.registry import Registry, model_id
 
 
@@ -29,8 +29,9 @@ def test_a_model_is_called_after_its_folder_its_file_or_its_name(tmp_path: Path)
 
 def test_a_name_that_is_not_there_is_said_with_those_that_are() -> None:
     registry = Registry([])
-    registry.models.update(one=1, two=2)  # type: ignore[arg-type]
+    registry.entries.update(one=1, two=2)  # type: ignore[arg-type]
     assert registry["two"] == 2 and registry[None] == 1
-    with pytest.raises(ApiError, match="404") as found:
+    with pytest.raises(HttpError) as found:
         registry["th\nree"]
-    assert "one, two" in found.value.message and "\n" not in found.value.message
+    message = str(found.value)
+    assert found.value.status == 404 and "one, two" in message and "\n" not in message

@@ -10,15 +10,13 @@ from __future__ import annotations
 import base64
 import ipaddress
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
-from urllib.parse import parse_qs
+from collections.abc import Sequence
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = dict[str, str]
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .replies import HttpError, error_response
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "glassformer"
@@ -64,119 +62,99 @@ def host_name(host: str) -> str:
     return name if colon and port.isdigit() else host.strip().lower()
 
 
-class Guard:
-    """Passes requests to ``app`` or answers 403; adds SECURITY_HEADERS to responses.
+def matching_key(candidate: str, keys: Sequence[str]) -> int | None:
+    """Number of the key that equals ``candidate``, compared in constant time."""
+    coded = candidate.encode()
+    matches = [secrets.compare_digest(coded, key.encode()) for key in keys]
+    return matches.index(True) if any(matches) else None
 
-    ``hosts`` are the allowed Host names, None any (then a ``token`` is required, from the link and
-    later from a cookie).
+
+class Guard:
+    """Passes requests to ``app`` or answers 401, 403, 405 and 415; adds SECURITY_HEADERS.
+
+    ``hosts`` are the allowed Host names, None any; ``addresses`` allows any IP address beside them.
+    With a ``token`` it is required, from the link and later from a cookie. With ``passwords`` one
+    of them is required as HTTP Basic password, which the browser asks its user for. ``hint`` says
+    what to do about a wrong Host.
     """
 
-    hint = "; open the link that `glassformer page` printed"  # what to do about a refusal
-
-    def __init__(self, app: App, hosts: frozenset[str] | None, token: str | None = None) -> None:
-        assert hosts is not None or token is not None
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: frozenset[str] | None,
+        token: str | None = None,
+        *,
+        addresses: bool = False,
+        passwords: Sequence[str] | None = None,
+        hint: str = "open the link that `glassformer page` printed",
+    ) -> None:
         self.app, self.hosts, self.token = app, hosts, token
+        self.addresses, self.passwords, self.hint = addresses, passwords, hint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers: Headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in scope["headers"]
-        }
-        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-        authorized = self.token is None or self._is_authorized(headers, query)
-        status, refusal = self._refusal(scope["method"], headers, authorized)
-        cookie = authorized and self.token is not None and "token" in query
+        request, app = HTTPConnection(scope), self.app
+        try:
+            self._check(scope["method"], request)
+        except HttpError as error:
+            app = error_response(error, scope)
+        is_let_in = app is self.app
+        is_link = is_let_in and self.token is not None and "token" in request.query_params
 
-        async def sending(message: MutableMapping[str, Any]) -> None:
+        async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                present = {name.lower() for name, _ in message["headers"]}
-                added = [
-                    (name.encode(), value.encode())
-                    for name, value in SECURITY_HEADERS.items()
-                    if name.encode() not in present
-                ]
-                if cookie:
-                    cookie_header = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
-                    added.append((b"set-cookie", cookie_header.encode()))
-                message["headers"] = [*message["headers"], *added]
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+                if is_link:
+                    cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+                    headers.append("set-cookie", cookie)
             await send(message)
 
-        if refusal is None:
-            await self.app(scope, receive, sending)
-            return
-        await self.refusal_app(status, refusal)(scope, receive, sending)
+        await app(scope, receive, send_secured)
 
-    def refusal_app(self, status: int, sentence: str) -> App:
-        """Application that answers a rejected request."""
-        from starlette.responses import JSONResponse
-
-        return JSONResponse({"error": sentence}, status)
-
-    def is_allowed_host(self, name: str) -> bool:
-        return self.hosts is None or name in self.hosts
-
-    def _is_authorized(self, headers: Headers, query: dict[str, list[str]]) -> bool:
-        assert self.token is not None
-        tokens = [*query.get("token", ())]
-        for item in headers.get("cookie", "").split(";"):
-            name, _, value = item.strip().partition("=")
-            tokens += [value] if name == COOKIE else []
-        return any(secrets.compare_digest(token.encode(), self.token.encode()) for token in tokens)
-
-    def _refusal(self, method: str, headers: Headers, authorized: bool) -> tuple[int, str | None]:
+    def _check(self, method: str, request: HTTPConnection) -> None:
+        """Raises HttpError for a request that may not be answered."""
+        headers = request.headers
+        if self.passwords is not None and not _has_password(headers, self.passwords):
+            realm = 'Basic realm="API key as password, any user name", charset="UTF-8"'
+            message = "This server needs an API key; give it as the password, with any user name."
+            raise HttpError(401, message, headers={"www-authenticate": realm})
         host = headers.get("host", "")
-        if not self.is_allowed_host(host_name(host)):
-            return 403, f'This server is not called "{host[:80]}"{self.hint}.'
-        if not authorized:
-            return 403, (
+        name = host_name(host)
+        is_address_allowed = self.addresses and is_address(name)
+        if self.hosts is not None and name not in self.hosts and not is_address_allowed:
+            raise HttpError(403, f'This server is not called "{host[:80]}"; {self.hint}.')
+        tokens = (request.query_params.get("token", ""), request.cookies.get(COOKIE, ""))
+        if self.token is not None and all(
+            matching_key(token, [self.token]) is None for token in tokens
+        ):
+            message = (
                 "The link's token is missing; open the whole link that `glassformer page` printed."
             )
+            raise HttpError(403, message)
         if headers.get("sec-fetch-site", "none") == "cross-site":
-            return 403, "Another site asked for this; open the page itself."
+            raise HttpError(403, "Another site asked for this; open the page itself.")
         if method in ("GET", "HEAD"):
-            return 200, None
+            return
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.strip().lower():
-            return 403, (
-                f'A page of "{origin[:80]}" asked for this, and only this server\'s own may.'
-            )
+            message = f'A page of "{origin[:80]}" asked for this, and only this server\'s own may.'
+            raise HttpError(403, message)
         if method != "POST":
-            return 405, f"{method[:10]} is not understood here; GET and POST are."
+            raise HttpError(405, f"{method[:10]} is not understood here; GET and POST are.")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            return 415, "What is posted here is JSON; send it as application/json."
-        return 200, None
+            message = "Bodies are JSON here; send them as application/json."
+            raise HttpError(415, message)
 
 
-class PasswordGuard:
-    """Requires one of ``keys`` as HTTP Basic password; the browser asks its user for it."""
-
-    def __init__(self, app: App, keys: Sequence[str]) -> None:
-        self.app, self.keys = app, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_authorized(
-            dict(scope["headers"]).get(b"authorization", b"")
-        ):
-            await self.app(scope, receive, send)
-            return
-        from starlette.responses import PlainTextResponse
-
-        headers = {
-            "www-authenticate": 'Basic realm="API key as password, any user name", charset="UTF-8"',
-            **SECURITY_HEADERS,
-        }
-        message = "This server needs an API key; give it as the password, with any user name."
-        await PlainTextResponse(message, 401, headers)(scope, receive, send)
-
-    def _is_authorized(self, header: bytes) -> bool:
-        kind, _, coded = header.partition(b" ")
-        try:
-            password = base64.b64decode(coded.strip(), validate=True).partition(b":")[2]
-        except ValueError:
-            return False
-        matches = [secrets.compare_digest(password, key.encode()) for key in self.keys]
-        return kind.lower() == b"basic" and any(matches)
+def _has_password(headers: Headers, passwords: Sequence[str]) -> bool:
+    kind, _, coded = headers.get("authorization", "").partition(" ")
+    try:
+        password = base64.b64decode(coded.strip(), validate=True).partition(b":")[2].decode()
+    except ValueError:
+        return False
+    return kind.lower() == "basic" and matching_key(password, passwords) is not None

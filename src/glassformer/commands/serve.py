@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .. import __version__
 from ..errors import UserError, install_extra, need, note
@@ -21,7 +21,7 @@ EXAMPLES = (
     "glassformer serve out/mine gpt2 --host 0.0.0.0 --api-key-file keys.txt",
 )
 PORT = 8000
-EXTRA = f"The server needs FastAPI and others: {install_extra('serve')}"
+EXTRA = f"The server needs Starlette, pydantic and others: {install_extra('serve')}"
 
 
 def run(
@@ -68,9 +68,9 @@ def run(
     need(0 <= port < 65_536, f"--port is {port}; give a number from 0 to 65535.")
     need(memory is None or memory > 0, f"--memory is {memory}; give GiB above 0.")
     try:
-        import fastapi  # noqa: F401
         import llguidance  # noqa: F401
         import prometheus_client  # noqa: F401
+        import pydantic  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
         raise UserError(EXTRA) from None
@@ -111,11 +111,11 @@ def run(
     )
     address = f"[{host}]" if ":" in host else host
     print(f"http://{address}:{bound.getsockname()[1]}/v1", flush=True)
-    for id, served in registry.models.items():
+    for id, served in registry.entries.items():
         note(f"{id}: {served.engine.room}")
     if page:
         note(f"The page is at {_page_url(registry, keys)}")
-    note(f"Serving {', '.join(registry.models)}; Ctrl-C or SIGTERM ends it.")
+    note(f"Serving {', '.join(registry.entries)}; Ctrl-C or SIGTERM ends it.")
     server.run(registry, __version__, bound, host, keys, drain, allow_host, proxy)
 
 
@@ -127,23 +127,10 @@ def _page_url(models: Registry, keys: Sequence[str] | None) -> str:
     import uvicorn
 
     from ..asgi import listening, security
-    from ..page.app import Page, application
-    from ..page.events import Trainings
-    from ..page.models import InMemoryEntry, Models
+    from ..page.app import Page, starlette_app
 
-    served = models.models.items()
-    served_models = Models.of(
-        [
-            InMemoryEntry(id.replace("/", "-"), model.checkpoint, model.model, model.tokenizer)
-            for id, model in served
-        ]
-    )
     bound = listening.listening_socket(security.LOOPBACK[0], 0, PORT)
-    app: Any = application(
-        Page(served_models, Trainings(None, served_models)), frozenset(security.LOOPBACK)
-    )
-    if keys is not None:
-        app = security.PasswordGuard(app, keys)
+    app = security.Guard(starlette_app(Page(models)), frozenset(security.LOOPBACK), passwords=keys)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
     )

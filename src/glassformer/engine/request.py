@@ -40,6 +40,8 @@ Encoded: TypeAlias = Literal["vector", "labels", "tags", "logits", "hidden"]
 class QueueFull(UserError):
     """As many requests are waiting as the engine's ``max_queue`` allows; try again later."""
 
+    http_status = 429, "queue_full"
+
 
 class RequestTooLarge(UserError):
     """A request, or several that belong together, that would never fit in the engine's
@@ -48,6 +50,8 @@ class RequestTooLarge(UserError):
 
 class EngineClosed(UserError):
     """The engine was closed; it takes no more requests."""
+
+    http_status = 503, "engine_closed"
 
 
 SEARCHED = (

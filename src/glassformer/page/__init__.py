@@ -2,7 +2,6 @@
 running trainings.
 
 app        routes
-replies    work in threads, how an answer or a mistake is sent
 models     the models that are offered, loaded when first asked for
 runs       traces that are kept, the latest
 measures   a model's heads, one word in two contexts
@@ -12,5 +11,5 @@ events     training folders, read as they grow
 records    samples and expert loads that a training wrote
 live       a trace as a widget in a notebook (extra ``live``), answered by the kernel
 
-Who may ask is in asgi/security.
+Errors, streams and access control are those of the API: asgi.
 """

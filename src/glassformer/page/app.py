@@ -1,10 +1,11 @@
-"""Routes of the page and their error responses; computations run in threads."""
+"""Routes of the page: each is a function of the request's fields, run in a thread that ends when the
+browser disconnects."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -12,36 +13,34 @@ from typing import Any
 
 from anyio import to_thread
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..asgi.security import Guard
-from ..errors import UserError, need
-from . import measures, wire
-from .events import Trainings
-from .models import CancelCheck, Models, NotFound
-from .replies import (
-    ClientDisconnected,
+from .. import files
+from ..asgi.replies import (
+    CancelCheck,
+    EventStream,
     check_connected,
-    disconnect_response,
-    etag_response,
-    event_response,
+    format_event,
+    handle_error,
     json_response,
-    parse_token,
-    query_int,
+    not_found,
     read_body,
     run_in_thread,
-    server_error_response,
-    stream_events,
-    unknown_route_response,
-    user_error_response,
 )
-from .runs import Run, Runs
-from .words import Tokenizers, beams, generate
+from ..asgi.security import Guard
+from ..errors import UserError, need
+from . import measures, wire, words
+from .events import Trainings
+from .models import Models
+from .runs import Run, Runs, int_field, is_ids
 
 EXAMPLE = "example.trace"  # benchmarks/example.py
 IMMUTABLE = "private, max-age=31536000, immutable"
+Fields = dict[str, Any]
+"""The body of a POST, else the query."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -62,305 +61,199 @@ MISSING_BUILD = (
 )
 
 
+def content_response(content: bytes, kind: str, cache: str = "no-cache") -> Response:
+    """Response with the ETag of its content."""
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return Response(content, 200, {"etag": tag, "cache-control": cache, "content-type": kind})
+
+
+async def read_fields(request: Request) -> Fields:
+    """JSON object of a POST's body, else the query. Raises UserError for a body that is none."""
+    if request.method != "POST":
+        return dict(request.query_params)
+    text = (await read_body(request)).decode("utf-8", "replace")
+    return files.json_object(text, "The request", "send an object")
+
+
+def endpoint(task: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:
+    """Starlette endpoint of ``task(fields, check, **path_params)``; what is no Response is answered
+    as JSON."""
+
+    async def answer(request: Request) -> Response:
+        fields = await read_fields(request)
+
+        def run(check: CancelCheck) -> Response:
+            result = task(fields, check, **request.path_params)
+            return result if isinstance(result, Response) else json_response(result)
+
+        response = await run_in_thread(request, run)
+        tag = response.headers.get("etag")
+        if tag is not None and request.headers.get("if-none-match") == tag:
+            headers = {name: response.headers[name] for name in ("etag", "cache-control")}
+            return Response(None, 304, headers)
+        return response
+
+    return answer
+
+
+async def stream_steps(
+    first: Any, steps: Iterator[Any], gone: threading.Event
+) -> AsyncGenerator[bytes]:
+    """Server-sent events of a generator's (name, data), computed in threads until the reader
+    disconnects."""
+    step = first
+    try:
+        while step is not None:
+            name, data = step
+            yield format_event(data, None if name == "token" else name)
+            step = await to_thread.run_sync(next, steps, None)
+    finally:
+        gone.set()
+
+
 class Page:
     """Endpoints of the page, with its models, runs, tokenizers, trainings and static files."""
 
     def __init__(
         self, models: Models, trainings: Trainings | None = None, static: Path | None = None
     ) -> None:
-        self.models, self.runs, self.tokenizers = models, Runs(models), Tokenizers(models)
+        self.models, self.runs, self.tokenizers = models, Runs(models), words.Tokenizers(models)
         self.trainings = trainings or Trainings(None, models)
         folder = static or Path(str(resources.files("glassformer"))) / "static"
-        files = (
-            [path for path in folder.iterdir() if path.suffix in TYPES] if folder.is_dir() else []
-        )
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
         # a name that is not here is never opened
-        self.static = {path.name: path for path in sorted(files)}
+        self.static = {path.name: path for path in paths if path.suffix in TYPES}
         self.example_loaded = threading.Event()  # a browser has what it needs to show the example
 
-    # ------------------------------------------------------------------------------ the page
-
-    async def index(self, request: Request) -> Response:
-        """The page itself."""
-        if "index.html" not in self.static:
-            return Response(MISSING_BUILD, 200, media_type=TYPES[".html"])
-        return self._file("index.html", request)
-
-    async def file(self, request: Request) -> Response:
+    def file(self, fields: Fields, check: CancelCheck, name: str = "index.html") -> Response:
         """Static file of the build, by name."""
-        name = request.path_params["name"]
+        if name == "index.html" and name not in self.static:
+            return Response(MISSING_BUILD, 200, media_type=TYPES[".html"])
         if name not in self.static:
-            raise NotFound(f'There is nothing called "{name[:80]}" here.')
+            raise not_found(f'There is nothing called "{name[:80]}" here.')
         if name == EXAMPLE:
             self.example_loaded.set()
-        return self._file(name, request)
-
-    def _file(self, name: str, request: Request) -> Response:
         path = self.static[name]
-        data = path.read_bytes()
-        return etag_response(request, data, TYPES[path.suffix], "no-cache")
-
-    # -------------------------------------------------------------------------------- models
-
-    async def list_models(self, request: Request) -> Response:
-        """GET api/models"""
-        return json_response(await to_thread.run_sync(self.models.cards))
-
-    async def create_run(self, request: Request) -> Response:
-        """POST api/runs"""
-        payload = await read_body(request)
-        return json_response(await run_in_thread(request, partial(self.runs.make, payload)))
-
-    async def heads(self, request: Request) -> Response:
-        """GET api/heads/{model}"""
-        name = request.path_params["name"]
-        return json_response(
-            await run_in_thread(request, lambda check: measures.heads(self.models, name, check))
-        )
-
-    async def contexts(self, request: Request) -> Response:
-        """POST api/contexts"""
-        payload = await read_body(request)
-        return json_response(
-            await run_in_thread(
-                request, lambda check: measures.contexts(self.models, payload, check)
-            )
-        )
-
-    async def get_run(self, request: Request) -> Response:
-        """GET api/runs/{run}: the response of its creation."""
-        return json_response(self._run(request).answer)
-
-    async def check(self, request: Request) -> Response:
-        """GET api/runs/{run}/check"""
-        return json_response(await run_in_thread(request, self._run(request).measure_error))
+        return content_response(path.read_bytes(), TYPES[path.suffix])
 
     # ---------------------------------------------------------------------------- parts of runs
 
-    async def values(self, request: Request) -> Response:
-        """GET api/runs/{run}/t"""
-        return await self._tensors(request, wire.values)
-
-    async def thumbs(self, request: Request) -> Response:
-        """GET api/runs/{run}/thumbs"""
-        return await self._tensors(request, wire.thumbnails)
-
-    async def logits(self, request: Request) -> Response:
-        """GET api/runs/{run}/logits"""
-        return await self._tensors(request, wire.logits)
-
-    async def _tensors(
-        self, request: Request, make: Callable[[Run, Any, CancelCheck], bytes]
+    def tensors(
+        self,
+        make: Callable[[Run, Any, CancelCheck], bytes],
+        fields: Fields,
+        check: CancelCheck,
+        run: str,
     ) -> Response:
-        run = self._run(request)
-        tag = f'"{hashlib.sha256(f"{run.id} {request.url.path} {request.url.query}".encode()).hexdigest()[:32]}"'
-        headers = {"etag": tag, "cache-control": IMMUTABLE}
-        if request.headers.get("if-none-match") == tag:
-            return Response(None, 304, headers)
-        query = dict(request.query_params)
-        data = await run_in_thread(request, lambda check: make(run, query, check))
-        return Response(data, 200, headers, "application/x-safetensors")
+        """Safetensors of a run; equal addresses have equal contents for good."""
+        data = make(self.runs[run], fields, check)
+        return content_response(data, "application/x-safetensors", IMMUTABLE)
 
-    async def cell(self, request: Request) -> Response:
-        """GET api/runs/{run}/cell"""
+    def cell(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+        """Explanation of the number at an address."""
         from ..inspection import answers
 
-        trace_run, address = self._run(request), request.query_params.get("address", "")
-        need(
-            0 < len(address) <= 500, 'There is no address; give one, such as address="logits[0,0]".'
-        )
-        terms = query_int(request, "terms", 64, 0, 20_000)
+        traced, address = self.runs[run], wire.address_of(fields)
+        terms = int_field(fields, "terms", 64, 0, 20_000)
+        with traced.loaded.acquire(check):
+            return answers.cell(traced.trace, address, terms)
 
-        def explain_cell(check: CancelCheck) -> dict[str, Any]:
-            with trace_run.loaded.acquire(check):
-                return answers.cell(trace_run.trace, address, terms)
+    def lens(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+        """Logit lens at ``positions``, with the ``top`` tokens and those to ``track``."""
+        from ..inspection.lens import logit_lens
 
-        return json_response(await run_in_thread(request, explain_cell))
-
-    async def lens(self, request: Request) -> Response:
-        """POST api/runs/{run}/lens"""
-        from ..inspection import lens as lenses
-
-        run, payload = self._run(request), await read_body(request)
-        positions, track, top = (
-            payload.get("positions"),
-            payload.get("track") or [],
-            payload.get("top", 5),
+        traced, positions, track = (
+            self.runs[run],
+            fields.get("positions"),
+            fields.get("track") or [],
         )
-        need(
-            positions is None or (isinstance(positions, list) and 0 < len(positions) <= 16),
-            "positions: 1 to 16.",
-        )
-        need(
-            all(type(position) is int for position in positions or []),
-            "positions are whole numbers.",
-        )
+        need(positions is None or is_ids(positions, 16), "positions are 1 to 16 whole numbers.")
         valid = (
             isinstance(track, list)
             and len(track) <= 16
             and all(isinstance(token, int | str) for token in track)
         )
         need(valid, "track is a list of tokens, 16 at most.")
-        need(type(top) is int and 1 <= top <= 100, "top is from 1 to 100.")
+        options = {
+            "positions": positions,
+            "track": track,
+            "top": int_field(fields, "top", 5, 1, 100),
+        }
+        return self._read_again(logit_lens, traced, check, options)
 
-        def run_lens(check: CancelCheck) -> dict[str, Any]:
-            with run.loaded.acquire(check):
-                trace = run.trace
-                options: Any = {**run.read_args, "positions": positions, "track": track, "top": top}
-                return lenses.logit_lens(
-                    trace.model, trace.tokenizer, run.text, **options
-                ).to_dict()
-
-        return json_response(await run_in_thread(request, run_lens))
-
-    async def attribution(self, request: Request) -> Response:
-        """GET api/runs/{run}/attribution"""
+    def attribution(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+        """Direct contribution of each part of the model to a logit."""
         from ..inspection.attribution import attribute
 
-        run, query = self._run(request), request.query_params
-        length = run.trace.tokens.shape[1]
-        position = (
-            query_int(request, "position", length - 1, -length, length - 1)
-            if "position" in query
-            else None
-        )
-        token, against = (parse_token(query.get(name)) for name in ("token", "against"))
+        traced = self.runs[run]
+        length = traced.trace.tokens.shape[1]
+        options: dict[str, Any] = {
+            "position": int_field(fields, "position", None, -length, length - 1)
+        }
+        for name in ("token", "against"):
+            text = fields.get(name) or ""
+            is_id = text.isascii() and text.isdigit() and len(text) < 10
+            options[name] = int(text) if is_id else text or None
+        return self._read_again(attribute, traced, check, options)
 
-        def run_attribution(check: CancelCheck) -> dict[str, Any]:
-            with run.loaded.acquire(check):
-                trace = run.trace
-                options: Any = {
-                    **run.read_args,
-                    "token": token,
-                    "against": against,
-                    "position": position,
-                }
-                return attribute(trace.model, trace.tokenizer, run.text, **options).to_dict()
+    def _read_again(
+        self, method: Callable[..., Any], run: Run, check: CancelCheck, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A method of inspection on the run's model and text."""
+        with run.loaded.acquire(check):
+            trace, options = run.trace, run.read_args | options
+            answer: dict[str, Any] = method(
+                trace.model, trace.tokenizer, run.text, **options
+            ).to_dict()
+            return answer
 
-        return json_response(await run_in_thread(request, run_attribution))
+    def experts(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+        """Expert loads of each mixture, and each token's expert with its weight."""
+        from ..inspection import answers
 
-    async def experts(self, request: Request) -> Response:
-        """GET api/runs/{run}/experts"""
-        run = self._run(request)
-        return json_response(await run_in_thread(request, lambda check: wire.experts(run, check)))
+        traced = self.runs[run]
+        loads = answers.experts(traced.trace, lambda: traced.loaded.acquire(check))
+        need(bool(loads["layers"]), "This model has no mixture of experts.")
+        return loads
 
-    async def export(self, request: Request) -> Response:
-        """GET api/runs/{run}/export.html, .trace: a download, sandboxed so that it runs no script
-        of this origin."""
-        run, kind = self._run(request), request.path_params["kind"]
-        need(kind in ("html", "trace"), "A run is saved as export.html or export.trace.")
-
-        def export_file(check: CancelCheck) -> bytes:
-            with run.loaded.acquire(check):
-                if kind == "trace":
-                    return export.tensors_of(run.trace)
-                name = run.answer["model"]
-                return export.page(run.trace, f"glassformer: {name}", name=name).encode()
-
+    def export(self, fields: Fields, check: CancelCheck, run: str, kind: str) -> Response:
+        """Run as a file to download, sandboxed so that it runs no script of this origin."""
         from ..inspection import export
 
-        data = await run_in_thread(request, export_file)
+        traced = self.runs[run]
+        need(kind in ("html", "trace"), "A run is saved as export.html or export.trace.")
+        with traced.loaded.acquire(check):
+            if kind == "trace":
+                data, suffix = export.tensors_of(traced.trace), "safetensors"
+            else:
+                name, suffix = traced.answer["model"], "html"
+                data = export.page(traced.trace, f"glassformer: {name}", name=name).encode()
         headers = {
-            "content-disposition": "attachment; "
-            f'filename="{run.id}.{"html" if kind == "html" else "safetensors"}"'
+            "content-disposition": f'attachment; filename="{traced.id}.{suffix}"',
+            "content-security-policy": "sandbox",
+            "cache-control": "no-store",
         }
-        headers |= {"content-security-policy": "sandbox", "cache-control": "no-store"}
-        return Response(
-            data, 200, headers, TYPES[".html"] if kind == "html" else "application/octet-stream"
-        )
+        return Response(data, 200, headers, TYPES[f".{kind}"])
 
-    def _run(self, request: Request) -> Run:
-        return self.runs[request.path_params["run"]]
-
-    # --------------------------------------------------------------------------------- words
+    # ----------------------------------------------------------------- generation and trainings
 
     async def generate(self, request: Request) -> Response:
-        """POST api/generate"""
-        payload = await read_body(request)
+        """Token-by-token generation as server-sent events."""
+        fields = await read_fields(request)
         gone = threading.Event()
-        steps = generate(self.models, payload, partial(check_connected, gone))
+        steps = words.generate(self.models, fields, partial(check_connected, gone))
         # what is wrong is said before the stream begins
         first = await run_in_thread(request, lambda check: next(steps))
-        return event_response(stream_events(first, steps, gone))
+        return EventStream(stream_steps(first, steps, gone))
 
-    async def beam(self, request: Request) -> Response:
-        """POST api/beam"""
-        payload = await read_body(request)
-        return json_response(
-            await run_in_thread(request, lambda check: beams(self.models, payload, check))
-        )
-
-    async def tokenize(self, request: Request) -> Response:
-        """POST api/tokenize"""
-        payload = await read_body(request)
-        return json_response(await to_thread.run_sync(self.tokenizers.compare, payload))
-
-    async def tokenize_steps(self, request: Request) -> Response:
-        """POST api/tokenize/steps"""
-        payload = await read_body(request)
-        return json_response(await to_thread.run_sync(self.tokenizers.steps, payload))
-
-    async def list_tokenizers(self, request: Request) -> Response:
-        """GET api/tokenizers"""
-        return json_response(await to_thread.run_sync(self.tokenizers.listing))
-
-    async def vocabulary(self, request: Request) -> Response:
-        """GET api/vocab/{name}"""
-        data = await to_thread.run_sync(self.tokenizers.vocabulary, request.path_params["name"])
-        return etag_response(request, data, "application/octet-stream", "no-cache")
-
-    # ------------------------------------------------------------------------------- trainings
-
-    async def train(self, request: Request) -> Response:
-        """GET api/train"""
-        return json_response(await to_thread.run_sync(self.trainings.listing))
-
-    async def series(self, request: Request) -> Response:
-        """GET api/train/{name}/series"""
-        since, most = (
-            query_int(request, "since", 0, 0, 1 << 50),
-            query_int(request, "most", 2000, 2, 20_000),
-        )
-        name = request.path_params["name"]
-        return json_response(await to_thread.run_sync(self.trainings.series, name, since, most))
-
-    async def samples(self, request: Request) -> Response:
-        """GET api/train/{name}/samples"""
-        return json_response(
-            await to_thread.run_sync(self.trainings.samples, request.path_params["name"])
-        )
-
-    async def routing(self, request: Request) -> Response:
-        """GET api/train/{name}/routing"""
-        return json_response(
-            await to_thread.run_sync(self.trainings.routing, request.path_params["name"])
-        )
-
-    async def stop(self, request: Request) -> Response:
-        """POST api/train/{name}/stop"""
-        await read_body(request)
-        return json_response(
-            await to_thread.run_sync(self.trainings.stop, request.path_params["name"])
-        )
-
-    async def pause(self, request: Request) -> Response:
-        """POST api/train/{name}/pause"""
-        paused, name = (await read_body(request)).get("paused"), request.path_params["name"]
-        return json_response(await to_thread.run_sync(self.trainings.pause, name, paused))
-
-    async def probe(self, request: Request) -> Response:
-        """GET api/train/{name}/probe"""
-        name, query = request.path_params["name"], request.query_params
-        text = query.get("text", "")
+    def probe(self, fields: Fields, check: CancelCheck, name: str) -> dict[str, Any]:
+        """One text through the latest checkpoints of a training."""
+        text = fields.get("text", "")
         need(len(text) <= 2000, "A probe has 2,000 characters at most.")
-        return json_response(
-            await run_in_thread(
-                request, lambda check: self.trainings.probe(self.runs, name, text, check)
-            )
-        )
+        return self.trainings.probe(self.runs, name, text, check)
 
     async def events(self, request: Request) -> Response:
-        """GET api/events"""
+        """New rows of trainings, as a stream or, with ``poll``, at once."""
         query = request.query_params
         names = [
             topic.removeprefix("train:") for topic in query.get("topics", "").split(",") if topic
@@ -369,42 +262,53 @@ class Page:
         cursors = self.trainings.cursors(names, since)
         if query.get("poll"):
             return json_response(await to_thread.run_sync(self.trainings.updates, cursors))
-        return event_response(self.trainings.stream(cursors))
+        return EventStream(self.trainings.stream(cursors))
 
     def routes(self) -> list[Route]:
         """Route table of the page."""
-        run, train, post = "/api/runs/{run}", "/api/train/{name}", ["POST"]
+        run, train = "/api/runs/{run}", "/api/train/{name}"
+        models, tokenizers, trainings = self.models, self.tokenizers, self.trainings
+        get: dict[str, Callable[..., Any]] = {
+            "/": self.file,
+            "/api/models": lambda fields, check: models.cards(),
+            "/api/heads/{name:path}": lambda fields, check, name: measures.heads(
+                models, name, check
+            ),
+            run: lambda fields, check, run: self.runs[run].answer,
+            f"{run}/check": lambda fields, check, run: self.runs[run].measure_error(check),
+            f"{run}/t": partial(self.tensors, wire.values),
+            f"{run}/thumbs": partial(self.tensors, wire.thumbnails),
+            f"{run}/logits": partial(self.tensors, wire.logits),
+            f"{run}/cell": self.cell,
+            f"{run}/attribution": self.attribution,
+            f"{run}/experts": self.experts,
+            f"{run}/export.{{kind}}": self.export,
+            "/api/tokenizers": tokenizers.listing,
+            "/api/vocab/{name:path}": lambda fields, check, name: content_response(
+                tokenizers.vocabulary(name), "application/octet-stream"
+            ),
+            "/api/train": trainings.listing,
+            f"{train}/series": trainings.series,
+            f"{train}/samples": trainings.samples,
+            f"{train}/routing": trainings.routing,
+            f"{train}/probe": self.probe,
+            "/{name}": self.file,
+        }
+        post: dict[str, Callable[..., Any]] = {
+            "/api/runs": self.runs.make,
+            "/api/contexts": partial(measures.contexts, models),
+            f"{run}/lens": self.lens,
+            "/api/beam": partial(words.beams, models),
+            "/api/tokenize": tokenizers.compare,
+            "/api/tokenize/steps": tokenizers.steps,
+            f"{train}/stop": trainings.stop,
+            f"{train}/pause": trainings.pause,
+        }
         return [
-            Route("/", self.index),
-            Route("/api/models", self.list_models),
-            Route("/api/runs", self.create_run, methods=post),
-            Route("/api/heads/{name:path}", self.heads),
-            Route("/api/contexts", self.contexts, methods=post),
-            Route(run, self.get_run),
-            Route(f"{run}/check", self.check),
-            Route(f"{run}/t", self.values),
-            Route(f"{run}/thumbs", self.thumbs),
-            Route(f"{run}/logits", self.logits),
-            Route(f"{run}/cell", self.cell),
-            Route(f"{run}/lens", self.lens, methods=post),
-            Route(f"{run}/attribution", self.attribution),
-            Route(f"{run}/experts", self.experts),
-            Route(f"{run}/export.{{kind}}", self.export),
-            Route("/api/generate", self.generate, methods=post),
-            Route("/api/beam", self.beam, methods=post),
-            Route("/api/tokenize", self.tokenize, methods=post),
-            Route("/api/tokenize/steps", self.tokenize_steps, methods=post),
-            Route("/api/tokenizers", self.list_tokenizers),
-            Route("/api/vocab/{name:path}", self.vocabulary),
-            Route("/api/train", self.train),
-            Route(f"{train}/series", self.series),
-            Route(f"{train}/samples", self.samples),
-            Route(f"{train}/routing", self.routing),
-            Route(f"{train}/stop", self.stop, methods=post),
-            Route(f"{train}/pause", self.pause, methods=post),
-            Route(f"{train}/probe", self.probe),
+            Route("/api/generate", self.generate, methods=["POST"]),
             Route("/api/events", self.events),
-            Route("/{name}", self.file),
+            *(Route(path, endpoint(task), methods=["POST"]) for path, task in post.items()),
+            *(Route(path, endpoint(task)) for path, task in get.items()),
         ]
 
 
@@ -415,11 +319,5 @@ def application(page: Page, hosts: frozenset[str] | None, token: str | None = No
 
 def starlette_app(page: Page) -> Starlette:
     """Starlette application without the guard."""
-    handlers: dict[Any, Any] = {
-        UserError: user_error_response,
-        ClientDisconnected: disconnect_response,
-        404: unknown_route_response,
-        405: unknown_route_response,
-        Exception: server_error_response,
-    }
-    return Starlette(routes=page.routes(), exception_handlers=handlers)
+    kinds = (UserError, HTTPException, Exception)
+    return Starlette(routes=page.routes(), exception_handlers=dict.fromkeys(kinds, handle_error))

@@ -63,7 +63,7 @@ def live(trace: Trace, view: str = "playground", height: int = 640) -> Any:
         if tokenizer is None or trace.source is None
         else tokenizer.for_source.decode(trace.source[0].tolist())
     )
-    page = Page(Models.of([entry]))
+    page = Page(Models([entry]))
     page.runs.add_trace(entry, trace, text, source)
     initial_state = {"model": name, "text": text, "source": source or "", "ids": ids, "view": view}
     widget = type("LivePage", (anywidget.AnyWidget,), traits)(

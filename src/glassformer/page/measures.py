@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..asgi.replies import CancelCheck
 from ..errors import UserError, need
-from .models import CancelCheck, Models
+from .models import Models
 from .runs import text_field
 
 MOST_CONTEXT = 10_000  # characters of a text that a word stands in
@@ -34,8 +35,7 @@ def contexts(models: Models, payload: dict[str, Any], check: CancelCheck) -> dic
     first, second = (text_field({"text": text}, "text", MOST_CONTEXT) or "" for text in texts or ())
     need(bool(word.strip()), "There is no word; give one that stands in both texts.")
     loaded = entry.open(check)
-    tokenizer = loaded.tokenizer
-    if tokenizer is None:
+    if loaded.tokenizer is None:
         raise UserError("This model has no tokenizer, so it reads no words; take one that has.")
     with loaded.acquire(check):
-        return word_in_contexts(loaded.model, tokenizer, word, first, second).to_dict()
+        return word_in_contexts(loaded.model, loaded.tokenizer, word, first, second).to_dict()

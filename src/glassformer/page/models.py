@@ -5,29 +5,36 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..asgi.limits import LONGEST_NAME
+from ..asgi.replies import CancelCheck, HttpError
 from ..checkpoints.checkpoint import Checkpoint, has_tokenizer
 from ..checkpoints.resolve import is_recipe
-from ..errors import UserError
 from ..inspection.answers import card
 
-CancelCheck = Callable[[], None]
-"""Raises where nobody waits for the answer any more."""
 SHIPPED = "tiny-page"
-
-
-class NotFound(UserError):
-    """A model, run, training or file that does not exist (HTTP 404)."""
 
 
 def shipped() -> Path:
     """Folder of the small model that the package contains."""
     return Path(str(resources.files(__package__))) / "model"
+
+
+@contextmanager
+def acquire(lock: threading.Lock, check: CancelCheck) -> Iterator[None]:
+    """Exclusive access; ``check`` is called while waiting."""
+    while not lock.acquire(timeout=0.05):
+        check()
+    try:
+        check()
+        yield
+    finally:
+        lock.release()
 
 
 class Loaded:
@@ -39,7 +46,7 @@ class Loaded:
         # scores of its attention heads, once they were measured
         self.heads: dict[str, Any] | None = None
         self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        self.digest = digest(model, self.tokenizer)
+        self.digest = digest(model, tokenizer)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, dtype: str | None, device: str | None) -> Loaded:
@@ -53,16 +60,9 @@ class Loaded:
             model = model.float()
         return cls(model, checkpoint.tokenizer())
 
-    @contextmanager
-    def acquire(self, check: CancelCheck) -> Iterator[None]:
-        """Exclusive access to the model; ``check`` is called while waiting."""
-        while not self.lock.acquire(timeout=0.05):
-            check()
-        try:
-            check()
-            yield
-        finally:
-            self.lock.release()
+    def acquire(self, check: CancelCheck) -> AbstractContextManager[None]:
+        """Exclusive access to the model."""
+        return acquire(self.lock, check)
 
 
 def digest(model: Any, tokenizer: Any) -> str:
@@ -74,26 +74,24 @@ def digest(model: Any, tokenizer: Any) -> str:
     hasher = hashlib.sha256(serial.dumps(model.config).encode())
     for name, weight in model.state_dict().items():
         hasher.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        hasher.update(
-            memoryview(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        )
-    for tokenizer_part in (
-        [] if tokenizer is None else dict.fromkeys((tokenizer, tokenizer.for_source))
-    ):
-        hasher.update(tokenizer_part.fingerprint.encode())
+        raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+        hasher.update(memoryview(raw.numpy()))
+    if tokenizer is not None:
+        for part in dict.fromkeys((tokenizer, tokenizer.for_source)):
+            hasher.update(part.fingerprint.encode())
     return f"sha256:{hasher.hexdigest()}"
 
 
 class Entry:
-    """Model of the page: ``id`` in the API, ``title`` as the user named it."""
+    """Model that a server offers: ``id`` in requests, ``title`` as the user named it."""
 
     def __init__(
         self,
         id: str,
         name: str | Path,
         title: str,
-        dtype: str | None,
-        device: str | None,
+        dtype: str | None = None,
+        device: str | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self.id, self.name, self.title, self.dtype, self.device = id, name, title, dtype, device
@@ -101,14 +99,11 @@ class Entry:
         self.stamp = file_stamp(self.checkpoint)
         self.loaded: Loaded | None = None
         self.lock = threading.Lock()
-        self._vocabulary: int | None = None
 
     def open(self, check: CancelCheck = lambda: None) -> Loaded:
         """Returns the model, loaded at first use and again when its files change. Raises UserError
         as loading does."""
-        while not self.lock.acquire(timeout=0.05):
-            check()
-        try:
+        with acquire(self.lock, check):
             checkpoint = Checkpoint.open(self.name)
             new_stamp = file_stamp(checkpoint)
             if self.loaded is None or new_stamp != self.stamp:
@@ -116,13 +111,11 @@ class Entry:
                 self.loaded = Loaded.of(checkpoint, self.dtype, self.device)
                 self.stamp = new_stamp
             return self.loaded
-        finally:
-            self.lock.release()
 
     def has_tokenizer(self) -> bool:
         return self.checkpoint.folder is not None and has_tokenizer(self.checkpoint.folder)
 
-    def tokenizer(self) -> Any:
+    def open_tokenizer(self) -> Any:
         """Tokenizer, without loading the weights; None if there is none."""
         return self.checkpoint.tokenizer()
 
@@ -142,19 +135,19 @@ class InMemoryEntry(Entry):
     """Model that a caller holds in memory; its files, if any, are ignored."""
 
     def __init__(self, id: str, checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
-        super().__init__(id, checkpoint.name, id, None, None, checkpoint)
-        self.loaded_pair = model, tokenizer
+        super().__init__(id, checkpoint.name, id, checkpoint=checkpoint)
+        self.model, self.tokenizer = model, tokenizer
 
     def has_tokenizer(self) -> bool:
-        return self.loaded_pair[1] is not None
+        return self.tokenizer is not None
 
-    def tokenizer(self) -> Any:
-        return self.loaded_pair[1]
+    def open_tokenizer(self) -> Any:
+        return self.tokenizer
 
     def open(self, check: CancelCheck = lambda: None) -> Loaded:
-        with self.lock:
-            self.loaded = self.loaded or Loaded(*self.loaded_pair)
-        return self.loaded
+        with acquire(self.lock, check):
+            self.loaded = self.loaded or Loaded(self.model, self.tokenizer)
+            return self.loaded
 
 
 def file_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
@@ -170,13 +163,20 @@ def file_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
     return (str(checkpoint.folder.resolve()), *stamps)
 
 
+def unique_id(name: str, taken: Container[str], allowed: str = "A-Za-z0-9._-") -> str:
+    """``name`` in the characters that an id may have, with a number if it is taken."""
+    base = re.sub(f"[^{allowed}]+", "-", name).strip("-./")[:LONGEST_NAME] or "model"
+    candidates = (base, *(f"{base}-{number}" for number in range(2, 10_000)))
+    return next(id for id in candidates if id not in taken)
+
+
 class ModelSource(Protocol):
     """Source of additional models, such as training checkpoints."""
 
     def find(self, id: str) -> Entry | None:
         """Returns the model of an id, or None."""
 
-    def entries(self) -> list[Entry]:
+    def listed(self) -> list[Entry]:
         """Models to list."""
 
 
@@ -184,57 +184,36 @@ class Models:
     """Models by id, in the order of the command line; training checkpoints are ``RUN@STEP``."""
 
     def __init__(
-        self, names: Sequence[str | Path], dtype: str | None = None, device: str | None = None
+        self,
+        models: Sequence[Entry | str | Path],
+        dtype: str | None = None,
+        device: str | None = None,
     ) -> None:
         self.dtype, self.device = dtype, device
         self.entries: dict[str, Entry] = {}
         self.sources: list[ModelSource] = []
-        for name in names:
-            self.add(name)
-        if not names:
-            self.add(shipped(), SHIPPED)
-
-    @classmethod
-    def of(cls, entries: Sequence[Entry]) -> Models:
-        """Builds the collection from entries."""
-        models = cls.__new__(cls)
-        models.dtype, models.device, models.sources = None, None, []
-        models.entries = {entry.id: entry for entry in entries}
-        return models
-
-    def add(self, name: str | Path, title: str | None = None) -> Entry:
-        """Adds a model. Raises UserError where no model is found."""
-        plain = Path(name).name if not is_recipe(str(name)) else str(name)
-        base = re.sub(r"[^A-Za-z0-9._-]+", "-", title or plain).strip("-.") or "model"
-        id = next(
-            candidate
-            for candidate in (base, *(f"{base}-{n}" for n in range(2, 10_000)))
-            if candidate not in self.entries
-        )
-        entry = self.entries[id] = Entry(id, name, title or str(name), self.dtype, self.device)
-        return entry
+        for model in models or [Entry(SHIPPED, shipped(), SHIPPED, dtype, device)]:
+            if not isinstance(model, Entry):
+                plain = str(model) if is_recipe(str(model)) else Path(model).name
+                model = Entry(unique_id(plain, self.entries), model, str(model), dtype, device)
+            self.entries[model.id] = model
 
     def __getitem__(self, id: str) -> Entry:
-        if id not in self.entries:
-            match = next(
-                (entry for source in self.sources if (entry := source.find(id)) is not None), None
-            )
-            if match is not None:
-                return match
-            raise NotFound(
-                f'There is no model "{id[:80]}" here; there are: {", ".join(self.entries)}.'
-            )
-        return self.entries[id]
+        if id in self.entries:
+            return self.entries[id]
+        for source in self.sources:
+            entry = source.find(id)
+            if entry is not None:
+                return entry
+        message = f'There is no model "{id[:80]}" here; there are: {", ".join(self.entries)}.'
+        raise HttpError(404, message, "model", "model_not_found")
 
     def cards(self) -> list[dict[str, Any]]:
         """Cards of all models; trainings last, without duplicates of named folders."""
-        folders = {
-            folder.resolve()
-            for entry in self.entries.values()
-            if (folder := Path(entry.name)).is_dir()
-        }
-        found_entries = [entry for source in self.sources for entry in source.entries()]
-        extra_entries = [
-            entry for entry in found_entries if Path(entry.name).resolve() not in folders
-        ]
-        return [entry.card() for entry in (*self.entries.values(), *extra_entries)]
+        entries = [*self.entries.values()]
+        folders = {Path(entry.name).resolve() for entry in entries}
+        for source in self.sources:
+            entries += [
+                entry for entry in source.listed() if Path(entry.name).resolve() not in folders
+            ]
+        return [entry.card() for entry in entries]

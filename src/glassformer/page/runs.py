@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..asgi.replies import CancelCheck, not_found
 from ..errors import UserError, need
-from .models import CancelCheck, Entry, Loaded, Models, NotFound
+from .models import Entry, Loaded, Models
 
 if TYPE_CHECKING:
     from ..inspection.tracing import Trace
@@ -35,14 +37,8 @@ class Run:
         text: Any,
         read_args: dict[str, Any],
     ) -> None:
-        self.id, self.loaded, self.trace, self.answer, self.text, self.read_args = (
-            id,
-            loaded,
-            trace,
-            answer,
-            text,
-            read_args,
-        )
+        self.id, self.loaded, self.trace, self.answer = id, loaded, trace, answer
+        self.text, self.read_args = text, read_args
 
     def measure_error(self, check: CancelCheck) -> dict[str, Any]:
         """Largest difference between the traced and the plain forward pass, computed at first
@@ -73,7 +69,7 @@ class Runs:
     def __getitem__(self, id: str) -> Run:
         with self._lock:
             if id not in self._runs:
-                raise NotFound(
+                raise not_found(
                     f'There is no run "{id[:40]}" any more; ask for it again by its text.'
                 )
             self._runs.move_to_end(id)
@@ -99,10 +95,9 @@ class Runs:
         """
         entry = self.models[text_field(payload, "model", 200) or ""]
         loaded = entry.open(check)
-        from ..inspection import answers
         from ..nn.editing import apply
 
-        edits = [parse_edit(line) for line in edit_lines(payload)]
+        edits = parse_edits(payload)
         text, source = text_field(payload, "text"), text_field(payload, "source")
         cut = bool(payload.get("cut"))
         tokens, text_truncated = encode_input(loaded, payload.get("ids", text), False, cut)
@@ -127,46 +122,56 @@ class Runs:
             )
         with loaded.acquire(check):
             hooks: Any = {}
-            ids = tokens
-            read_args = {"source": source_ids, "edits": edits}
+            ids, read_args = tokens, {"source": source_ids, "edits": edits}
             if edits:
                 ids, source_ids, hooks = apply(
                     edits, loaded.model, tokens, source_ids, loaded.tokenizer
                 )
             trace = trace_run(loaded, ids, source_ids, hooks, check)
         check()
-        spans = answers.spans(loaded.tokenizer, tokens[0].tolist(), text)
-        answer: dict[str, Any] = {"model": entry.id, "digest": loaded.digest}
-        answer |= answers.run(trace, spans, source)
-        answer |= {
-            "run": id,
-            "edits": list(map(repr, edits)),
-            "check": {"captured_vs_fast_max_abs": None},
-        }
-        answer |= truncation
-        self.add(Run(id, loaded, trace, answer, tokens, read_args))
-        return answer
+        run = self._add_run(entry, loaded, id, trace, tokens, read_args, (text, source))
+        run.answer |= truncation
+        return run.answer
 
     def add_trace(self, entry: Entry, trace: Trace, text: str | None, source: str | None) -> None:
         """Adds a trace without edits that was made elsewhere."""
+        loaded = entry.open()
+        read_args: dict[str, Any] = {"source": trace.source, "edits": []}
+        id = _id(loaded, [], trace.tokens, trace.source)
+        self._add_run(entry, loaded, id, trace, trace.tokens, read_args, (text, source))
+
+    def _add_run(
+        self,
+        entry: Entry,
+        loaded: Loaded,
+        id: str,
+        trace: Trace,
+        tokens: Any,
+        read_args: dict[str, Any],
+        texts: tuple[str | None, str | None],
+    ) -> Run:
         from ..inspection import answers
 
-        loaded, ids = entry.open(), trace.tokens
-        id = _id(loaded, [], ids, trace.source)
-        answer: dict[str, Any] = {"model": entry.id, "digest": loaded.digest}
-        answer |= answers.run(trace, answers.spans(loaded.tokenizer, ids[0].tolist(), text), source)
-        answer |= {"run": id, "edits": [], "check": {"captured_vs_fast_max_abs": None}}
-        self.add(Run(id, loaded, trace, answer, ids, {"source": trace.source, "edits": []}))
+        text, source = texts
+        spans = answers.spans(loaded.tokenizer, tokens[0].tolist(), text)
+        answer = {
+            "model": entry.id,
+            "digest": loaded.digest,
+            **answers.run(trace, spans, source),
+            "run": id,
+            "edits": list(map(repr, read_args["edits"])),
+            "check": {"captured_vs_fast_max_abs": None},
+        }
+        run = Run(id, loaded, trace, answer, tokens, read_args)
+        self.add(run)
+        return run
 
 
 def _id(loaded: Loaded, edits: list[Any], tokens: Any, source: Any) -> str:
     """Run id: a hash of model digest, edits and token ids."""
-    identity = [
-        list(map(repr, edits)),
-        tokens.tolist(),
-        None if source is None else source.tolist(),
-    ]
-    return f"r_{hashlib.sha256(repr([FORMAT, loaded.digest, *identity]).encode()).hexdigest()[:16]}"
+    source_ids = None if source is None else source.tolist()
+    identity = [FORMAT, loaded.digest, list(map(repr, edits)), tokens.tolist(), source_ids]
+    return f"r_{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
 
 
 def truncation_report(*inputs: tuple[str, Any, int]) -> dict[str, Any]:
@@ -209,18 +214,19 @@ def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[An
     from .. import config
     from ..inspection import streams
     from ..inspection.looking import token_ids
+    from ..tokenizer.framing import document_start, target_start
 
-    model = loaded.model
-    tokenizer = loaded.tokenizer
-    is_target = isinstance(model.config, config.EncoderDecoder) and not source
+    model, tokenizer, cfg = loaded.model, loaded.tokenizer, loaded.model.config
+    is_target, is_encoder = (
+        isinstance(cfg, config.EncoderDecoder) and not source,
+        isinstance(cfg, config.Encoder),
+    )
     if isinstance(text, list):
-        valid = len(text) <= MAX_TEXT and all(type(id) is int and abs(id) < 1 << 63 for id in text)
+        valid = not text or is_ids(text, MAX_TEXT)
         need(valid, "ids are whole numbers of a vocabulary; give a list of them.")
-        ids, context = torch.tensor([text], dtype=torch.long), model.config.context
-        truncated = max(0, ids.shape[1] - context) if cut else 0
-        return token_ids(
-            model, tokenizer, ids[:, :context] if cut else ids, second=is_target
-        ), truncated
+        ids = torch.tensor([text], dtype=torch.long)
+        truncated = max(0, len(text) - cfg.context) if cut else 0
+        return token_ids(model, tokenizer, ids, second=is_target, truncate=cut), truncated
     if not isinstance(text, str):
         raise UserError('There is no text; give "text", or "ids".')
     if tokenizer is None:
@@ -228,36 +234,23 @@ def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[An
             "This model has no tokenizer, so text cannot be read; give ids, or a model with one."
         )
     masked_text = text
-    if isinstance(model.config, config.Encoder) and tokenizer.mask is not None:
+    if is_encoder and tokenizer.mask is not None:
         masked_text = text.replace(streams.BLANK, tokenizer.token(tokenizer.mask))
     try:
-        if isinstance(model.config, config.Encoder):
+        if is_encoder:
             return streams.read_pair(model, tokenizer, masked_text)[0], 0
         return token_ids(model, tokenizer, text, second=is_target), 0
     except UserError:
         if not cut:
             raise
-    text_tokenizer = tokenizer.for_source if source else tokenizer
-    all_ids, context = (
-        _all_ids(loaded, masked_text, text_tokenizer, is_target),
-        model.config.context,
-    )
-    return encode_input(loaded, all_ids[:context], source, False)[0], max(0, len(all_ids) - context)
-
-
-def _all_ids(loaded: Loaded, text: str, tokenizer: Any, is_target: bool) -> list[int]:
-    """Token ids of a text with its start token, without truncation."""
-    from .. import config
-    from ..tokenizer.framing import document_start, target_start
-
-    cfg = loaded.model.config
-    bos = None
+    reader, bos = tokenizer.for_source if source else tokenizer, None
     if isinstance(cfg, config.Decoder) or is_target:
-        bos = target_start(tokenizer) if is_target else document_start(tokenizer)
-    elif isinstance(cfg, config.Encoder):
-        bos = tokenizer.bos
-    return ([] if bos is None else [bos]) + list(
-        tokenizer.encode(text, special=isinstance(cfg, config.Encoder))
+        bos = target_start(reader) if is_target else document_start(reader)
+    elif is_encoder:
+        bos = reader.bos
+    opening = [] if bos is None else [bos]
+    return encode_input(
+        loaded, opening + list(reader.encode(masked_text, special=is_encoder)), source, True
     )
 
 
@@ -281,19 +274,38 @@ def text_field(payload: dict[str, Any], key: str, max_characters: int = MAX_TEXT
     return str(value)
 
 
-def edit_lines(payload: dict[str, Any]) -> list[str]:
-    """Edit lines of a request, validated."""
+def int_field(
+    fields: Mapping[str, Any], name: str, default: int | None, low: int, high: int
+) -> Any:
+    """Integer of a body or a query string, ``default`` if absent. Raises UserError outside the
+    bounds."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, str):
+        digits = value.removeprefix("-")
+        value = int(value) if digits.isascii() and digits.isdigit() and len(digits) < 17 else value
+    if type(value) is not int or not low <= value <= high:
+        raise UserError(f'{name} is "{str(value)[:20]}"; give a number from {low} to {high}.')
+    return value
+
+
+def is_ids(value: Any, most: int) -> bool:
+    """True for a list of 1 to ``most`` integers."""
+    return (
+        isinstance(value, list)
+        and 0 < len(value) <= most
+        and all(type(id) is int and abs(id) < 1 << 63 for id in value)
+    )
+
+
+def parse_edits(payload: dict[str, Any]) -> list[Any]:
+    """Edits of a request."""
+    from ..inspection.edits import parse
+
     lines = payload.get("edits") or []
     need(isinstance(lines, list) and len(lines) <= 100, "edits are a list of texts, 100 at most.")
     for line in lines:
-        need(
-            isinstance(line, str) and len(line) <= 2000,
-            "An edit is a text of 2,000 characters at most.",
-        )
-    return lines
-
-
-def parse_edit(line: str) -> Any:
-    from ..inspection.edits import parse
-
-    return parse(line)
+        valid = isinstance(line, str) and len(line) <= 2000
+        need(valid, "An edit is a text of 2,000 characters at most.")
+    return [parse(line) for line in lines]

@@ -4,32 +4,29 @@ version."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import urlencode
 
-from ..errors import UserError, need
-from .models import CancelCheck
-from .runs import Run
+from ..asgi.replies import CancelCheck, HttpError
+from ..errors import need
+from .runs import Run, int_field
 
 MAX_BYTES = 4 << 20  # bytes of an answer
 MAX_SIDE = 512  # cells a side of what is offered instead
 
 
-class ResponseTooLarge(UserError):
-    """A response beyond the size limit; ``pooled`` is the address of a smaller one."""
-
-    def __init__(self, sentence: str, pooled: str) -> None:
-        super().__init__(sentence)
-        self.pooled = pooled
+def too_large(message: str, run: Run, part: str, query: Mapping[str, str]) -> HttpError:
+    """Error for a response beyond the size limit, with the address of a smaller one."""
+    return HttpError(413, message, pooled=f"api/runs/{run.id}/{part}?{urlencode(query)}")
 
 
 def values(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
-    """Tensor ``address`` of a run as f32, f16 or u8, optionally pooled. Raises ResponseTooLarge."""
+    """Tensor ``address`` of a run as f32, f16 or u8, optionally pooled. Raises HttpError 413."""
     from ..inspection import wire
 
-    address, kind, shape = query.get("address", ""), query.get("as", "f32"), query.get("map", "lin")
-    need(0 < len(address) <= 500, 'There is no address; give one, such as address="logits".')
+    kind, shape = query.get("as", "f32"), query.get("map", "lin")
+    address = address_of(query)
     need(kind in wire.KINDS, f'"{kind[:20]}" is no way to send numbers; give as=f32, f16 or u8.')
     need(shape in wire.MAPS, f'"{shape[:20]}" is no map; give map=lin or sqrt.')
     pool, span = wire.pool_of(query.get("pool")), _span(query.get("range"))
@@ -40,39 +37,33 @@ def values(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
             pool = pool[-len(sizes) :] if sizes else None
         if pool is not None:
             last = sizes[-len(pool) :]
-            sizes = [*sizes[: -len(pool)], *(min(pair) for pair in zip(last, pool, strict=True))]
-        count = 1
-        for size in sizes:
-            count *= size
-        if count * wire.KINDS[kind] > MAX_BYTES - 4096:
-            pooled_query = {
-                "address": address,
-                "as": "u8",
-                "pool": _suggested_pool(tensor_slice.shape),
-                "map": shape,
-            }
+            sizes = [*sizes[: -len(pool)], *map(min, last, pool)]
+        size = math.prod(sizes) * wire.KINDS[kind]
+        if size > MAX_BYTES - 4096:
+            suggested = _suggested_pool(tensor_slice.shape)
             message = (
-                f"{address} is {count * wire.KINDS[kind]:,} bytes as {kind} and an answer has "
-                f"{MAX_BYTES:,} at most"
+                f"{address} is {size:,} bytes as {kind} and an answer has {MAX_BYTES:,} at most; "
+                "ask for it pooled, or for a part."
             )
-            raise ResponseTooLarge(
-                f"{message}; ask for it pooled, or for a part.",
-                f"api/runs/{run.id}/t?{urlencode(pooled_query)}",
-            )
+            pooled = {"address": address, "as": "u8", "pool": suggested, "map": shape}
+            raise too_large(message, run, "t", pooled)
         array = tensor_slice.to_array(pool)
     coded, metadata = wire.coded(array, kind, shape, span)
-    return wire.packed(
-        {"values": coded},
-        metadata | wire.facts(tensor_slice, pool if array.size < tensor_slice.cells else None),
-    )
+    used_pool = pool if array.size < tensor_slice.cells else None
+    return wire.packed({"values": coded}, metadata | wire.facts(tensor_slice, used_pool))
+
+
+def address_of(query: Mapping[str, str]) -> str:
+    """The address in a query. Raises UserError where there is none."""
+    address = query.get("address", "")
+    message = 'There is no address; give one, such as address="logits[0,0]".'
+    need(0 < len(address) <= 500, message)
+    return address
 
 
 def _suggested_pool(shape: list[int]) -> str:
     """Max-pooling that fits a tensor into one response."""
-    leading_size = 1
-    for size in shape[:-2]:
-        leading_size *= size
-    side = MAX_SIDE
+    leading_size, side = math.prod(shape[:-2]), MAX_SIDE
     while leading_size * side * side > MAX_BYTES - 4096 and side > 1:
         side //= 2
     return f"max:{side}x{side}" if len(shape) > 1 else f"max:{MAX_SIDE * MAX_SIDE}"
@@ -100,7 +91,7 @@ def thumbnails(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
         kind in ("pattern", "scores"),
         f'"{kind[:20]}" has no thumbnails; give kind=pattern or scores.',
     )
-    px = parse_int(query.get("px", "48"), "px", 4, 128)
+    px = int_field(query, "px", 48, 4, 128)
     squares = [
         op.id
         for op in run.trace.plan
@@ -108,29 +99,23 @@ def thumbnails(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
     ]
     need(bool(squares), "This model has no attention with heads.")
     low, _, high = query.get("layers", "").partition(":")
-    first = parse_int(low or "0", "layers", 0, len(squares))
-    last = parse_int(high or str(len(squares)), "layers", 0, len(squares))
+    first, last = (
+        int_field({"layers": text or None}, "layers", default, 0, len(squares))
+        for text, default in ((low, 0), (high, len(squares)))
+    )
+    shape, span = ("sqrt", (0.0, 1.0)) if kind == "pattern" else ("lin", None)
     tensors, layers, total = {}, {}, 0
     for address in squares[first:last]:
         with run.loaded.acquire(check):  # a layer at a time: others may come in between
             tensor_slice = wire.Part(run.trace, address)
             array = tensor_slice.to_array((px, px))
-        span = (0.0, 1.0) if kind == "pattern" else None
-        tensors[address], facts = wire.coded(
-            array, "u8", "sqrt" if kind == "pattern" else "lin", span
-        )
+        tensors[address], facts = wire.coded(array, "u8", shape, span)
         total += array.size
         if total > MAX_BYTES - 65536:
-            smaller_query = {
-                "kind": kind,
-                "px": str(px),
-                "layers": f"{first}:{max(first + 1, first + len(tensors) - 1)}",
-            }
-            smaller = f"api/runs/{run.id}/thumbs?{urlencode(smaller_query)}"
-            raise ResponseTooLarge(
-                "That is more than an answer has; ask for fewer layers or smaller pictures.",
-                smaller,
-            )
+            count = max(1, len(tensors) - 1)
+            message = "That is more than an answer has; ask for fewer layers or smaller pictures."
+            smaller = {"kind": kind, "px": str(px), "layers": f"{first}:{first + count}"}
+            raise too_large(message, run, "thumbs", smaller)
         layers[address] = {**facts, **wire.facts(tensor_slice, (px, px))}
     return wire.packed(
         tensors, {"layers": json.dumps(layers), "total": str(len(squares)), "px": str(px)}
@@ -142,33 +127,15 @@ def logits(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
     from ..inspection import wire
 
     length = run.trace.tokens.shape[1]
-    at = parse_int(query.get("position", "-1"), "position", -length, length - 1)
+    at = int_field(query, "position", -1, -length, length - 1) % length
     need("logits" in run.trace.plan, "This model has no head over tokens and predicts none.")
     with run.loaded.acquire(check):
         row = wire.Part(run.trace, f"logits[{at}]").to_array()
     tokenizer = run.loaded.tokenizer
     vocab_size = len(row) if tokenizer is None else min(tokenizer.size, len(row))
     metadata = {
-        "position": str(at % length),
+        "position": str(at),
         "known": str(vocab_size),
-        "address": f"logits[{at % length}]",
+        "address": f"logits[{at}]",
     }
     return wire.packed({"logits": row}, metadata)
-
-
-def experts(run: Run, check: CancelCheck) -> dict[str, Any]:
-    """Expert loads of each mixture, and each token's expert with its weight."""
-    from ..inspection import answers
-
-    loads = answers.experts(run.trace, lambda: run.loaded.acquire(check))
-    need(bool(loads["layers"]), "This model has no mixture of experts.")
-    return loads
-
-
-def parse_int(text: str, name: str, low: int, high: int) -> int:
-    """Parses an integer within bounds. Raises UserError otherwise."""
-    plain = text.removeprefix("-")
-    value = int(text) if plain.isascii() and plain.isdigit() and len(plain) < 10 else None
-    if value is None or not low <= value <= high:
-        raise UserError(f'{name} is "{text[:20]}"; give a number from {low} to {high}.')
-    return value

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import cost
+from ..asgi.replies import CancelCheck, HttpError, not_found
 from ..errors import UserError, need
 from ..tokenizer import labels
-from .models import CancelCheck, Loaded, Models, NotFound
-from .runs import MAX_TEXT, edit_lines, encode_input, parse_edit, text_field
+from .models import Loaded, Models
+from .runs import MAX_TEXT, encode_input, int_field, is_ids, parse_edits, text_field
 
 SETTINGS = {
     "temperature": float,
@@ -34,11 +35,7 @@ def generate(
 
     reading = GenerationInput.of(models, payload, check, 64)
     settings = _sampling_settings(payload.get("settings") or {})
-    seed = payload.get("seed")
-    need(
-        seed is None or (type(seed) is int and 0 <= seed < 2**63),
-        "seed is a whole number from 0 on.",
-    )
+    seed = int_field(payload, "seed", None, 0, 2**63 - 1)
     loaded = reading.loaded
     from ..generation import generate as start_generation
 
@@ -88,34 +85,21 @@ def beams(models: Models, payload: dict[str, Any], check: CancelCheck) -> dict[s
     from ..generation import beam
     from ..inspection import answers
 
-    count = payload.get("beams", 4)
-    need(type(count) is int and 1 <= count <= MOST_BEAMS, f"beams is from 1 to {MOST_BEAMS}.")
+    count = int_field(payload, "beams", 4, 1, MOST_BEAMS)
     reading = GenerationInput.of(models, payload, check, 32)
     loaded = reading.loaded
+    options: dict[str, Any] = {"beams": count, "best": count, **reading.options}
     with loaded.acquire(check):
-        (hypotheses,) = beam(
-            loaded.model,
-            loaded.tokenizer,
-            [reading.ids],
-            beams=count,
-            best=count,
-            check=check,
-            **reading.options,
-        )
+        (hypotheses,) = beam(loaded.model, loaded.tokenizer, [reading.ids], check=check, **options)
     beam_list = []
     for hypothesis in hypotheses:
-        pieces = answers.tokens(
-            loaded.tokenizer,
-            hypothesis.tokens,
-            dict.fromkeys(range(len(hypothesis.tokens)), (1, 1)),
-        )
-        tokens = [
-            {**piece, "logprob": logprob}
-            for piece, logprob in zip(pieces, hypothesis.logprobs, strict=True)
-        ]
+        spans = dict.fromkeys(range(len(hypothesis.tokens)), (1, 1))
+        pieces = answers.tokens(loaded.tokenizer, hypothesis.tokens, spans)
+        for piece, logprob in zip(pieces, hypothesis.logprobs, strict=True):
+            piece["logprob"] = logprob
         beam_list.append(
             {
-                "tokens": tokens,
+                "tokens": pieces,
                 "score": hypothesis.score,
                 "finish": hypothesis.finish,
                 "text": hypothesis.text,
@@ -149,22 +133,20 @@ class GenerationInput:
             "word instead."
         )
         need(card["generate"], message)
-        max_new, start = payload.get("max_new", default_max_new), payload.get("start")
-        need(type(max_new) is int and 1 <= max_new <= MOST_NEW, f"max_new is from 1 to {MOST_NEW}.")
-        valid = (
-            isinstance(start, list)
-            and 0 < len(start) <= MOST_NEW
-            and all(type(id) is int for id in start)
+        pair = card["source"]
+        max_new, start = (
+            int_field(payload, "max_new", default_max_new, 1, MOST_NEW),
+            payload.get("start"),
         )
         need(
-            start is None or (valid and card["source"]),
+            start is None or (pair and is_ids(start, MOST_NEW)),
             "start is a list of ids, for an encoder-decoder.",
         )
-        loaded, pair = entry.open(check), card["source"]
+        loaded = entry.open(check)
         text = payload.get("ids", text_field(payload, "source" if pair else "text"))
         with loaded.acquire(check):
             ids = encode_input(loaded, text, pair, False)[0][0].tolist()
-            edits = [parse_edit(line) for line in edit_lines(payload)]
+            edits = parse_edits(payload)
         return cls(entry.id, loaded, ids, {"max_new": max_new, "edits": edits, "start": start})
 
 
@@ -194,7 +176,7 @@ class Tokenizers:
         self._open: dict[str, Any] = {}
         self._tracers: dict[int, Any] = {}  # by the tokenizer that each follows
 
-    def listing(self) -> list[dict[str, Any]]:
+    def listing(self, fields: dict[str, Any], check: CancelCheck) -> list[dict[str, Any]]:
         """Lists tokenizers without opening them; a missing one comes with the command that
         downloads it.
 
@@ -206,35 +188,23 @@ class Tokenizers:
         for id, entry in self.models.entries.items():
             if entry.has_tokenizer():
                 tokenizer = self._open.get(f"{id} {entry.stamp}")
-                rows.append(
-                    {
-                        "name": id,
-                        "title": entry.title,
-                        "vocab": tokenizer and tokenizer.size,
-                        "available": True,
-                    }
-                )
+                vocab = tokenizer and tokenizer.size
+                rows.append(_row(id, entry.title, vocab, True))
         for name, tokenizer_info in pretrained.KNOWN.items():
             if name in self.models.entries:  # a model of that name goes before it
                 continue
             available = name in self._open or pretrained.place(name) is not None
-            row = {
-                "name": name,
-                "title": tokenizer_info.title,
-                "vocab": tokenizer_info.size,
-                "available": available,
-            }
+            command = f"glassformer tokens --with {name} --text Hello"
             rows.append(
-                row
-                if available
-                else {**row, "command": f"glassformer tokens --with {name} --text Hello"}
+                _row(name, tokenizer_info.title, tokenizer_info.size, available)
+                | ({} if available else {"command": command})
             )
         return rows
 
     def __getitem__(self, name: str) -> Any:
         tokenizer = self._load(name)
         if tokenizer is None:
-            raise NotFound(
+            raise not_found(
                 f'There is no tokenizer "{name[:80]}" here; api/tokenizers lists what there is.'
             )
         return tokenizer
@@ -246,17 +216,17 @@ class Tokenizers:
         if name in self.models.entries or name not in pretrained.KNOWN:
             try:
                 entry = self.models[name]
-            except NotFound:
+            except HttpError:
                 return None
             key = f"{name} {entry.stamp}"
             if key not in self._open:
-                self._open[key] = entry.tokenizer()
+                self._open[key] = entry.open_tokenizer()
             return self._open[key]
         if name not in self._open:
             self._open[name] = pretrained.at_hand(name)
         return self._open[name]
 
-    def compare(self, payload: dict[str, Any]) -> list[dict[str, Any]]:
+    def compare(self, payload: dict[str, Any], check: CancelCheck) -> list[dict[str, Any]]:
         """Compares tokenizers: {text, tokenizers} -> tokens of each, or the error."""
         text = text_field(payload, "text", MAX_TEXT)
         need(text is not None, "There is no text; give one.")
@@ -290,7 +260,7 @@ class Tokenizers:
             result["refused"] = str(error)
         return result
 
-    def steps(self, payload: dict[str, Any]) -> dict[str, Any]:
+    def steps(self, payload: dict[str, Any], check: CancelCheck) -> dict[str, Any]:
         """Segmentation steps of the word that contains token ``at``: {tokenizer, text, at} ->
         steps.
 
@@ -299,11 +269,10 @@ class Tokenizers:
         """
         from ..inspection.tokens.segmentation import Tracer
 
-        text, at = text_field(payload, "text", MAX_TEXT) or "", payload.get("at")
+        text = text_field(payload, "text") or ""
         tokenizer = self[text_field(payload, "tokenizer", 200) or ""]
         ids, offset = tokenizer.encode(text), 0
-        if type(at) is not int or not 0 <= at < len(ids):
-            raise UserError(f"at is the place of a token, from 0 to {len(ids) - 1}.")
+        at = int_field(payload, "at", 0, 0, len(ids) - 1)
         tracer = self._tracers.setdefault(id(tokenizer), Tracer(tokenizer, 2))
         for word in tracer.words(text):
             segmentation = tracer(word)
@@ -329,6 +298,10 @@ class Tokenizers:
         from ..inspection import answers
 
         return answers.vocabulary(self[name])
+
+
+def _row(name: str, title: str, vocab: int | None, available: bool) -> dict[str, Any]:
+    return {"name": name, "title": title, "vocab": vocab, "available": available}
 
 
 def _pieces(step: dict[str, Any]) -> list[str]:

@@ -1,13 +1,14 @@
 """The server (extra ``serve``): models behind the paths of OpenAI's API, and a look inside them.
 
-app            paths                              schemas, fields   what may be asked, with its bounds
-completions    texts continued                    errors            what is answered when something is wrong
-chat           conversations                      limits            the most that one request may ask for
-prompts        texts as ids, off the event loop   logprobs          tokens beside their log-probabilities
-generating     what both share                    grammars          answers held to a schema or a grammar
-following      requests through the engine        streaming         server-sent events
-registry       the models                         metrics           what Prometheus reads
-encoding       vectors, ranks, labels, blanks     inspecting        a look inside; answers: what small paths say
-middleware     id, key, bounds, log               protocol, server  connections, signals, the process
-bodies         JSON in and out, off the event loop
+app            routes, openapi.json                schemas, fields   request bodies, with their bounds
+completions    texts continued                     errors            invalid fields in a sentence
+chat           conversations                       logprobs          tokens with log-probabilities
+generating     code that both share                grammars          answers held to a schema
+prompts        texts as ids, off the event loop    metrics           Prometheus
+tracking       requests through the engine         inspecting        a look inside
+registry       models with their engines           middleware        id, key, bounds, log
+encoding       vectors, ranks, labels              protocol, server  connections, signals, the process
+searching      blanks, translations
+
+Errors, streams and access control are those of the page: asgi.
 """

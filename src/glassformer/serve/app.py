@@ -1,38 +1,41 @@
-"""The FastAPI application: every route of the OpenAI-compatible API, described by openapi.json."""
+"""Routes of the OpenAI-compatible API in one table, and openapi.json made from it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Any, Literal, NamedTuple, NotRequired
 
 from anyio import to_thread
-from fastapi import FastAPI, Path, Request
-from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from typing_extensions import TypedDict
 
+from ..asgi.limits import LONGEST_NAME
+from ..asgi.replies import (
+    HttpError,
+    handle_error,
+    json_response,
+    read_body,
+    to_json,
+)
+from ..asgi.security import Guard
 from ..errors import UserError
-from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo
-from .bodies import ThreadedRoute, json_response
+from . import encoding, searching
 from .chat import ChatAnswer, chat, encode_messages
 from .completions import CompletionAnswer, complete
-from .encoding import (
-    ClassifyAnswer,
-    EmbeddingAnswer,
-    Encoding,
-    RerankAnswer,
-    ScoreAnswer,
-    TagAnswer,
-)
-from .errors import ApiError, ErrorAnswer, api_error, refuse, validation_error
-from .following import ClientDisconnected, RequestTracker, client_of
+from .errors import validation_error
 from .inspecting import Inspection, inspect
 from .metrics import Metrics
-from .middleware import HostCheck, RequestMiddleware
-from .prompts import check_lengths
+from .middleware import RequestMiddleware
+from .prompts import check_ids, check_lengths
 from .registry import Registry, ServedModel
 from .schemas import (
     ChatRequest,
@@ -48,182 +51,278 @@ from .schemas import (
     TokenizeRequest,
     TranslateRequest,
 )
-from .searching import FillAnswer, TranslateAnswer, fill, translate
+from .tracking import Context, RequestTracker
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer}
-    for status in (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
-}
+ERRORS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
+HINT = "use its IP address, 127.0.0.1 or localhost, or start it with --allow-host NAME"
+MAX_DEPTH = 5  # levels of JSON written piece by piece: the encoder in C keeps the interpreter
 
-EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+
+class ErrorObject(TypedDict):
+    """Error object of OpenAI's API: a message and the request field that caused it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(TypedDict):
+    """Body of every error response; the log has details under ``request_id``."""
+
+    error: ErrorObject
+    request_id: NotRequired[str]
+
+
+class ModelCard(TypedDict):
+    """One model; ``abilities`` are the paths that it answers."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+    abilities: list[str]
+
+
+class ModelList(TypedDict):
+    """Every model."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class TokenizeAnswer(TypedDict):
+    """A text as ids; their names in the vocabulary where they were asked for."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None
+
+
+class DetokenizeAnswer(TypedDict):
+    """Ids as text."""
+
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """Tokenizer of a model, with the token and the id of each role: bos_token, bos_token_id and
+    so on."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    chat_template: str | None
+
+
+class Post(NamedTuple):
+    """A path that is computed from a JSON body; aliases are not described."""
+
+    handler: Callable[[Context, Any], Awaitable[Any]]
+    body: type[BaseModel]
+    answer: Any
+    paths: tuple[str, ...]
+
+
+async def tokenize(context: Context, body: TokenizeRequest) -> TokenizeAnswer:
+    """Token ids of a text, or of a conversation."""
+    served = context.served
+    if body.messages is not None:
+        ids = await encode_messages(served, body.messages)
+    else:
+        text = body.prompt or ""
+        check_lengths([text], 1 << 30, served.context, "prompt")
+        bos = bool(body.add_special_tokens) and served.starts_with_bos
+        ids = await to_thread.run_sync(partial(served.tokenizer.encode, text, bos=bos))
+    pieces = [*map(served.tokenizer.token, ids)] if body.return_token_strs else None
+    return {
+        "tokens": ids,
+        "count": len(ids),
+        "max_model_len": served.context,
+        "token_strs": pieces,
+    }
+
+
+async def detokenize(context: Context, body: DetokenizeRequest) -> DetokenizeAnswer:
+    """Text of token ids, with special tokens by name."""
+    tokenizer = context.served.tokenizer
+
+    def decode() -> DetokenizeAnswer:
+        check_ids(body.tokens, tokenizer.size, "tokens")
+        return {"prompt": tokenizer.decode(body.tokens, special=True)}
+
+    return await to_thread.run_sync(decode)
+
+
+POSTS = (
+    Post(complete, CompletionRequest, CompletionAnswer, ("/v1/completions",)),
+    Post(chat, ChatRequest, ChatAnswer, ("/v1/chat/completions",)),
+    Post(encoding.embed, EmbeddingRequest, encoding.EmbeddingAnswer, ("/v1/embeddings",)),
+    Post(encoding.score, ScoreRequest, encoding.ScoreAnswer, ("/score", "/v1/score")),
+    Post(
+        encoding.rerank,
+        RerankRequest,
+        encoding.RerankAnswer,
+        ("/rerank", "/v1/rerank", "/v2/rerank"),
+    ),
+    Post(
+        encoding.classify, ClassifyRequest, encoding.ClassifyAnswer, ("/classify", "/v1/classify")
+    ),
+    Post(encoding.tag, TagRequest, encoding.TagAnswer, ("/v1/tag",)),
+    Post(searching.fill, FillRequest, searching.FillAnswer, ("/v1/fill",)),
+    Post(searching.translate, TranslateRequest, searching.TranslateAnswer, ("/v1/translate",)),
+    Post(inspect, InspectRequest, Inspection, ("/v1/inspect",)),
+    Post(tokenize, TokenizeRequest, TokenizeAnswer, ("/tokenize",)),
+    Post(detokenize, DetokenizeRequest, DetokenizeAnswer, ("/detokenize",)),
+)
+STREAMED = (complete, chat)
 
 
 class Api:
-    """Endpoints of the server, with the registry, metrics and request tracker that they share."""
+    """The server's routes, with the registry, metrics and request tracker that they share."""
 
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry, self.metrics, self.release = registry, Metrics(registry), version
-        self.followers = RequestTracker(registry, self.metrics)
-        self.encoding = Encoding(self.followers)
+        self.tracker = RequestTracker(registry, self.metrics)
         self.ending = False
+        self.description = openapi(version, self.gets())
 
     def end(self) -> None:
         """Marks the server as shutting down: running requests are answered and health reports
         503."""
         self.ending = True
 
-    # ------------------------------------------------------------------------------ generation
+    async def models(self, request: Request) -> ModelList:
+        """Served models."""
+        return {"object": "list", "data": [*map(model_card, self.registry.entries.values())]}
 
-    async def completions(self, http: Request, body: CompletionRequest) -> Response:
-        """Continue one or several texts."""
-        served = self.registry[body.model]
-        return await json_response(
-            await complete(http, served, body, self.followers, http.state.tally, client_of(http))
-        )
+    async def model(self, request: Request) -> ModelCard:
+        """Card of one served model."""
+        return model_card(self.registry[request.path_params["name"]])
 
-    async def chat(self, http: Request, body: ChatRequest) -> Response:
-        """Answer a conversation."""
-        served = self.registry[body.model]
-        return await json_response(
-            await chat(http, served, body, self.followers, http.state.tally, client_of(http))
-        )
-
-    # --------------------------------------------------------------------------------- encoding
-
-    async def embeddings(self, http: Request, body: EmbeddingRequest) -> Response:
-        """A vector for each text; with ``dimensions`` its first numbers, scaled to length 1."""
-        return await json_response(await self.encoding.embed(http, self.registry[body.model], body))
-
-    async def score(self, http: Request, body: ScoreRequest) -> Response:
-        """Similarity of pairs of texts."""
-        return await json_response(await self.encoding.score(http, self.registry[body.model], body))
-
-    async def rerank(self, http: Request, body: RerankRequest) -> Response:
-        """Documents ranked by relevance to the query, best first."""
-        return await json_response(
-            await self.encoding.rerank(http, self.registry[body.model], body)
-        )
-
-    async def classify(self, http: Request, body: ClassifyRequest) -> Response:
-        """The label of each text, or pair of texts."""
-        return await json_response(
-            await self.encoding.classify(http, self.registry[body.model], body)
-        )
-
-    async def tag(self, http: Request, body: TagRequest) -> Response:
-        """The label of each word of each sentence."""
-        return await json_response(await self.encoding.tag(http, self.registry[body.model], body))
-
-    async def fill(self, http: Request, body: FillRequest) -> Response:
-        """Candidates for the blanks of a text."""
-        return await json_response(
-            await fill(http, self.registry[body.model], body, self.followers)
-        )
-
-    async def translate(self, http: Request, body: TranslateRequest) -> Response:
-        """Beam-search translations of each source."""
-        return await json_response(
-            await translate(http, self.registry[body.model], body, self.followers)
-        )
-
-    async def inspect(self, http: Request, body: InspectRequest) -> Response:
-        """Named values, the logit lens and top tokens of one forward pass, optionally edited."""
-        return await json_response(
-            await inspect(http, self.registry[body.model], body, self.followers, client_of(http))
-        )
-
-    # ---------------------------------------------------------------------------------- tokens
-
-    async def tokenize(self, body: TokenizeRequest) -> Response:
-        """Token ids of a text, or of a conversation."""
-        served = self.registry[body.model]
-        tokenizer = served.tokenizer
-        if body.messages is not None:
-            ids = await encode_messages(
-                served, ChatRequest(messages=body.messages, track=[], edits=[])
-            )
-        else:
-            text = body.prompt or ""
-            check_lengths([text], 1 << 30, served.context, "prompt")
-            bos = bool(body.add_special_tokens) and served.starts_with_bos
-            ids = await to_thread.run_sync(partial(tokenizer.encode, text, bos=bos))
-        pieces = [tokenizer.token(id) for id in ids] if body.return_token_strs else None
-        answer: TokenizeAnswer = {
-            "tokens": ids,
-            "count": len(ids),
-            "max_model_len": served.context,
-            "token_strs": pieces,
-        }
-        return await json_response(answer)
-
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
-        """Text of token ids, with special tokens by name."""
-        tokenizer, ids = self.registry[body.model].tokenizer, body.tokens
-
-        def decode() -> DetokenizeAnswer:
-            refuse(
-                any(not 0 <= id < tokenizer.size for id in ids),
-                f"Tokens are 0 to {tokenizer.size - 1}.",
-                "tokens",
-            )
-            return {"prompt": tokenizer.decode(ids, special=True)}
-
-        return await json_response(await to_thread.run_sync(decode))
-
-    async def tokenizer_info(self, model: str | None = None) -> dict[str, Any]:
+    async def tokenizer_info(self, request: Request) -> dict[str, Any]:
         """Special tokens, vocabulary size and chat template of a tokenizer."""
-        served = self.registry[model]
-        roles = {f"{role}_token": name for role, name in served.tokenizer.roles.items()}
-        ids = {
-            f"{role}_token_id": getattr(served.tokenizer, role) for role in served.tokenizer.roles
-        }
+        served = self.registry[request.query_params.get("model")]
+        tokenizer, roles = served.tokenizer, dict[str, Any]()
+        for role, name in tokenizer.roles.items():
+            roles |= {f"{role}_token": name, f"{role}_token_id": getattr(tokenizer, role)}
         return {
             **roles,
-            **ids,
-            "tokenizer_class": type(served.tokenizer).__name__,
-            "vocab_size": served.tokenizer.size,
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": tokenizer.size,
             "model_max_length": served.context,
             "chat_template": served.template.source if served.template is not None else None,
         }
 
-    # ---------------------------------------------------------------------------------- models
-
-    async def models(self) -> ModelList:
-        """Served models."""
-        return {
-            "object": "list",
-            "data": [model_card(served) for served in self.registry.models.values()],
-        }
-
-    async def model(self, name: Annotated[str, Path(max_length=4096)]) -> ModelCard:
-        """Card of one served model."""
-        return model_card(self.registry[name])
-
-    # ---------------------------------------------------------------------------------- health
-
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> dict[str, str]:
         """200 while every engine is alive; 503 when one has died or the server is shutting down."""
-        dead = [id for id, served in self.registry.models.items() if not served.engine.alive]
+        dead = [id for id, served in self.registry.entries.items() if not served.engine.alive]
         if dead or self.ending:
-            raise ApiError(
-                503, "The server ends." if self.ending else f"The engine of {dead[0]} has ended."
-            )
-        return JSONResponse({"status": "ok"})
+            message = "The server ends." if self.ending else f"The engine of {dead[0]} has ended."
+            raise HttpError(503, message)
+        return {"status": "ok"}
 
-    async def version(self) -> dict[str, str]:
+    async def version(self, request: Request) -> dict[str, str]:
         """Version of glassformer."""
         return {"version": self.release}
 
-    async def load(self) -> dict[str, int]:
+    async def load(self, request: Request) -> dict[str, int]:
         """Number of requests in flight, without this one."""
         return {"server_load": self.metrics.load - 1}
 
-    async def prometheus(self) -> Response:
+    async def prometheus(self, request: Request) -> Response:
         """Counters and gauges in Prometheus's text format."""
-        return Response(
-            await to_thread.run_sync(self.metrics.text),
-            media_type="text/plain; version=0.0.4; charset=utf-8",
-        )
+        text = await to_thread.run_sync(self.metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> dict[str, Any]:
+        """Description of every path, field and bound."""
+        return self.description
+
+    def gets(self) -> dict[str, tuple[Callable[[Request], Awaitable[Any]], Any]]:
+        """Paths that are read, with the type of their answers."""
+        return {
+            "/v1/models": (self.models, ModelList),
+            "/v1/models/{name}": (self.model, ModelCard),
+            "/tokenizer_info": (self.tokenizer_info, TokenizerInfo),
+            "/health": (self.health, dict[str, str]),
+            "/version": (self.version, dict[str, str]),
+            "/load": (self.load, dict[str, int]),
+            "/metrics": (self.prometheus, str),
+        }
+
+    def routes(self) -> list[Route]:
+        """Route table of the API."""
+        gets = {path: read for path, (read, _) in self.gets().items()}
+        gets = {path.replace("{name}", "{name:path}"): read for path, read in gets.items()}
+        gets["/openapi.json"] = self.openapi
+        return [
+            *(Route(path, answer_with(read), methods=["GET"]) for path, read in gets.items()),
+            *(
+                Route(path, answer_with(partial(self._compute, post)), methods=["POST"])
+                for post in POSTS
+                for path in post.paths
+            ),
+        ]
+
+    async def _compute(self, post: Post, request: Request) -> Any:
+        content = await read_body(request)
+        body = await to_thread.run_sync(parse_body, post.body, content)
+        context = Context(request, self.registry[body.model], self.tracker)
+        return await post.handler(context, body)
+
+
+def answer_with(
+    compute: Callable[[Request], Awaitable[Any]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """Starlette endpoint that encodes answers in a thread: megabytes of JSON of one client never
+    block the streams of others."""
+
+    async def answer(request: Request) -> Response:
+        value = await compute(request)
+        if isinstance(value, Response):
+            return value
+        return json_response(await to_thread.run_sync(encode_json, value))
+
+    return answer
+
+
+def parse_body(model: type[BaseModel], content: bytes) -> Any:
+    """Parses and validates a body. Raises HttpError for invalid JSON and invalid fields."""
+    try:
+        return model.model_validate(json.loads(content))
+    except ValidationError as error:
+        raise validation_error(error.errors(include_url=False)) from None
+    except (ValueError, RecursionError):
+        message = "The body cannot be read as JSON; send an object in UTF-8."
+        raise HttpError(400, message, code="invalid_json") from None
+
+
+def encode_json(answer: Any) -> bytes:
+    return "".join(_json_pieces(answer, MAX_DEPTH)).encode()
+
+
+def _json_pieces(value: Any, depth: int) -> Iterator[str]:
+    if depth and isinstance(value, dict):
+        opening = "{"
+        for name, item in value.items():
+            yield f"{opening}{to_json(name)}:"
+            yield from _json_pieces(item, depth - 1)
+            opening = ","
+        yield "}" if value else "{}"
+    elif depth and isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        opening = "["
+        for item in value:
+            yield opening
+            yield from _json_pieces(item, depth - 1)
+            opening = ","
+        yield "]"
+    else:
+        yield to_json(value)
 
 
 def model_card(served: ServedModel) -> ModelCard:
@@ -240,58 +339,49 @@ def model_card(served: ServedModel) -> ModelCard:
     }
 
 
-def add_routes(app: FastAPI, api: Api) -> None:
-    """Adds every route to the application."""
+def openapi(version: str, gets: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """OpenAPI description of the routes: bodies and answers by pydantic's JSON schemas."""
+    schemas: dict[str, Any] = {}
 
-    def responses(model: Any, stream: bool = False) -> dict[int | str, dict[str, Any]]:
-        content = {"text/event-stream": {"schema": EVENT}} if stream else {}
-        return {200: {"model": model, "content": content}}
+    def content(kind: Any, media_type: str = "application/json") -> dict[str, Any]:
+        template = "#/components/schemas/{model}"
+        schema = TypeAdapter(kind).json_schema(ref_template=template)
+        schemas.update(schema.pop("$defs", {}))
+        return {media_type: {"schema": schema}}
 
-    add = app.add_api_route
-    post: Any = {"methods": ["POST"], "response_model": None}
-    get: Any = {"methods": ["GET"], "response_model": None}
-    add("/v1/completions", api.completions, responses=responses(CompletionAnswer, True), **post)
-    add("/v1/chat/completions", api.chat, responses=responses(ChatAnswer, True), **post)
-    add("/v1/embeddings", api.embeddings, responses=responses(EmbeddingAnswer), **post)
-    for path in ("/score", "/v1/score"):
-        add(path, api.score, responses=responses(ScoreAnswer), **post)
-    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        add(path, api.rerank, responses=responses(RerankAnswer), **post)
-    for path in ("/classify", "/v1/classify"):
-        add(path, api.classify, responses=responses(ClassifyAnswer), **post)
-    add("/v1/inspect", api.inspect, responses=responses(Inspection), **post)
-    add("/v1/tag", api.tag, responses=responses(TagAnswer), **post)
-    add("/v1/fill", api.fill, responses=responses(FillAnswer), **post)
-    add("/v1/translate", api.translate, responses=responses(TranslateAnswer), **post)
-    add("/tokenize", api.tokenize, responses=responses(TokenizeAnswer), **post)
-    add("/detokenize", api.detokenize, responses=responses(DetokenizeAnswer), **post)
-    add("/tokenizer_info", api.tokenizer_info, responses=responses(TokenizerInfo), **get)
-    add("/v1/models", api.models, responses=responses(ModelList), **get)
-    add("/v1/models/{name:path}", api.model, responses=responses(ModelCard), **get)
-    add("/health", api.health, **get)
-    add("/health", api.health, methods=["HEAD"], include_in_schema=False)
-    add("/version", api.version, **get)
-    add("/load", api.load, **get)
-    plain: Any = {"content": {"text/plain": {"schema": {"type": "string"}}}}
-    add("/metrics", api.prometheus, responses={200: plain}, response_class=PlainTextResponse, **get)
+    errors = {
+        str(status): {"description": "An error", "content": content(ErrorAnswer)}
+        for status in ERRORS
+    }
 
+    def operation(handler: Any, answer: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        success = {"description": "The answer", "content": answer}
+        responses = {"200": success, **errors}
+        return {"summary": handler.__doc__, "responses": responses, **fields}
 
-async def _error_response(http: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnected):
-        return Response(None, 499)
-    id = http.state.id
-    if isinstance(error, RequestValidationError):
-        return validation_error(list(error.errors())).response(id)
-    if isinstance(error, HTTPException) and not isinstance(error, ApiError):
-        messages = {
-            404: "There is nothing at this address.",
-            405: "This address does not take that method.",
-        }
-        messages[400] = "The body cannot be read as JSON; send an object in UTF-8."
-        return ApiError(
-            error.status_code, messages.get(error.status_code, str(error.detail))
-        ).response(id)
-    return api_error(error, id).response(id)
+    paths = dict[str, Any]()
+    for path, (handler, kind) in gets.items():
+        text = {"schema": {"type": "string", "maxLength": LONGEST_NAME}}
+        parameters = list[dict[str, Any]]()
+        if "{name}" in path:
+            parameters = [{"name": "name", "in": "path", "required": True, **text}]
+        elif path == "/tokenizer_info":
+            parameters = [{"name": "model", "in": "query", **text}]
+        answer = content(kind, "text/plain" if kind is str else "application/json")
+        paths[path] = {"get": operation(handler, answer, parameters=parameters)}
+    for post in POSTS:
+        answer = content(post.answer)
+        if post.handler in STREAMED:
+            answer |= content(str, "text/event-stream")
+        body = {"required": True, "content": content(post.body)}
+        described = {"post": operation(post.handler, answer, requestBody=body)}
+        paths |= dict.fromkeys(post.paths, described)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "glassformer", "version": version},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
 
 
 def application(
@@ -303,7 +393,7 @@ def application(
     keys: Sequence[str] | None = None,
     log: bool = True,
 ) -> tuple[RequestMiddleware, Api]:
-    """The server: paths behind the guards.
+    """ASGI application of the API: its routes behind the guards.
 
     ``hosts`` are the names by which it may be called, None any, beside any IP address with
     ``addresses``; ``keys`` the API keys, None where none is needed.
@@ -311,25 +401,16 @@ def application(
     api = Api(registry, version)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.ensure_future(api.followers.watch())
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        watching = asyncio.ensure_future(api.tracker.watch())
         yield
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
 
-    app = FastAPI(
-        title="glassformer",
-        version=version,
-        docs_url=None,  # they load scripts from elsewhere
-        redoc_url=None,
-        responses=ERRORS,
-        lifespan=lifespan,
-    )
-    for kind in (RequestValidationError, HTTPException, UserError, MemoryError, Exception):
-        app.add_exception_handler(kind, _error_response)
-    app.router.route_class = ThreadedRoute
-    add_routes(app, api)
-    app.openapi()  # made now and kept: it takes a second, in which nobody else would be answered
-    guarded = app if hosts is None else HostCheck(app, hosts, addresses)
-    return RequestMiddleware(guarded, keys, api.metrics, log), api
+    kinds = (UserError, HTTPException, Exception)
+    handlers: Any = dict.fromkeys(kinds, handle_error)
+    app: Any = Starlette(routes=api.routes(), exception_handlers=handlers, lifespan=lifespan)
+    if hosts is not None:
+        app = Guard(app, hosts, addresses=addresses, hint=HINT)
+    return RequestMiddleware(app, keys, api.metrics, log), api

@@ -10,17 +10,15 @@ from typing import Any, Literal, NotRequired
 
 import torch
 from anyio import to_thread
-from starlette.requests import Request as HttpRequest
 from torch import Tensor
+from torch.nn import functional as F
 from typing_extensions import TypedDict
 
+from ..asgi.replies import HttpError, refuse
 from ..engine import Encode
 from ..engine.request import Encoded
 from ..generation.predictions import worded
-from .errors import ApiError, refuse
-from .following import RequestTracker, client_of
-from .generating import unsupported_message
-from .prompts import as_list, check_lengths
+from .prompts import as_list, check_ids, check_lengths
 from .registry import ServedModel
 from .schemas import (
     ClassifyRequest,
@@ -29,6 +27,7 @@ from .schemas import (
     ScoreRequest,
     TagRequest,
 )
+from .tracking import Context
 
 Text = str | list[int] | tuple[str, str]
 Rows = list[tuple[list[int], list[int]]]  # ids and segments
@@ -137,192 +136,155 @@ class RerankAnswer(TypedDict):
     meta: dict[str, Any]
 
 
-class Encoding:
-    """Embedding, scoring and classification endpoints."""
+def texts_of(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
 
-    def __init__(self, followers: RequestTracker) -> None:
-        self.followers = followers
 
-    async def embed(
-        self, http: HttpRequest, served: ServedModel, body: EmbeddingRequest
-    ) -> EmbeddingAnswer:
-        """POST /v1/embeddings"""
-        refuse(not served.embeds, unsupported_message(served, "give vectors"), "model")
-        width = served.config.dim
-        size = body.dimensions or width
-        refuse(
-            size > width, f"dimensions is {size}; the model's vectors have {width}.", "dimensions"
-        )
-        vectors, usage = await self._outputs(http, served, as_list(body.input), "vector")
-        if body.dimensions is not None:
-            vectors = torch.nn.functional.normalize(vectors[:, :size], dim=-1)
-        as_base64 = body.encoding_format == "base64"
-        data: list[Embedding] = [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": _base64(vector) if as_base64 else vector.tolist(),
-            }
-            for index, vector in enumerate(vectors)
-        ]
-        return {"object": "list", "model": served.id, "data": data, "usage": usage}
+async def embed(context: Context, body: EmbeddingRequest) -> EmbeddingAnswer:
+    """A vector for each text; with ``dimensions`` its first numbers, scaled to length 1."""
+    served = context.served
+    context.require(served.embeds, "give vectors")
+    width, size = served.config.dim, body.dimensions or served.config.dim
+    message = f"dimensions is {size}; the model's vectors have {width}."
+    refuse(size > width, message, "dimensions")
+    vectors, usage = await _outputs(context, as_list(body.input), "vector")
+    if body.dimensions is not None:
+        vectors = F.normalize(vectors[:, :size], dim=-1)
+    encode = _base64 if body.encoding_format == "base64" else Tensor.tolist
+    data: list[Embedding] = [
+        {"object": "embedding", "index": index, "embedding": encode(vector)}
+        for index, vector in enumerate(vectors)
+    ]
+    return {"object": "list", "model": served.id, "data": data, "usage": usage}
 
-    async def score(
-        self, http: HttpRequest, served: ServedModel, body: ScoreRequest
-    ) -> ScoreAnswer:
-        """POST /score"""
-        first, second = (
-            [texts] if isinstance(texts, str) else texts for texts in (body.text_1, body.text_2)
-        )
+
+async def score(context: Context, body: ScoreRequest) -> ScoreAnswer:
+    """Similarity of pairs of texts."""
+    first, second = texts_of(body.text_1), texts_of(body.text_2)
+    message = (
+        f"text_1 has {len(first)} texts and text_2 {len(second)}; give as many, or one in text_1."
+    )
+    refuse(len(first) not in (1, len(second)), message, "text_1")
+    if len(first) == 1:
+        first = first * len(second)
+    scores, usage = await _scores(context, first, second)
+    data: list[Score] = [
+        {"object": "score", "index": n, "score": score} for n, score in enumerate(scores)
+    ]
+    return {"object": "list", "model": context.served.id, "data": data, "usage": usage}
+
+
+async def rerank(context: Context, body: RerankRequest) -> RerankAnswer:
+    """Documents ranked by relevance to the query, best first."""
+    texts = [
+        document if isinstance(document, str) else document.text for document in body.documents
+    ]
+    scores, usage = await _scores(context, [body.query] * len(texts), texts)
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
+    results: list[Ranked] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    for result in results if body.return_documents else ():
+        result["document"] = {"text": texts[result["index"]]}
+    meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": usage["prompt_tokens"]}}
+    return {"id": context.http.state.id, "results": results, "meta": meta}
+
+
+async def classify(context: Context, body: ClassifyRequest) -> ClassifyAnswer:
+    """The label of each text, or pair of texts."""
+    served = context.served
+    context.require(served.labelled, "choose labels")
+    first = texts_of(body.input)
+    texts: list[Text] = [*first]
+    if body.second is not None:
+        second = texts_of(body.second)
+        message = "Give as many texts in second as in input."
+        refuse(len(second) != len(first), message, "second")
+        texts = [*zip(first, second, strict=True)]
+    logits, usage = await _outputs(context, texts, "labels")
+    data = list[Class]()
+    for index, row in enumerate(logits if logits.shape[1] == 1 else logits.softmax(-1)):
+        best = served.labels[int(row.argmax())]
+        data.append({"index": index, "label": best, "probs": row.tolist(), "num_classes": len(row)})
+    return {
+        "object": "list",
+        "model": served.id,
+        "labels": served.labels,
+        "data": data,
+        "usage": usage,
+    }
+
+
+async def tag(context: Context, body: TagRequest) -> TagAnswer:
+    """The label of each word of each sentence."""
+    served = context.served
+    context.require(served.tags, "label words")
+    inputs = [body.input] if isinstance(body.input, str) else body.input
+    sentences = [sentence.split() if isinstance(sentence, str) else sentence for sentence in inputs]
+    is_empty = not all(words and all(words) for words in sentences)
+    refuse(is_empty, "A sentence is empty; give words in each.", "input")
+    check_lengths([*map(" ".join, sentences)], served.characters, served.context, "input")
+    rows, firsts = await to_thread.run_sync(
+        partial(worded, served.tokenizer, sentences, served.context)
+    )
+    data = list[Tagged]()
+    for words, token_logits, first_tokens in zip(
+        sentences, await _encode(context, rows, "tags"), firsts, strict=True
+    ):
+        probs = token_logits[first_tokens].softmax(-1)
+        labels = [served.labels[best] for best in probs.argmax(-1).tolist()]
+        data.append({"index": len(data), "words": words, "labels": labels, "probs": probs.tolist()})
+    return {
+        "object": "list",
+        "model": served.id,
+        "labels": served.labels,
+        "data": data,
+        "usage": _usage(rows),
+    }
+
+
+async def _scores(
+    context: Context, first: Sequence[str], second: Sequence[str]
+) -> tuple[list[float], TokenUsage]:
+    """Similarity score of each pair: cross-encoder probability, or cosine of embeddings."""
+    served = context.served
+    if served.labelled:
         message = (
-            f"text_1 has {len(first)} texts and text_2 {len(second)}; give as many, or one "
-            "in text_1."
+            f'"{served.id}" has {len(served.labels)} labels and says no one number for a pair; use '
+            "/classify."
         )
-        refuse(len(first) not in (1, len(second)), message, "text_1")
-        scores, usage = await self._scores(
-            http, served, first * len(second) if len(first) == 1 else first, second
-        )
-        data: list[Score] = [
-            {"object": "score", "index": n, "score": score} for n, score in enumerate(scores)
-        ]
-        return {"object": "list", "model": served.id, "data": data, "usage": usage}
+        refuse(len(served.labels) != 1, message, "model")
+        logits, usage = await _outputs(context, [*zip(first, second, strict=True)], "labels")
+        return [1 / (1 + math.exp(-logit)) for logit in logits[:, 0].clamp(-60, 60).tolist()], usage
+    context.require(served.embeds, "score pairs")
+    row_of = {text: row for row, text in enumerate(dict.fromkeys([*first, *second]))}
+    vectors, usage = await _outputs(context, [*row_of], "vector")  # each is read once
+    unit = F.normalize(vectors.double(), dim=-1)
+    pairs = zip(first, second, strict=True)
+    return [float(unit[row_of[a]] @ unit[row_of[b]]) for a, b in pairs], usage
 
-    async def rerank(
-        self, http: HttpRequest, served: ServedModel, body: RerankRequest
-    ) -> RerankAnswer:
-        """POST /v1/rerank, /v2/rerank"""
-        texts = [
-            document if isinstance(document, str) else document.text for document in body.documents
-        ]
-        scores, usage = await self._scores(http, served, [body.query] * len(texts), texts)
-        order = sorted(range(len(texts)), key=lambda place: -scores[place])[: body.top_n]
-        results: list[Ranked] = [
-            {"index": place, "relevance_score": scores[place]} for place in order
-        ]
-        if body.return_documents:
-            results = [
-                {**result, "document": {"text": texts[result["index"]]}} for result in results
-            ]
-        meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": usage["prompt_tokens"]}}
-        return {"id": http.state.id, "results": results, "meta": meta}
 
-    async def classify(
-        self, http: HttpRequest, served: ServedModel, body: ClassifyRequest
-    ) -> ClassifyAnswer:
-        """POST /classify"""
-        refuse(not served.labelled, unsupported_message(served, "choose labels"), "model")
-        first = [body.input] if isinstance(body.input, str) else body.input
-        second = [body.second] if isinstance(body.second, str) else body.second
-        refuse(
-            second is not None and len(second) != len(first),
-            "Give as many texts in second as in input.",
-            "second",
-        )
-        texts: list[Text] = [*first] if second is None else [*zip(first, second, strict=True)]
-        logits, usage = await self._outputs(http, served, texts, "labels")
-        data = list[Class]()
-        for index, row in enumerate(logits if logits.shape[1] == 1 else logits.softmax(-1)):
-            best = served.labels[int(row.argmax())]
-            data.append(
-                {"index": index, "label": best, "probs": row.tolist(), "num_classes": len(row)}
-            )
-        return {
-            "object": "list",
-            "model": served.id,
-            "labels": served.labels,
-            "data": data,
-            "usage": usage,
-        }
+async def _outputs(
+    context: Context, texts: Sequence[Text], output: Literal["vector", "labels"]
+) -> tuple[Tensor, TokenUsage]:
+    """Encodes texts and returns vectors (N, C) or label logits (N, L) in fp32."""
+    served = context.served
+    flat = [piece for text in texts for piece in (text if isinstance(text, tuple) else (text,))]
+    check_lengths(flat, served.characters, served.context, "input")
+    refuse(not all(flat), "A text is empty; give some text.", "input")
+    rows = await to_thread.run_sync(partial(_encode_texts, served, texts))
+    longest = max(len(ids) for ids, _ in rows)
+    if longest > served.context:
+        message = f"A text has {longest} tokens and the model reads {served.context}; shorten it."
+        raise HttpError(400, message, "input", "context_length_exceeded")
+    return torch.stack(await _encode(context, rows, output)), _usage(rows)
 
-    async def tag(self, http: HttpRequest, served: ServedModel, body: TagRequest) -> TagAnswer:
-        """POST /v1/tag"""
-        refuse(not served.tags, unsupported_message(served, "label words"), "model")
-        inputs = [body.input] if isinstance(body.input, str) else body.input
-        sentences = [
-            sentence.split() if isinstance(sentence, str) else sentence for sentence in inputs
-        ]
-        refuse(
-            not all(map(all, sentences)) or not all(sentences),
-            "A sentence is empty; give words in each.",
-            "input",
-        )
-        check_lengths(
-            [" ".join(words) for words in sentences], served.characters, served.context, "input"
-        )
-        rows, firsts = await to_thread.run_sync(
-            partial(worded, served.tokenizer, sentences, served.context)
-        )
-        logits = await self._encode(http, served, rows, "tags")
-        data = list[Tagged]()
-        for index, (words, token_logits, first_tokens) in enumerate(
-            zip(sentences, logits, firsts, strict=True)
-        ):
-            probs = token_logits[first_tokens].softmax(-1)
-            labels = [served.labels[best] for best in probs.argmax(-1).tolist()]
-            data.append({"index": index, "words": words, "labels": labels, "probs": probs.tolist()})
-        return {
-            "object": "list",
-            "model": served.id,
-            "labels": served.labels,
-            "data": data,
-            "usage": _usage(rows),
-        }
 
-    async def _scores(
-        self, http: HttpRequest, served: ServedModel, first: Sequence[str], second: Sequence[str]
-    ) -> tuple[list[float], TokenUsage]:
-        """Similarity score of each pair: cross-encoder probability, or cosine of embeddings."""
-        if served.labelled:
-            count = len(served.labels)
-            refuse(
-                count != 1,
-                f'"{served.id}" has {count} labels and says no one number for a pair; use '
-                "/classify.",
-                "model",
-            )
-            logits, usage = await self._outputs(
-                http, served, [*zip(first, second, strict=True)], "labels"
-            )
-            return [
-                1 / (1 + math.exp(-value)) for value in logits[:, 0].clamp(-60, 60).tolist()
-            ], usage
-        refuse(not served.embeds, unsupported_message(served, "score pairs"), "model")
-        texts = [*dict.fromkeys([*first, *second])]  # each is read once
-        vectors, usage = await self._outputs(http, served, [*texts], "vector")
-        row_of = {text: index for index, text in enumerate(texts)}
-        unit = torch.nn.functional.normalize(vectors.double(), dim=-1)
-        pairs = zip(first, second, strict=True)
-        return [float(unit[row_of[a]] @ unit[row_of[b]]) for a, b in pairs], usage
-
-    async def _outputs(
-        self,
-        http: HttpRequest,
-        served: ServedModel,
-        texts: Sequence[Text],
-        output: Literal["vector", "labels"],
-    ) -> tuple[Tensor, TokenUsage]:
-        """Encodes texts and returns vectors (N, C) or label logits (N, L) in fp32."""
-        flat = [piece for text in texts for piece in (text if isinstance(text, tuple) else (text,))]
-        check_lengths(flat, served.characters, served.context, "input")
-        refuse(any(not text for text in flat), "A text is empty; give some text.", "input")
-        rows = await to_thread.run_sync(partial(_encode_texts, served, texts))
-        longest = max(len(ids) for ids, _ in rows)
-        if longest > served.context:
-            message = (
-                f"A text has {longest} tokens and the model reads {served.context}; shorten it."
-            )
-            raise ApiError(400, message, "input", "context_length_exceeded")
-        return torch.stack(await self._encode(http, served, rows, output)), _usage(rows)
-
-    async def _encode(
-        self, http: HttpRequest, served: ServedModel, rows: Rows, output: Encoded
-    ) -> list[Tensor]:
-        """Submits token ids with segment ids to the engine and returns the outputs."""
-        segmented, client = bool(served.config.embed.segments), client_of(http)
-        requests = [
-            Encode(ids, kinds if segmented else None, output, client=client) for ids, kinds in rows
-        ]
-        return await self.followers.outputs(http, served, requests)
+async def _encode(context: Context, rows: Rows, output: Encoded) -> list[Tensor]:
+    """Submits token ids with segment ids to the engine and returns the outputs."""
+    segmented, client = bool(context.served.config.embed.segments), context.client
+    requests = [
+        Encode(ids, kinds if segmented else None, output, client=client) for ids, kinds in rows
+    ]
+    return await context.outputs(requests)
 
 
 def _usage(rows: Rows) -> TokenUsage:
@@ -331,16 +293,12 @@ def _usage(rows: Rows) -> TokenUsage:
 
 
 def _encode_texts(served: ServedModel, texts: Sequence[Text]) -> Rows:
-    """Token ids and segment ids of texts or pairs, with special tokens. Raises ApiError for ids
+    """Token ids and segment ids of texts or pairs, with special tokens. Raises HttpError for ids
     outside the vocabulary."""
     tokenizer, rows = served.tokenizer, Rows()
     for text in texts:
         if isinstance(text, list):
-            refuse(
-                any(not 0 <= id < tokenizer.size for id in text),
-                f"Tokens are 0 to {tokenizer.size - 1}.",
-                "input",
-            )
+            check_ids(text, tokenizer.size, "input")
             rows.append(tokenizer.framed([text]))
         else:
             rows += tokenizer.encode_pairs([text])

@@ -1,135 +1,25 @@
-"""What is answered when something is wrong: OpenAI's error object, with the status that its clients
-act upon.
-
-400 401 403 404 405 408 413 415 431   the request is wrong: do not send it again
-429 503                               the server is busy, or ends: send it again later (Retry-After)
-500                                   the server made a mistake
-"""
+"""Invalid fields of request bodies in one sentence: the field, the value sent, and the values
+allowed."""
 
 from __future__ import annotations
 
 import json
-import time
-import traceback
-from collections.abc import Mapping
-from typing import Any, NotRequired
+from typing import Any
 
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
-from typing_extensions import TypedDict
-
-from ..engine import EngineClosed, QueueFull
-from ..errors import UserError, note
-
-RETRY_SECONDS = "1"
-KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+from ..asgi.replies import HttpError
 
 
-class ErrorObject(TypedDict):
-    """Error object of OpenAI's API: a message and the request field that caused it."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(TypedDict):
-    """Body of every error response; the log has details under ``request_id``."""
-
-    error: ErrorObject
-    request_id: NotRequired[str]
-
-
-class ApiError(HTTPException):  # FastAPI lets these through where it reads a body
-    """HTTP error response; ``param`` is the invalid field of the request."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(status, message, dict(headers or {}))
-        self.status, self.message, self.param, self.code = status, message, param, code
-
-    def body(self, request_id: str) -> ErrorAnswer:
-        kind = KINDS.get(
-            self.status, "invalid_request_error" if self.status < 500 else "server_error"
-        )
-        error: ErrorObject = {
-            "message": self.message,
-            "type": kind,
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"error": error, "request_id": request_id}
-
-    def response(self, request_id: str) -> Response:
-        return JSONResponse(self.body(request_id), self.status, self.headers)
-
-
-def refuse(
-    condition: bool, message: str, param: str | None = None, code: str | None = None
-) -> None:
-    """Raises ApiError 400 if ``condition`` holds."""
-    if condition:
-        raise ApiError(400, message, param, code)
-
-
-def api_error(error: BaseException, request_id: str) -> ApiError:
-    """Converts any exception to an ApiError; internal errors are logged with a traceback that the
-    client does not see."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, QueueFull):
-        return ApiError(429, str(error), code="queue_full", headers={"retry-after": RETRY_SECONDS})
-    if isinstance(error, EngineClosed):
-        return ApiError(
-            503, str(error), code="engine_closed", headers={"retry-after": RETRY_SECONDS}
-        )
-    if isinstance(error, UserError):
-        return ApiError(400, str(error))
-    if (
-        isinstance(error, MemoryError)
-        or "out of memory" in str(error)
-        or "allocate memory" in str(error)
-    ):
-        return ApiError(
-            500, "There was not enough memory for this request; shorten it.", code="out_of_memory"
-        )
-    lines = "".join(traceback.format_exception(error))
-    log_line({"id": request_id, "error": type(error).__name__, "traceback": lines})
-    return ApiError(
-        500,
-        f"The server made a mistake ({type(error).__name__}); its log says where, at {request_id}.",
-    )
-
-
-def log_line(fields: Mapping[str, Any]) -> None:
-    """Writes one JSON line to standard error; JSON escaping keeps client text from forging
-    lines."""
-    note(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}))
-
-
-def validation_error(problems: list[Any]) -> ApiError:
-    """Turns pydantic's validation errors into one ApiError about the first invalid field."""
+def validation_error(problems: list[Any]) -> HttpError:
+    """Turns pydantic's validation errors into one HttpError about the first invalid field."""
     first = problems[0]
-    place = [str(key) for key in first["loc"][1:]]  # the first says where: body, query, path
-    if first["type"] == "json_invalid":
-        return ApiError(400, "The body is not valid JSON; send an object.", code="invalid_json")
-    if first["type"] == "wrong" and not place:
-        return ApiError(400, first["msg"], param=first["msg"].split()[0])
+    place = [str(key) for key in first["loc"]]
     if not place:
-        return ApiError(
-            400, "The body is not a JSON object; send one as application/json.", code="invalid_json"
+        is_sentence = first["type"] == "wrong"
+        message = "The body is not a JSON object; send one as application/json."
+        return (
+            HttpError(400, first["msg"], first["msg"].split()[0])
+            if is_sentence
+            else HttpError(400, message, code="invalid_json")
         )
     alternatives = [first]
     # one of several forms that a field may have: it is held to its own
@@ -137,14 +27,14 @@ def validation_error(problems: list[Any]) -> ApiError:
         alternatives = [
             problem
             for problem in problems
-            if [*map(str, problem["loc"][1:])][: len(place) - 1] == place[:-1]
+            if [*map(str, problem["loc"])][: len(place) - 1] == place[:-1]
         ]
         deeper = [problem for problem in alternatives if not problem["type"].endswith("_type")]
         alternatives = (
             deeper[:1] if deeper and deeper[0]["type"] != "literal_error" else alternatives
         )
-    name = _field_path([str(key) for key in alternatives[0]["loc"][1:]])
-    return ApiError(400, _describe(name, alternatives), param=name)
+    name = _field_path([str(key) for key in alternatives[0]["loc"]])
+    return HttpError(400, _describe(name, alternatives), param=name)
 
 
 def _field_path(keys: list[str]) -> str:

@@ -1,25 +1,30 @@
-"""Code shared by completions and chat: engine requests, choices assembled from events, usage."""
+"""Code shared by completions and chat: engine requests, choices assembled from events, the answer
+streamed or at once."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, cast
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from itertools import chain
+from typing import Any, ClassVar, Literal, NotRequired, cast
 
 from anyio import to_thread
 from typing_extensions import TypedDict
 
+from ..asgi.replies import EventStream, format_event, refuse
 from ..engine import Event, Handle, Request, Usage
 from ..engine.request import Guide
 from ..errors import need
 from ..generation.sample import Sampling
 from . import grammars
-from .errors import refuse
+from .inspecting import Inspector
 from .logprobs import ScoredToken, TokenBuffer
+from .prompts import check_ids
 from .registry import ServedModel
 from .schemas import GenerationRequest
+from .tracking import Context
 
 Finish = Literal["stop", "length"]
 
@@ -51,28 +56,15 @@ def total_usage(usages: Sequence[Usage]) -> UsageObject:
     }
 
 
-@dataclass(frozen=True)
-class ResponseHead:
-    """Fields that all chunks of a response share."""
-
-    id: str
-    created: int
-    model: str
-
-
-def response_head(served: ServedModel, prefix: str) -> ResponseHead:
-    return ResponseHead(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), served.id)
-
-
 async def engine_request(
-    served: ServedModel,
+    context: Context,
     body: GenerationRequest,
     tokens: Sequence[int],
     max_new: int | None,
     top: int | None,
-    client: str,
 ) -> Request:
-    """Engine request for one prompt. Raises ApiError and UserError for unsupported options."""
+    """Engine request for one prompt. Raises HttpError and UserError for unsupported options."""
+    served = context.served
     return Request(
         tokens,
         sampling=sampling_params(body),
@@ -86,7 +78,7 @@ async def engine_request(
         frequency_penalty=body.frequency_penalty or 0.0,
         logprobs=top,
         guide=await _guide(served, body),
-        client=client,
+        client=context.client,
     )
 
 
@@ -104,12 +96,7 @@ def sampling_params(body: GenerationRequest) -> Sampling:
 def _stop_tokens(served: ServedModel, body: GenerationRequest) -> list[int] | None:
     eos = [] if body.ignore_eos or served.tokenizer.eos is None else [served.tokenizer.eos]
     stop_ids = body.stop_token_ids or []
-    vocab_size = served.tokenizer.size
-    refuse(
-        any(not 0 <= id < vocab_size for id in stop_ids),
-        f"stop_token_ids are from 0 to {vocab_size - 1}.",
-        "stop_token_ids",
-    )
+    check_ids(stop_ids, served.tokenizer.size, "stop_token_ids")
     return [*eos, *stop_ids]
 
 
@@ -146,43 +133,140 @@ async def _guide(served: ServedModel, body: GenerationRequest) -> Callable[[], G
     )
 
 
-class Choices:
-    """Text and tokens of each continuation of one prompt, assembled from engine events."""
+class Choice:
+    """One continuation as a response has it: the text, and the tokens whose text is complete."""
 
-    def __init__(self, served: ServedModel, handle: Handle) -> None:
-        tokenizer, request = served.tokenizer, handle.request
-        assert isinstance(request, Request)
+    def __init__(
+        self, context: Context, body: GenerationRequest, handle: Handle, number: int, index: int
+    ) -> None:
+        self.context, self.body, self.handle = context, body, handle
+        self.number, self.index = number, index
+        tokenizer, request = context.served.tokenizer, handle.request
         has_text = any(not tokenizer.hides(token) for token in request.tokens[-16:])
-        self.buffers = [TokenBuffer(tokenizer, has_text) for _ in range(request.n)]
+        self.buffer = TokenBuffer(tokenizer, has_text)
+        self.inspector: Inspector | None = None
+        self.collected: tuple[str, list[ScoredToken], Finish] = ("", [], "length")
+
+    def collect(self, event: Event) -> None:
+        """Adds an event to what is answered at once."""
+        text, tokens, _ = self.collected
+        new_text, new_tokens, finish = self.push(event)
+        self.collected = text + new_text, tokens + new_tokens, finish or "length"
 
     def push(self, event: Event) -> tuple[str, list[ScoredToken], Finish | None]:
         """Returns the new text, the tokens that it completes, and the finish reason."""
-        tokens = self.buffers[event.index].push(event)
-        finish: Finish | None = None if event.finish_reason is None else _finish(event)
-        return event.text, tokens, finish
+        if self.body.inspect is not None:
+            if self.inspector is None:
+                self.inspector = Inspector(self.context.served, self.body, self.handle)
+            self.inspector.push(event)
+        finish: Finish | None = None
+        if event.finish_reason is not None:
+            finish = "stop" if event.finish_reason == "stop" else "length"
+        return event.text, self.buffer.push(event), finish
+
+    @property
+    def is_slow(self) -> bool:
+        """True if the next chunk scores a whole prompt."""
+        return False
+
+    def chunks(
+        self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
+    ) -> list[dict[str, Any]]:
+        """Choices of a stream's chunks that report the new text."""
+        raise NotImplementedError
+
+    def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish) -> dict[str, Any]:
+        """The whole choice."""
+        raise NotImplementedError
+
+    async def inspect(self, choice: dict[str, Any]) -> None:
+        """Adds the inspection of the tokens computed since the last call."""
+        if self.inspector is not None:
+            choice["inspect"] = await self.context.run_exclusively(self.inspector.drain)
 
 
-def _finish(event: Event) -> Finish:
-    return "stop" if event.finish_reason == "stop" else "length"
+class Writer:
+    """Builds the answer to one request with one handle per prompt, streamed or at once."""
+
+    choice_type: ClassVar[type[Choice]]
+    id_prefix: ClassVar[str]
+    object_type: ClassVar[str]
+    chunk_type: ClassVar[str]
+
+    def __init__(
+        self, context: Context, body: GenerationRequest, handles: Sequence[Handle]
+    ) -> None:
+        self.context, self.body, self.handles = context, body, handles
+        self.id, self.created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
+        n = body.n or 1
+        self.choices = [
+            [
+                self.choice_type(context, body, handle, number * n + index, index)
+                for index in range(n)
+            ]
+            for number, handle in enumerate(handles)
+        ]
+
+    async def write(self) -> dict[str, Any] | EventStream:
+        """The answer, or its stream once the first chunk is there: an early error still gets an
+        HTTP status."""
+        context = self.context
+        if self.body.stream:
+            chunks = self._stream()
+            first = await context.until_disconnect(anext(chunks))
+            return EventStream(_events(first, chunks), b"data: [DONE]\n\n")
+        results = await context.results(self.handles)
+        answer = await to_thread.run_sync(self._answer, results)
+        choices = chain.from_iterable(self.choices)
+        for choice, json_choice in zip(choices, answer["choices"], strict=True):
+            await choice.inspect(json_choice)
+        return answer
+
+    def _head(self, object_type: str) -> dict[str, Any]:
+        model = self.context.served.id
+        return {"id": self.id, "object": object_type, "created": self.created, "model": model}
+
+    def _answer(self, results: Sequence[Sequence[Event]]) -> dict[str, Any]:
+        json_choices, usages = list[dict[str, Any]](), list[Usage]()
+        for choices, events in zip(self.choices, results, strict=True):
+            for event in events:
+                choices[event.index].collect(event)
+                usages += [event.usage] if event.usage is not None else []
+            json_choices += [choice.answer(*choice.collected) for choice in choices]
+        usage = total_usage(usages)
+        return {**self._head(self.object_type), "choices": json_choices, "usage": usage}
+
+    async def _stream(self) -> AsyncGenerator[Mapping[str, Any]]:
+        """Yields the answer as chunks of one choice each."""
+        options, context = self.body.stream_options, self.context
+        usages, with_usage = list[Usage](), options is not None and options.include_usage
+        head = self._head(self.chunk_type)
+        merged = context.tracker.merge_events(self.handles, context.tally)
+        async with aclosing(merged) as events:
+            async for number, event in events:
+                choice = self.choices[number][event.index]
+                usages += [event.usage] if event.usage is not None else []
+                new = choice.push(event)
+                if choice.is_slow:
+                    json_choices = await to_thread.run_sync(choice.chunks, *new)
+                else:
+                    json_choices = choice.chunks(*new)
+                for json_choice in json_choices:
+                    is_role = "role" in json_choice.get("delta", ())
+                    if choice.inspector and not choice.inspector.is_drained and not is_role:
+                        await choice.inspect(json_choice)
+                    chunk = {**head, "choices": [json_choice]}
+                    yield {**chunk, "usage": None} if with_usage else chunk
+        if with_usage:
+            yield {**head, "choices": [], "usage": total_usage(usages)}
 
 
-def collect_choices(
-    served: ServedModel, handle: Handle, events: Sequence[Event]
-) -> list[tuple[str, list[ScoredToken], Finish]]:
-    """Text, tokens and finish reason of each finished continuation."""
-    choices = Choices(served, handle)
-    texts, tokens, finishes = dict[int, str](), dict[int, list[ScoredToken]](), dict[int, Finish]()
-    for event in events:
-        text, new_tokens, finish = choices.push(event)
-        texts[event.index] = texts.get(event.index, "") + text
-        tokens.setdefault(event.index, []).extend(new_tokens)
-        finishes[event.index] = finish or "length"
-    return [(texts[index], tokens[index], finishes[index]) for index in sorted(texts)]
-
-
-def unsupported_message(served: ServedModel, ability: str) -> str:
-    """Error message for a model that lacks an ability."""
-    return (
-        f'"{served.id}" does not {ability}; it answers '
-        f"{', '.join(served.abilities()) or 'nothing else'}."
-    )
+async def _events(
+    first: Mapping[str, Any], chunks: AsyncGenerator[Mapping[str, Any]]
+) -> AsyncGenerator[bytes]:
+    try:
+        yield format_event(first)
+        async for chunk in chunks:
+            yield format_event(chunk)
+    finally:
+        await chunks.aclose()

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..asgi.limits import MOST_SCHEMA
+from ..asgi.replies import HttpError, refuse
 from ..engine.request import Guide
 from ..errors import UserError, need
 from ..tokenizer import Tokenizer
-from .errors import ApiError, refuse
-from .limits import MOST_SCHEMA
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -40,7 +40,7 @@ SCHEMA_KEYWORDS = ("items", "additionalProperties")
 
 
 def guide_factory(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> Callable[[], Guide]:
-    """Compiles a grammar to a factory of Guides, one per continuation. Raises ApiError 400 for
+    """Compiles a grammar to a factory of Guides, one per continuation. Raises HttpError 400 for
     unsupported grammars."""
     from llguidance import LLMatcher, LLParserLimits
 
@@ -91,13 +91,13 @@ def _grammar(kind: str, source: Any) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=SPACES)
     except ValueError as error:
-        raise ApiError(
+        raise HttpError(
             400, f"The JSON schema cannot be held to: {_one_line(str(error))}", code="bad_grammar"
         ) from None
 
 
 def _check_schema(schema: Any, depth: int) -> None:
-    """Raises ApiError for schema keywords that llguidance would ignore: a schema is enforced in
+    """Raises HttpError for schema keywords that llguidance would ignore: a schema is enforced in
     full or rejected."""
     refuse(
         depth > 64,

@@ -18,24 +18,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, NotRequired, Self
+from typing import Any, NotRequired, TypeVar
 
 from anyio import to_thread
-from starlette.requests import Request as HttpRequest
 from torch import Tensor
 from typing_extensions import TypedDict
 
 from .. import config
+from ..asgi.replies import refuse
 from ..engine import Event, Handle, Request, Seen
 from ..engine.request import SQUARE, joined, token_axis
 from ..inspection import edits, lens, looking, streams
 from ..nn.editing import one_token
-from .errors import refuse
-from .following import RequestTracker, run_exclusively, until_disconnect
-from .prompts import as_list, check_context, check_lengths, encode_prompts
+from .prompts import as_list, check_context, check_ids, check_lengths, encode_prompts
 from .registry import ServedModel
 from .schemas import InspectOptions, InspectRequest
+from .tracking import Context
 
+V = TypeVar("V")
 MAX_COMPUTED = 1 << 26  # numbers that a pass may keep
 MAX_RETURNED = 1 << 18  # numbers of an answer
 SUMMARIES = ("lens", "top_tokens")
@@ -75,69 +75,83 @@ class Inspection(TypedDict):
     top_tokens: NotRequired[list[dict[str, Any]]]
 
 
-async def inspect(
-    http: HttpRequest,
-    served: ServedModel,
-    body: InspectRequest,
-    followers: RequestTracker,
-    client: str,
-) -> Inspection:
-    """Answers one inspection request."""
-    texts, source = as_list(body.prompt), None
-    refuse(len(texts) != 1, "One text is inspected at a time; give one prompt.", "prompt")
+async def inspect(context: Context, body: InspectRequest) -> Inspection:
+    """Named values, the logit lens and top tokens of one forward pass, optionally edited."""
+    served, source = context.served, None
+    text = single_text(body.prompt, "prompt")
     pair = isinstance(served.config, config.EncoderDecoder)
-    refuse(
-        not pair and body.source is not None,
-        "Only an encoder-decoder has a source; leave it out.",
-        "source",
-    )
-    if pair:
-        message = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
-        refuse(body.source is None, message, "source")
-        source = await _encode_pair(served, body.source, False, "source")
-        ids = await _encode_pair(served, texts[0], True, "prompt")
-    elif served.continues or isinstance(served.config, config.Decoder):
-        (ids,) = await encode_prompts(served, texts)
+    is_extra, is_missing = body.source is not None and not pair, body.source is None and pair
+    refuse(is_extra, "Only an encoder-decoder has a source; leave it out.", "source")
+    message = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
+    refuse(is_missing, message, "source")
+    if body.source is not None:
+        source = await _encode_pair(served, single_text(body.source, "source"), False, "source")
+        ids = await _encode_pair(served, text, True, "prompt")
+    elif isinstance(served.config, config.Decoder):
+        (ids,) = await encode_prompts(served, [text])
     else:
-        ids = await _encode_input(served, texts[0])
+        ids = await _encode_input(served, text)
     if not paged(served):
-        http.state.tally.model, http.state.tally.prompt = served.id, len(ids)
-        return await until_disconnect(
-            http, run_exclusively(partial(run_inspection, served, ids, body, source))
-        )
+        context.tally.model, context.tally.prompt = served.id, len(ids)
+        return await context.run_exclusively(partial(run_inspection, served, ids, body, source))
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
-    request = with_inspection(served, body, Request(ids, max_new=0, client=client))
-    handles = await until_disconnect(http, followers.submit_async(served, [request]))
-    (events,) = await until_disconnect(http, followers.results(handles, http.state.tally))
-    return await until_disconnect(
-        http, run_exclusively(Inspector(served, body, handles[0], 0).push(events).drain)
-    )
+    request = Request(ids, max_new=0, client=context.client)
+    handles = await context.submit([with_inspection(served, body, request)])
+    (events,) = await context.results(handles)
+    inspector = Inspector(served, body, handles[0])
+    for event in events:
+        inspector.push(event)
+    return await context.run_exclusively(inspector.drain)
+
+
+def single_text(texts: Any, param: str) -> str | list[int]:
+    """The only text. Raises HttpError for several."""
+    several = as_list(texts)
+    message = f"One text is inspected at a time; give one {param}."
+    refuse(len(several) != 1, message, param)
+    return several[0]
 
 
 async def _encode_input(served: ServedModel, text: str | list[int]) -> list[int]:
     check_lengths([text], served.characters, served.context, "prompt")
     refuse(not text, "The prompt is empty; give a text, or token ids.", "prompt")
-    if isinstance(text, str):
-        text = (
-            await to_thread.run_sync(partial(served.tokenizer.encode_pair, text, special=True))
-        )[0]
-    refuse(
-        any(not 0 <= id < served.config.embed.vocab for id in text),
-        "A token id is out of range.",
-        "prompt",
-    )
-    check_context(served, text, 0, "prompt")
-    return text
+    if isinstance(text, list):
+        ids = text
+    else:
+        encode = partial(served.tokenizer.encode_pair, text, special=True)
+        ids = (await to_thread.run_sync(encode))[0]
+    check_ids(ids, served.config.embed.vocab, "prompt")
+    check_context(served, ids, 0, "prompt")
+    return ids
 
 
-async def _encode_pair(served: ServedModel, text: Any, is_target: bool, param: str) -> list[int]:
+async def _encode_pair(
+    served: ServedModel, text: str | list[int], is_target: bool, param: str
+) -> list[int]:
     """Token ids of an encoder-decoder's source, or of its target (``is_target``) with the start
     token."""
-    texts = as_list(text)
-    refuse(len(texts) != 1, "One text is inspected at a time; give one source.", param)
-    check_lengths(texts, served.characters, served.context, param)
-    ids: Any = partial(looking.token_ids, served.model, served.tokenizer, texts[0], is_target)
-    return (await to_thread.run_sync(ids))[0].tolist()  # type: ignore[no-any-return]
+    check_lengths([text], served.characters, served.context, param)
+    encode: Any = partial(looking.token_ids, served.model, served.tokenizer, text, is_target)
+    return (await to_thread.run_sync(encode))[0].tolist()  # type: ignore[no-any-return]
+
+
+def _head(
+    served: ServedModel, body: InspectOptions, method: str, start: int, tokens: Sequence[int]
+) -> Inspection:
+    return {
+        "object": "inspection",
+        "model": served.id,
+        "by": method,
+        "start": start,
+        "tokens": list(tokens),
+        "pieces": [served.tokenizer.token(id) for id in tokens],
+        "edits": body.edits,
+    }
+
+
+def value_patterns(body: InspectOptions) -> list[str]:
+    """Requested paths, without the summaries."""
+    return [name for name in body.inspect or () if name not in SUMMARIES]
 
 
 def run_inspection(
@@ -146,56 +160,34 @@ def run_inspection(
     body: InspectOptions,
     source: Sequence[int] | None = None,
 ) -> Inspection:
-    """Runs one forward pass over ``ids`` and an optional ``source``. Raises UserError and ApiError
+    """Runs one forward pass over ``ids`` and an optional ``source``. Raises UserError and HttpError
     for unknown names and for too many values."""
     model, tokenizer = served.model, served.tokenizer
-    changes = [edits.parse(spec) for spec in body.edits]
-    outputs, source_ids = body.inspect or (), None if source is None else list(source)
-    patterns = [name for name in outputs if name not in SUMMARIES]
+    outputs, patterns = body.inspect or (), value_patterns(body)
     positions = _positions(getattr(body, "positions", None), len(ids))
-    inspection: Inspection = {
-        "object": "inspection",
-        "model": served.id,
-        "by": "a pass of its own on the same weights",
-        "start": 0,
-        "tokens": list(ids),
-        "pieces": [tokenizer.token(id) for id in ids],
-        "edits": body.edits,
-    }
-    if source is not None:
-        source_tokenizer = tokenizer.for_source
-        inspection["source"] = {
-            "tokens": source_ids,
-            "pieces": [source_tokenizer.token(id) for id in source],
-        }
+    inspection = _head(served, body, "a pass of its own on the same weights", 0, ids)
+    source_ids = None if source is None else list(source)
+    if source_ids is not None:
+        pieces = [tokenizer.for_source.token(id) for id in source_ids]
+        inspection["source"] = {"tokens": source_ids, "pieces": pieces}
+    tokens = list(ids)
+    parsed_edits = [edits.parse(spec) for spec in body.edits]
+    options: dict[str, Any] = {"source": source_ids, "edits": parsed_edits}
     if patterns:
         shapes = {path: tuple(value.shape) for path, value in one_token(model).items()}
         longest = max(len(ids), len(source or ()))
         _check_size(_size(shapes, patterns, longest, longest))
-        values = looking.look(
-            model, tokenizer, list(ids), *patterns, source=source_ids, edits=changes
-        )
-        source_values = {
-            path: x for path, x in values.items() if source is not None and is_source_value(path)
-        }
-        inspection["values"] = _values(
-            {path: x for path, x in values.items() if path not in source_values}, positions
-        )
-        inspection["values"] |= _values(source_values, None)
+        values, source_values = looking.look(model, tokenizer, tokens, *patterns, **options), {}
+        for path in [*values] if source is not None else ():
+            if is_source_value(path):
+                source_values[path] = values.pop(path)
+        inspection["values"] = _values(values, positions) | _values(source_values, None)
     if "lens" in outputs:
-        options: dict[str, Any] = {
-            "positions": positions,
-            "track": body.track,
-            "top": body.top,
-            "edits": changes,
-        }
-        inspection["lens"] = lens.logit_lens(
-            model, tokenizer, list(ids), source=source_ids, **options
-        ).to_dict()
+        choices: Any = {"positions": positions, "track": body.track, "top": body.top}
+        depths = lens.logit_lens(model, tokenizer, tokens, **choices, **options)
+        inspection["lens"] = depths.to_dict()
     if "top_tokens" in outputs:
-        rows = looking.predictions(
-            model, tokenizer, list(ids), body.top, source=source_ids, edits=changes
-        )
+        rows = looking.predictions(model, tokenizer, tokens, body.top, **options)
         inspection["top_tokens"] = [
             {"position": n, **rows[n]} for n in (positions or range(len(rows)))
         ]
@@ -224,12 +216,20 @@ def _size(
     paths: Mapping[str, Sequence[int]], patterns: Sequence[str], rows: int, length: int
 ) -> int:
     """Number of elements of the matching values for ``rows`` tokens of a text of ``length``."""
-    matches = [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
-    factors = (length if path.rpartition(".")[2] in SQUARE else 1 for path in matches)
-    return sum(
-        math.prod(paths[path]) * rows * factor
-        for path, factor in zip(matches, factors, strict=True)
-    )
+    total = 0
+    for path, shape in matching(paths, patterns).items():
+        is_square = path.rpartition(".")[2] in SQUARE
+        total += math.prod(shape) * rows * (length if is_square else 1)
+    return total
+
+
+def matching(values: Mapping[str, V], patterns: Sequence[str]) -> dict[str, V]:
+    """Values whose path matches a pattern."""
+    return {
+        path: value
+        for path, value in values.items()
+        if any(fnmatchcase(path, pattern) for pattern in patterns)
+    }
 
 
 def _check_size(total: int) -> None:
@@ -245,22 +245,13 @@ def _values(tensors: dict[str, Tensor], positions: list[int] | None) -> dict[str
     """Values as JSON, restricted to ``positions`` if given."""
     selected = {}
     for path, value in tensors.items():
-        tensor = value[0]
-        # (.., T, last)
-        selected[path] = (
-            tensor if positions is None or tensor.ndim < 2 else tensor[..., positions, :]
-        )
+        is_cut = positions is not None and value.ndim > 2
+        selected[path] = value[0][..., positions, :] if is_cut else value[0]  # (.., T, last)
     _check_sent(sum(tensor.numel() for tensor in selected.values()))
-    json_values = looking.to_dict(selected)
-    return {
-        path: {
-            "shape": entry["shape"],
-            "dtype": entry["dtype"],
-            "positions": positions,
-            "values": entry["values"],
-        }
-        for path, entry in json_values.items()
-    }
+    entries: dict[str, Any] = looking.to_dict(selected)
+    for entry in entries.values():
+        entry["positions"] = positions
+    return entries
 
 
 def _check_sent(total: int) -> None:
@@ -291,7 +282,7 @@ def inspected_positions(body: InspectOptions, prompt: int) -> tuple[int, list[in
 
 
 def with_inspection(served: ServedModel, body: InspectOptions, request: Request) -> Request:
-    """Adds the values to capture and the edits to an engine request. Raises ApiError for unknown
+    """Adds the values to capture and the edits to an engine request. Raises HttpError for unknown
     names and for too many values."""
     if body.inspect is None and not body.edits:
         return request
@@ -300,21 +291,17 @@ def with_inspection(served: ServedModel, body: InspectOptions, request: Request)
         f'"{served.id}" reads.'
     )
     refuse(bool(body.edits) and not paged(served), message, "edits")
-    outputs, length = body.inspect or (), len(request.tokens)
+    outputs, patterns, length = body.inspect or (), value_patterns(body), len(request.tokens)
     since, positions = inspected_positions(body, length)
-    end = length + max(
-        0, (served.context - length + 1 if request.max_new is None else request.max_new) - 1
-    )
+    max_new = served.context - length + 1 if request.max_new is None else request.max_new
+    end = length + max(0, max_new - 1)
     missing = next((position for position in positions or () if not 0 <= position < end), None)
-    refuse(
-        missing is not None,
-        f"Position {missing} is not there; at most {end} tokens are read, 0 to {end - 1}.",
-        "positions",
-    )
-    patterns = [name for name in outputs if name not in SUMMARIES]
+    message = f"Position {missing} is not there; at most {end} tokens are read, 0 to {end - 1}."
+    refuse(missing is not None, message, "positions")
     size = partial(_size, served.engine.shapes, patterns)
+    count = end - since if positions is None else len(positions)
     _check_size(request.n * size(end - since, end))
-    _check_sent(request.n * size(end - since if positions is None else len(positions), end))
+    _check_sent(request.n * size(count, end))
     if not paged(served):
         looking.must_match(patterns, [*served.engine.shapes])
     if "lens" in outputs:
@@ -328,44 +315,34 @@ def with_inspection(served: ServedModel, body: InspectOptions, request: Request)
     if not paged(served):
         return request  # Inspector makes a pass of its own
     if "top_tokens" in outputs:
-        logprobs = {"logprobs": max(body.top, request.logprobs or 0)}
-        logprobs["prompt_logprobs"] = max(body.top, request.prompt_logprobs or 0)
-        request = replace(request, **logprobs)  # type: ignore[arg-type]
-    scored = request.prompt_logprobs is not None and "top_tokens" not in outputs
-    changes = [edits.parse(spec) for spec in body.edits]
-    return replace(request, want=patterns, since=0 if scored else since, edits=changes)
+        request = replace(
+            request,
+            logprobs=max(body.top, request.logprobs or 0),
+            prompt_logprobs=max(body.top, request.prompt_logprobs or 0),
+        )
+    elif request.prompt_logprobs is not None:
+        since = 0
+    return replace(request, want=patterns, since=since, edits=[*map(edits.parse, body.edits)])
 
 
 class Inspector:
     """Builds the inspections of one continuation from the engine's events."""
 
-    def __init__(
-        self, served: ServedModel, body: InspectOptions, handle: Handle, index: int
-    ) -> None:
-        self.served, self.body, self.handle, self.index = served, body, handle, index
-        self.tokens, self.drained, self.pending = (
-            [*handle.read],
-            0,
-            list[int](),
-        )  # drawn: not read yet
-        self.captures = list[Seen]()
-        # by place
-        self.logprobs, self.top_logprobs = (
-            dict[int, float | None](),
-            dict[int, Sequence[tuple[int, float]]](),
-        )
+    def __init__(self, served: ServedModel, body: InspectOptions, handle: Handle) -> None:
+        self.served, self.body, self.handle = served, body, handle
+        self.tokens, self.drained = [*handle.read], 0
+        self.pending, self.captures = list[int](), list[Seen]()  # pending: drawn and not read
+        # by position
+        self.logprobs = dict[int, float | None]()
+        self.top_logprobs = dict[int, Sequence[tuple[int, float]]]()
 
-    def push(self, events: Sequence[Event]) -> Self:
-        """Adds events; those of other continuations are ignored."""
-        for event in events:
-            if event.index != self.index:
-                continue
-            self.tokens += self.pending
-            self.top_logprobs[len(self.tokens) - 1] = event.top
-            self.pending = [] if event.token is None else [event.token]
-            self.logprobs[len(self.tokens)] = event.logprob
-            self.captures += [] if event.seen is None else [event.seen]
-        return self
+    def push(self, event: Event) -> None:
+        """Adds an event of the continuation."""
+        self.tokens += self.pending
+        self.top_logprobs[len(self.tokens) - 1] = event.top
+        self.pending = [] if event.token is None else [event.token]
+        self.logprobs[len(self.tokens)] = event.logprob
+        self.captures += [] if event.seen is None else [event.seen]
 
     @property
     def is_drained(self) -> bool:
@@ -374,42 +351,26 @@ class Inspector:
 
     def drain(self) -> Inspection:
         """Inspection of the tokens computed since the last call."""
-        start, end, (since, requested) = (
-            self.drained,
-            len(self.tokens),
-            inspected_positions(self.body, len(self.handle.read)),
-        )
-        body, outputs, tokenizer = self.body, self.body.inspect or (), self.served.tokenizer
+        start, end = self.drained, len(self.tokens)
+        since, requested = inspected_positions(self.body, len(self.handle.read))
         positions = [
-            place
-            for place in range(max(start, since), end)
-            if requested is None or place in requested
+            position
+            for position in range(max(start, since), end)
+            if requested is None or position in requested
         ]
-        tokens, self.drained = self.tokens[start:], end
+        self.drained = end
         if not paged(self.served):
             return self._separate_pass(start, positions)
-        inspection: Inspection = {
-            "object": "inspection",
-            "model": self.served.id,
-            "by": "the engine's own steps",
-            "start": start,
-            "tokens": tokens,
-            "pieces": [tokenizer.token(id) for id in tokens],
-            "edits": body.edits,
-        }
+        outputs, patterns = self.body.inspect or (), value_patterns(self.body)
+        inspection = _head(
+            self.served, self.body, "the engine's own steps", start, self.tokens[start:]
+        )
         capture, self.captures = joined(self.captures) if self.captures else Seen(start, {}), []
-        patterns = [name for name in outputs if name not in SUMMARIES]
         if patterns:
-            values = {
-                path: x
-                for path, x in capture.values.items()
-                if any(fnmatchcase(path, pattern) for pattern in patterns)
-            }
-            rows = [place - capture.start for place in positions]
-            selected = {
-                path: x if len(positions) == x.shape[token_axis(path)] else _rows(path, x, rows)
-                for path, x in values.items()
-            }
+            rows, selected = [position - capture.start for position in positions], {}
+            for path, x in matching(capture.values, patterns).items():
+                is_whole = len(positions) == x.shape[token_axis(path)]
+                selected[path] = x if is_whole else _rows(path, x, rows)
             inspection["values"] = _values(selected, None)
             for value in inspection["values"].values():
                 value["positions"] = None if len(positions) == end - start else positions
@@ -418,7 +379,7 @@ class Inspector:
                 capture, positions if requested is not None else positions[-lens.MOST :]
             )
         if "top_tokens" in outputs:
-            inspection["top_tokens"] = [self._top_tokens(place) for place in positions]
+            inspection["top_tokens"] = [self._top_tokens(position) for position in positions]
         return inspection
 
     def _separate_pass(self, start: int, positions: list[int]) -> Inspection:
@@ -428,40 +389,32 @@ class Inspector:
             update={"positions": positions} if positions else {"inspect": []}
         )
         inspection = run_inspection(self.served, self.tokens, body)
-        inspection["start"], inspection["tokens"], inspection["pieces"] = (
-            start,
-            inspection["tokens"][start:],
-            inspection["pieces"][start:],
-        )
-        return inspection
+        head = _head(self.served, body, inspection["by"], start, self.tokens[start:])
+        return {**inspection, **head}
 
     def _lens(self, capture: Seen, positions: Sequence[int]) -> dict[str, Any]:
-        rows = [place - capture.start for place in positions]
-        states = {
-            path: x[0, rows]
-            for path, x in capture.values.items()
-            if any(fnmatchcase(path, pattern) for pattern in LENS_VALUES)
-        }
+        rows = [position - capture.start for position in positions]
+        states = {path: x[0, rows] for path, x in matching(capture.values, LENS_VALUES).items()}
         out = states.pop(LENS_VALUES[-1])
         model, tokenizer = self.served.model, self.served.tokenizer
         track = [streams.word_id(model, tokenizer, word) for word in self.body.track]
-        ids, end = [self.tokens[place] for place in positions], len(self.tokens)
+        ids, end = [self.tokens[position] for position in positions], len(self.tokens)
         states_args = (streams.States("decoder", states, out), ids, positions, end)
         return lens.lens_of_states(
             model, tokenizer, *states_args, track=track, top=self.body.top
         ).to_dict()
 
-    def _top_tokens(self, place: int) -> dict[str, Any]:
+    def _top_tokens(self, position: int) -> dict[str, Any]:
         """Token at a position, its log-probability, and the top tokens after it."""
         for number, entry in enumerate(self.handle.prompt_logprobs or ()):
             at = self.handle.request.since + number  # type: ignore[union-attr]
             self.logprobs.setdefault(at, entry.logprob)
             if number:
                 self.top_logprobs.setdefault(at - 1, entry.top)
-        named = self._scored_token(self.tokens[place], self.logprobs.get(place))
-        likely = self.top_logprobs.get(place, ())[: self.body.top]
+        named = self._scored_token(self.tokens[position], self.logprobs.get(position))
+        likely = self.top_logprobs.get(position, ())[: self.body.top]
         return {
-            "position": place,
+            "position": position,
             **named,
             "next": [self._scored_token(*candidate) for candidate in likely],
         }

@@ -7,7 +7,6 @@ a token.
 from __future__ import annotations
 
 import codecs
-import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -174,8 +173,3 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], top: int)
             }
         )
     return {"content": content}
-
-
-def as_json(value: object) -> str:
-    """Encodes compact JSON; raises ValueError for NaN and infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

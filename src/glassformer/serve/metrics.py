@@ -83,7 +83,7 @@ class Gauges(Collector):
             name: CounterMetricFamily(PREFIX + name, help_text, labels=["model_name"])
             for name, (_, help_text) in TOTALS.items()
         }
-        for id, served in self.registry.models.items():
+        for id, served in self.registry.entries.items():
             now = served.engine.stats()
             for name, (field, _) in TOTALS.items():
                 totals[name].add_metric([id], getattr(now, field))
@@ -112,7 +112,7 @@ class Metrics:
             )
             for name, help_text in HISTOGRAMS.items()
         }
-        for id in registry.models:  # a counter that is there from the start shows its first step
+        for id in registry.entries:  # a counter that is there from the start shows its first step
             for name in ("prompt_tokens", "generation_tokens"):
                 self.counters[name].labels(id)
             for name in HISTOGRAMS:

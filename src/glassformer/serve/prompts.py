@@ -9,11 +9,11 @@ from functools import partial
 from anyio import to_thread
 
 from .. import config
+from ..asgi.limits import MOST_CHARACTERS, MOST_TEXTS
+from ..asgi.replies import HttpError, refuse
 from ..generation.prompt import encode
 from ..tokenizer import Tokenizer
-from .errors import ApiError, refuse
 from .fields import is_ids
-from .limits import MOST_CHARACTERS, MOST_TEXTS
 from .registry import ServedModel
 
 
@@ -25,7 +25,7 @@ def as_list(texts: str | list[str] | list[int] | list[list[int]]) -> list[str | 
 
 
 def check_lengths(texts: Sequence[object], max_characters: int, context: int, param: str) -> None:
-    """Raise ApiError 400 for texts that cannot fit, by their characters alone."""
+    """Raises HttpError 400 for texts that cannot fit, by their characters alone."""
     refuse(
         len(texts) > MOST_TEXTS,
         f"These are {len(texts)} texts; a request may hold {MOST_TEXTS}.",
@@ -48,7 +48,7 @@ def check_lengths(texts: Sequence[object], max_characters: int, context: int, pa
 async def encode_prompts(
     served: ServedModel, texts: Sequence[str | list[int]], special: bool = True
 ) -> list[list[int]]:
-    """Token ids of each prompt. Raises ApiError for prompts that are empty or too long."""
+    """Token ids of each prompt. Raises HttpError for prompts that are empty or too long."""
     check_lengths(texts, served.characters, served.context, "prompt")
     encode_texts = partial(
         _encode_texts, served.tokenizer, served.config, bos=None if special else False
@@ -69,7 +69,7 @@ def _encode_texts(
 
 
 def check_context(served: ServedModel, row: Sequence[int], new: int, param: str) -> None:
-    """Raise ApiError 400 where a prompt with ``new`` tokens after it is longer than the context.
+    """Raises HttpError 400 where a prompt with ``new`` tokens after it is longer than the context.
 
     The last token that is generated is never read, so it may lie just outside.
     """
@@ -79,11 +79,10 @@ def check_context(served: ServedModel, row: Sequence[int], new: int, param: str)
             f"The prompt has {len(row)} tokens{requested}; the context is {served.context}. Shorten "
             "it, or ask for fewer."
         )
-        raise ApiError(400, message, param, "context_length_exceeded")
+        raise HttpError(400, message, param, "context_length_exceeded")
 
 
-async def encode_in_thread(
-    tokenizer: Tokenizer, texts: Sequence[str], special: bool = False
-) -> list[list[int]]:
-    """Tokenizes texts in a thread."""
-    return await to_thread.run_sync(partial(tokenizer.encode_batch, texts, special=special))
+def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raises HttpError 400 for ids outside the vocabulary."""
+    is_known = all(0 <= id < vocab_size for id in ids)
+    refuse(not is_known, f"Tokens are 0 to {vocab_size - 1}; {param} holds another.", param)

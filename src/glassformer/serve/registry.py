@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import config
+from ..asgi.limits import LONGEST_NAME
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.resolve import GGUF, is_recipe
 from ..engine import Engine
 from ..errors import need
 from ..generation.predictions import tags
+from ..page.models import InMemoryEntry, Models, unique_id
 from ..tokenizer import chat_template
 from ..tokenizer.chat_template import ChatTemplate
 from ..tokenizer.framing import document_start
-from .errors import ApiError
-from .limits import LONGEST_NAME
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EngineLimits:
     memory: int | None = None
 
 
-class ServedModel:
+class ServedModel(InMemoryEntry):
     """Served model with its engine, tokenizer and chat template."""
 
     def __init__(
@@ -49,7 +49,7 @@ class ServedModel:
             f"{checkpoint.name} has no tokenizer, so it cannot be asked in words; serve another.",
         )
         assert tokenizer is not None
-        self.id, self.checkpoint, self.model, self.tokenizer = id, checkpoint, model, tokenizer
+        super().__init__(id, checkpoint, model, tokenizer)
         self.created = int(time.time())
         self.config: config.Model = model.config
         folder = checkpoint.folder
@@ -64,9 +64,8 @@ class ServedModel:
         # a longer text cannot fit, however it is cut
         self.characters = self.context * max(longest, 1)
         label_head: Any = self.config.token_head if self.tags else self.config.pool
-        self.labels = list(checkpoint.labels) or [
-            str(number) for number in range(label_head.labels if label_head else 0)
-        ]
+        count = label_head.labels if label_head else 0
+        self.labels = list(checkpoint.labels) or list(map(str, range(count)))
 
     @property
     def starts_with_bos(self) -> bool:
@@ -120,37 +119,29 @@ class ServedModel:
         return [name for name, able in abilities.items() if able]
 
 
-class Registry:
+class Registry(Models):
     """Served models by id, in the order of the command line."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.models = {served.id: served for served in models}
+    entries: Mapping[str, ServedModel]  # type: ignore[assignment]
 
-    def __getitem__(self, name: str | None) -> ServedModel:
-        """The model of that name; None is the first. Raises ApiError 404."""
-        if name is None:
-            return next(iter(self.models.values()))
-        if name not in self.models:
-            names = ", ".join(self.models)
-            message = f'There is no model "{ascii(name[:80])[1:-1]}" here; there are: {names}.'
-            raise ApiError(404, message, "model", "model_not_found")
-        return self.models[name]
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self.entries, self.sources = {served.id: served for served in models}, []
+
+    def __getitem__(self, id: str | None) -> ServedModel:
+        """The model of that id; None is the first. Raises HttpError 404."""
+        return super().__getitem__(next(iter(self.entries)) if id is None else id)  # type: ignore[return-value]
 
     def close(self) -> None:
-        """End every engine."""
-        for served in self.models.values():
+        """Ends every engine."""
+        for served in self.entries.values():
             served.engine.close()
 
 
 def model_id(name: str, taken: Sequence[str]) -> str:
     """Model id: folder, hub or recipe name, with a number if it is taken."""
-    plain = (
-        Path(name).resolve().name.removesuffix(GGUF)
-        if Path(name).exists() and not is_recipe(name)
-        else name
-    )
-    base = re.sub(r"[^A-Za-z0-9._/-]+", "-", plain).strip("-./")[:LONGEST_NAME] or "model"
-    return next(id for id in (base, *(f"{base}-{n}" for n in range(2, 10_000))) if id not in taken)
+    is_path = Path(name).exists() and not is_recipe(name)
+    plain = Path(name).resolve().name.removesuffix(GGUF) if is_path else name
+    return unique_id(plain, taken, "A-Za-z0-9._/-")
 
 
 def open_models(
@@ -163,23 +154,20 @@ def open_models(
     template: Path | None = None,
     ids: Sequence[str] = (),
 ) -> Registry:
-    """Load every model; the first ones are called by ``ids``. Raises UserError as loading does."""
+    """Loads every model; the first ones are called by ``ids``. Raises UserError as loading does."""
     check_ids(ids, len(names))
-    served = list[ServedModel]()
-    for number, name in enumerate(names):
+    taken, served = list(ids), list[ServedModel]()
+    for name in names[len(ids) :]:
+        taken.append(model_id(name, taken))
+    for id, name in zip(taken, names, strict=True):
         checkpoint = Checkpoint.open(name)
         model = checkpoint.model(dtype=dtype, device=device, bits=bits)
-        id = (
-            ids[number]
-            if number < len(ids)
-            else model_id(name, [*ids, *(model.id for model in served)])
-        )
         served.append(ServedModel(id, checkpoint, model, bounds, template))
     return Registry(served)
 
 
 def check_ids(ids: Sequence[str], models: int) -> None:
-    """Raise UserError for names that no client could send, for the same twice, and for more names
+    """Raises UserError for names that no client could send, for the same twice, and for more names
     than models."""
     need(
         len(ids) <= models,

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from .fields import Ids, JsonInt, Name, Number, RequestBody, Stops, Texts, field_error
-from .limits import (
+from ..asgi.limits import (
     MOST_BIASES,
     MOST_CHOICES,
     MOST_LOGPROBS,
@@ -17,6 +16,7 @@ from .limits import (
     MOST_TEXTS,
     MOST_TOKENS,
 )
+from .fields import Ids, JsonInt, Name, Number, RequestBody, Stops, Texts, field_error
 
 Seed = Annotated[JsonInt, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)]
@@ -326,6 +326,8 @@ class ScoreRequest(RequestBody):
 class ClassifyRequest(RequestBody):
     """POST /classify; ``second`` are the other texts, where the model reads pairs."""
 
+    model_config = example(input=["The cat sat"])
+
     model: Name | None = None
     input: TextOrTexts
     second: TextOrTexts | None = None
@@ -333,6 +335,8 @@ class ClassifyRequest(RequestBody):
 
 class TagRequest(RequestBody):
     """POST /v1/tag: sentences, each a text whose words stand between spaces, or a list of words."""
+
+    model_config = example(input=["Anna saw Rome"])
 
     model: Name | None = None
     input: str | Annotated[list[str | Words], Field(min_length=1, max_length=MOST_TEXTS)]

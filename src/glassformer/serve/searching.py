@@ -8,20 +8,17 @@ from typing import Any, Literal, NotRequired
 
 import torch
 from anyio import to_thread
-from starlette.requests import Request as HttpRequest
 from typing_extensions import TypedDict
 
+from ..asgi.replies import refuse
 from ..engine import Encode, Request
 from ..generation.beam import check_beams, source_ids
 from ..generation.predictions import Filling
 from ..generation.prompt import first_tokens
-from .errors import refuse
-from .following import RequestTracker, client_of, run_exclusively, until_disconnect
-from .generating import unsupported_message
 from .inspecting import Inspection, run_inspection
 from .prompts import check_lengths
-from .registry import ServedModel
 from .schemas import FillRequest, TranslateRequest
+from .tracking import Context
 
 
 class FillCandidate(TypedDict):
@@ -67,52 +64,49 @@ class TranslateAnswer(TypedDict):
     data: list[Translation]
 
 
-async def fill(
-    http: HttpRequest, served: ServedModel, body: FillRequest, followers: RequestTracker
-) -> FillAnswer:
-    """POST /v1/fill"""
-    refuse(not served.fills, unsupported_message(served, "fill blanks"), "model")
+async def fill(context: Context, body: FillRequest) -> FillAnswer:
+    """Candidates for the blanks of a text."""
+    served = context.served
+    context.require(served.fills, "fill blanks")
     check_lengths([body.input], served.characters, served.context, "input")
     work = partial(Filling, served.tokenizer, body.input, served.context, body.top, body.order)
     filling = await to_thread.run_sync(work)
     segments = filling.segments if served.config.embed.segments else None
     while rows := filling.rows:
-        requests = [
-            Encode(row, segments, "logits", filling.blanks, client_of(http)) for row in rows
-        ]
-        filling.update(torch.stack(await followers.outputs(http, served, requests)))
+        requests = [Encode(row, segments, "logits", filling.blanks, context.client) for row in rows]
+        filling.update(torch.stack(await context.outputs(requests)))
     candidates: Any = [[candidate.to_dict() for candidate in blank] for blank in filling.results]
     return {"object": "list", "model": served.id, "data": candidates}
 
 
-async def translate(
-    http: HttpRequest, served: ServedModel, body: TranslateRequest, followers: RequestTracker
-) -> TranslateAnswer:
-    """POST /v1/translate"""
-    refuse(not served.translates, unsupported_message(served, "translate"), "model")
+async def translate(context: Context, body: TranslateRequest) -> TranslateAnswer:
+    """Beam-search translations of each source."""
+    served = context.served
+    context.require(served.translates, "translate")
     texts = [body.input] if isinstance(body.input, str) else body.input
     refuse(not all(texts), "A text is empty; give some text.", "input")
     check_lengths(texts, served.characters, served.context, "input")
-    refuse(
-        bool(body.edits),
-        "A search is not edited; POST /v1/inspect takes edits of one text.",
-        "edits",
-    )
+    message = "A search is not edited; POST /v1/inspect takes edits of one text."
+    refuse(bool(body.edits), message, "edits")
     positions_only = body.positions is not None and body.inspect is None
     refuse(positions_only, "positions say what is to be inspected; inspect is missing.", "inspect")
     check_beams(body.beams, body.best, body.length_penalty, body.max_new)
-    cfg, tokenizer, client = served.config, served.tokenizer, client_of(http)
+    cfg, tokenizer = served.config, served.tokenizer
     sources = await to_thread.run_sync(partial(source_ids, cfg, tokenizer, texts))
-    options: dict[str, Any] = {
-        "beams": body.beams,
-        "n": body.best,
-        "length_penalty": body.length_penalty,
-    }
     start = first_tokens(tokenizer, None, cfg)
     requests = [
-        Request(start, source, max_new=body.max_new, client=client, **options) for source in sources
+        Request(
+            start,
+            source,
+            max_new=body.max_new,
+            n=body.best,
+            client=context.client,
+            beams=body.beams,
+            length_penalty=body.length_penalty,
+        )
+        for source in sources
     ]
-    handles = await followers.run_batches(http, served, requests)
+    handles = await context.run_batches(requests)
     data: Any = [
         {"index": n, "best": [hypothesis.to_dict() for hypothesis in handle.hypotheses]}
         for n, handle in enumerate(handles)
@@ -120,7 +114,6 @@ async def translate(
     for answer, source in zip(data, sources, strict=True) if body.inspect is not None else ():
         for candidate in answer["best"]:  # the last token is found and not read
             target = [*start, *candidate["tokens"][:-1]]
-            candidate["inspect"] = await until_disconnect(
-                http, run_exclusively(partial(run_inspection, served, target, body, source))
-            )
+            work = partial(run_inspection, served, target, body, source)
+            candidate["inspect"] = await context.run_exclusively(work)
     return {"object": "list", "model": served.id, "data": data}

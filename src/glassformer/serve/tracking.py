@@ -1,31 +1,29 @@
-"""Requests in flight: their events, metrics, and cancellation when the client disconnects."""
+"""Requests in flight: their engine requests, events and metrics, cancelled when the client
+disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request as HttpRequest
 from torch import Tensor
 
+from ..asgi.replies import refuse, until_disconnect
 from ..engine import Encode, EngineClosed, Event, Handle, Request, Usage
-from .errors import refuse
 from .metrics import Metrics
 from .registry import Registry, ServedModel
 
 T = TypeVar("T")
 POLL_SECONDS = 0.5  # seconds between looks at the engines
 BATCH_SIZE = 32  # texts of one request that are encoded side by side
+ENGINE_ENDED = "The model's engine has ended; try again later."
 ONE_THREAD = CapacityLimiter(1)
-
-
-class ClientDisconnected(Exception):
-    """Raised when the client has disconnected."""
 
 
 @dataclass
@@ -46,7 +44,7 @@ class RequestTracker:
         self.open: dict[Handle, ServedModel] = {}
 
     def submit(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[Handle]:
-        """Submits all requests or none. Raises as the engine does, and ApiError for more than the
+        """Submits all requests or none. Raises as the engine does, and HttpError for more than the
         queue can hold."""
         handles, max_queue = list[Handle](), served.engine.max_queue
         size = sum(getattr(request, "n", 1) for request in requests)
@@ -57,7 +55,7 @@ class RequestTracker:
         refuse(size > max_queue, message, "prompt")
         try:
             if not served.engine.alive:
-                raise EngineClosed("The model's engine has ended; try again later.")
+                raise EngineClosed(ENGINE_ENDED)
             for request in requests:
                 handles.append(served.engine.submit(request))
                 self.open[handles[-1]] = served
@@ -134,33 +132,16 @@ class RequestTracker:
                 metrics.count("request_success", served.id, 1, "abort")
                 self.drop([handle])
 
-    async def collect(self, handle: Handle, tally: RequestStats) -> list[Event]:
-        """Collects all events of a request."""
-        return [event async for event in self.events(handle, tally)]
-
     async def results(self, handles: Sequence[Handle], tally: RequestStats) -> list[list[Event]]:
         """Collects the events of several requests; if one fails, all are cancelled."""
+
+        async def collect(handle: Handle) -> list[Event]:
+            return [event async for event in self.events(handle, tally)]
+
         try:
-            return await asyncio.gather(*(self.collect(handle, tally) for handle in handles))
+            return await asyncio.gather(*map(collect, handles))
         finally:
             self.drop(handles)
-
-    async def run_batches(
-        self, http: HttpRequest, served: ServedModel, requests: Sequence[Request | Encode]
-    ) -> list[Handle]:
-        """Runs requests to completion in batches that fit the queue. Raises ClientDisconnected."""
-        results, batch_size = list[Handle](), max(1, min(BATCH_SIZE, served.engine.max_queue // 2))
-        for offset in range(0, len(requests), batch_size):
-            results += (handles := self.submit(served, requests[offset : offset + batch_size]))
-            await until_disconnect(http, self.results(handles, http.state.tally))
-        return results
-
-    async def outputs(
-        self, http: HttpRequest, served: ServedModel, requests: Sequence[Encode]
-    ) -> list[Tensor]:
-        """Outputs of encoder requests, in fp32."""
-        handles = await self.run_batches(http, served, requests)
-        return [handle.output.float().cpu() for handle in handles if handle.output is not None]
 
     async def merge_events(
         self, handles: Sequence[Handle], tally: RequestStats
@@ -207,44 +188,63 @@ class RequestTracker:
             await asyncio.sleep(POLL_SECONDS)
             for handle, served in [*self.open.items()]:
                 if not served.engine.alive:
-                    error = EngineClosed("The model's engine has ended; try again later.")
+                    error = EngineClosed(ENGINE_ENDED)
                     usage = Usage(len(handle.request.tokens), 0, 0)
                     handle.put(Event(0, finish_reason="error", error=error, usage=usage))
                     self.open.pop(handle, None)
 
 
-async def disconnected(http: HttpRequest) -> None:
-    """Returns when the client disconnects; the body must have been read before."""
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
+@dataclass(frozen=True)
+class Context:
+    """One request to the API: its connection, the model that answers, and the tracker of its engine
+    requests."""
 
+    http: HttpRequest
+    served: ServedModel
+    tracker: RequestTracker
 
-async def until_disconnect(http: HttpRequest, work: Awaitable[T]) -> T:
-    """Awaits ``work``; cancels it and raises ClientDisconnected if the client disconnects."""
-    pending, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(http))
-    try:
-        await asyncio.wait({pending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not pending.done():
-            raise ClientDisconnected
-        return pending.result()
-    finally:
-        for task in (pending, disconnect):
-            await cancel_and_wait(task)
+    @property
+    def client(self) -> str:
+        """Client id for fair scheduling: the API key's number, or the IP address."""
+        address = self.http.client.host if self.http.client else ""
+        return getattr(self.http.state, "client", "") or address
 
+    @property
+    def tally(self) -> RequestStats:
+        return self.http.state.tally  # type: ignore[no-any-return]
 
-async def run_exclusively(work: Callable[[], T]) -> T:
-    """Runs ``work`` in a thread, one call at a time over the whole server."""
-    return await to_thread.run_sync(work, limiter=ONE_THREAD, abandon_on_cancel=True)
+    def require(self, able: bool, ability: str) -> None:
+        """Refuses what the model cannot do."""
+        names = ", ".join(self.served.abilities()) or "nothing else"
+        refuse(not able, f'"{self.served.id}" does not {ability}; it answers {names}.', "model")
 
+    async def until_disconnect(self, work: Awaitable[T]) -> T:
+        return await until_disconnect(self.http, work)
 
-def client_of(http: HttpRequest) -> str:
-    """Client id for fair scheduling: the API key's number, or the IP address."""
-    return getattr(http.state, "client", "") or (http.client.host if http.client else "")
+    async def run_exclusively(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` in a thread, one call at a time over the whole server."""
+        running = to_thread.run_sync(work, limiter=ONE_THREAD, abandon_on_cancel=True)
+        return await self.until_disconnect(running)
 
+    async def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        return await self.until_disconnect(self.tracker.submit_async(self.served, requests))
 
-async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
-    """Cancels a task and waits for its cleanup."""
-    if not task.done():
-        task.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await task
+    async def results(self, handles: Sequence[Handle]) -> list[list[Event]]:
+        """Events of each request. Raises ClientDisconnected."""
+        return await self.until_disconnect(self.tracker.results(handles, self.tally))
+
+    async def run_batches(self, requests: Sequence[Request | Encode]) -> list[Handle]:
+        """Runs requests to completion in batches that fit the queue. Raises ClientDisconnected."""
+        finished, max_queue = list[Handle](), self.served.engine.max_queue
+        batch_size = max(1, min(BATCH_SIZE, max_queue // 2))
+        for offset in range(0, len(requests), batch_size):
+            batch = requests[offset : offset + batch_size]
+            handles = self.tracker.submit(self.served, batch)
+            await self.results(handles)
+            finished += handles
+        return finished
+
+    async def outputs(self, requests: Sequence[Encode]) -> list[Tensor]:
+        """Outputs of encoder requests, in fp32."""
+        handles = await self.run_batches(requests)
+        return [handle.output.float().cpu() for handle in handles if handle.output is not None]

@@ -8,9 +8,9 @@ import pytest
 
 import tiny
 from glassformer.engine import Engine, QueueFull, Request
-from glassformer.serve.following import RequestStats, RequestTracker
 from glassformer.serve.metrics import Metrics
 from glassformer.serve.registry import Registry
+from glassformer.serve.tracking import RequestStats, RequestTracker
 
 
 class Served:
@@ -22,7 +22,7 @@ class Served:
 
 def followers(engine: Engine) -> tuple[RequestTracker, Served]:
     registry, served = Registry([]), Served(engine)
-    registry.models["tiny"] = served  # type: ignore[assignment]
+    registry.entries["tiny"] = served  # type: ignore[assignment]
     return RequestTracker(registry, Metrics(registry)), served
 
 

@@ -68,7 +68,7 @@ def main() -> None:
     )
     sizes_of = {"max_sequences": given.rows, "max_context": given.prompt + given.tokens}
     with Engine(model, **sizes_of, step_tokens=given.rows * given.prompt, lookup=False) as engine:
-        print(engine.room, file=sys.stderr)
+        print(engine.memory_plan, file=sys.stderr)
         for name, sizes in lengths.items():
             times: dict[str, list[tuple[float, float]]] = {"engine": [], "generation": []}
             for turn in range(given.repeats + 1):

@@ -29,7 +29,7 @@ def watch(pool: PagePool, most: dict[PagePool, int]) -> None:
 
     def taking() -> int:
         page = take()
-        most[pool] = max(most.get(pool, 0), pool.used)
+        most[pool] = max(most.get(pool, 0), pool.in_use)
         return page
 
     pool.take = taking  # type: ignore[method-assign]
@@ -53,15 +53,15 @@ def main() -> None:
     for step in (512, 128):
         with Engine(model, max_sequences=8, step_tokens=step, lookup=False) as engine:
             most = dict[PagePool, int]()
-            for pool, _ in engine.room.pools:
+            for pool, _ in engine.memory_plan.pools:
                 watch(pool, most)
             prompt = torch.randint(512, (asked.tokens,)).tolist()
             engine.submit(
                 Request(prompt, max_new=32, sampling=Sampling(0), stop_tokens=())
             ).result()
-            held = sum(most[pool] * size for pool, size in engine.room.pools)
-            whole = -(-(asked.tokens + 31) // 32) * sum(engine.room.page_bytes)
-            print(f"{step} tokens a step: {engine.room}")
+            held = sum(most[pool] * size for pool, size in engine.memory_plan.pools)
+            whole = -(-(asked.tokens + 31) // 32) * sum(engine.memory_plan.page_bytes)
+            print(f"{step} tokens a step: {engine.memory_plan}")
             print(
                 f"  at most {[*most.values()]} pages, {held / 2**20:.1f} MiB; without windows "
                 f"{whole / 2**20:.1f} MiB"

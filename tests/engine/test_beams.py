@@ -61,11 +61,11 @@ def asked(
         while engine.stats().running + engine.stats().waiting:
             time.sleep(0.01)
         assert (
-            engine.room.pool.used == 0
-            and not engine._worker.scheduler.parked
+            engine.memory_plan.pool.in_use == 0
+            and not engine._worker.scheduler.suspended
             and not engine._worker.scheduler.running
         )
-        engine.room.pool.check()
+        engine.memory_plan.pool.check()
     for handle, result in zip(handles, results, strict=True):
         agrees(handle.hypotheses, result)
     return [handle.hypotheses for handle in handles]
@@ -133,20 +133,20 @@ def test_a_search_can_be_left_and_the_next_one_goes_on() -> None:
         reasons = [handle.result().completions[0].finish_reason for handle in handles]
         assert reasons[1::2] == ["length"] * 10 and {*reasons[::2]} <= {"cancelled", "length"}
         stats = engine.stats()
-        engine.room.pool.check()
+        engine.memory_plan.pool.check()
         assert (stats.running, stats.waiting, stats.pages_used) == (
             0,
             0,
             0,
-        ) and not engine._worker.scheduler.parked
+        ) and not engine._worker.scheduler.suspended
 
 
 def test_pages_of_a_prompt_are_shared_by_its_beams() -> None:
     """Eight beams of a prompt of a page and a part take nine pages, not sixteen."""
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        pool, most = engine.room.pool, [0]
+        pool, most = engine.memory_plan.pool, [0]
         take = pool.take
-        pool.take = lambda: (most.append(max(most[-1], pool.used + 1)), take())[1]  # type: ignore[method-assign]
+        pool.take = lambda: (most.append(max(most[-1], pool.in_use + 1)), take())[1]  # type: ignore[method-assign]
         engine.submit(Request([*range(8, 46)], max_new=3, stop_tokens=(), beams=8)).result()
         assert most[-1] == 1 + 8
 

@@ -19,7 +19,7 @@ def run(draft: Model | None, name: str = "llama", **settings: int) -> tuple[list
     with Engine(tiny.model(tiny.DECODERS[name]), draft=draft, lookup=False, **settings) as engine:  # type: ignore[arg-type]
         handles = [engine.submit(one) for one in WANTED]
         results = [handle.result() for handle in handles]
-        engine.room.pool.check()
+        engine.memory_plan.pool.check()
         return results, engine.stats()
 
 

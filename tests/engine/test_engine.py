@@ -46,7 +46,7 @@ def asked(name: str, prompt: list[int], **how: object) -> Request:
     "name", ["gpt2", "llama", "gemma2", "glass", "gru", "vaswani", "t5", "bahdanau"]
 )
 def test_an_engine_says_what_generate_says(name: str, how: Sampling) -> None:
-    """Each Continuation of a Job has the luck that generate gives it."""
+    """Each GeneratedSequence of a RequestState (``create_request_state``) has generate's random numbers."""
     with Engine(tiny.model(tiny.ALL[name])) as engine:
         handles = [
             engine.submit(asked(name, prompt, sampling=how, max_new=12, seed=7))
@@ -82,8 +82,8 @@ def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
             engine.submit(dataclasses.replace(start, first=place)).result().completions[0]
             for place in range(3)
         ]
-        plain = engine._worker.runner.read
-        engine._worker.runner.read = lambda chunks, wanted: (  # type: ignore[method-assign]
+        plain = engine._worker.runner.forward
+        engine._worker.runner.forward = lambda chunks, wanted: (  # type: ignore[method-assign]
             read.extend(len(chunk.tokens) for chunk in chunks) or plain(chunks, wanted)
         )
         fresh = [token + 1 for token in start.tokens]  # nothing of it is in pages
@@ -106,7 +106,7 @@ def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
 
 
 def test_a_prompt_is_scored() -> None:
-    """Each token that was scored has the log-probability that the model gives it after those
+    """Each token of ``record_scores`` has the log-probability that the model gives it after those
     before."""
     model, ids = tiny.model(tiny.DECODERS["gpt2"]), PROMPTS[2]
     logprobs = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
@@ -256,14 +256,14 @@ def test_a_pass_that_fails_is_tried_one_by_one_and_the_engine_goes_on() -> None:
         Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=4),
         Request([1, 2], n=3, max_new=5, seed=1),
     )
-    read, most = engine._worker.runner.read, [3]
+    read, most = engine._worker.runner.forward, [3]
 
     def fails(*given: Any) -> torch.Tensor:
         if len(given[0]) > most[0]:
             raise MemoryError("not enough")
         return read(*given)
 
-    engine._worker.runner.read = fails  # type: ignore[method-assign]
+    engine._worker.runner.forward = fails  # type: ignore[method-assign]
     with engine:
         handles = [engine.submit(wanted) for _ in range(6)]
         answers = [[one.tokens for one in handle.result().completions] for handle in handles]
@@ -285,14 +285,14 @@ def test_a_long_prompt_does_not_starve_who_writes() -> None:
         step_tokens=64,
         lookup=False,
     )
-    read, both, steps = engine._worker.runner.read, threading.Event(), list[dict[int, int]]()
+    read, both, steps = engine._worker.runner.forward, threading.Event(), list[dict[int, int]]()
 
     def counted(chunks: Any, wanted: Any) -> torch.Tensor:
         both.wait(60)
-        steps.append({chunk.text.owner.request.seed: len(chunk.tokens) for chunk in chunks})
+        steps.append({chunk.sequence.owner.request.seed: len(chunk.tokens) for chunk in chunks})
         return read(chunks, wanted)
 
-    engine._worker.runner.read = counted  # type: ignore[method-assign]
+    engine._worker.runner.forward = counted  # type: ignore[method-assign]
     with engine:
         long = engine.submit(Request([7] * 1900, max_new=1, seed=1, client="a"))
         short = engine.submit(Request([1, 2], max_new=20, seed=2, stop_tokens=(), client="b"))

@@ -15,7 +15,7 @@ import torch
 import glassformer
 import tiny
 from glassformer.engine import Encode, Engine, Request, Result, memory
-from glassformer.engine.memory import room_for
+from glassformer.engine.memory import plan_memory
 from glassformer.generation.sample import Sampling
 from glassformer.nn import gathered, kernels
 from glassformer.nn.engines.varlen import varlen_attention
@@ -69,8 +69,8 @@ def run(
     with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
         handles = {place: engine.submit(wanted[place]) for place in order or range(len(wanted))}
         results = [handles[place].result() for place in range(len(wanted))]
-        assert engine.room.pool.used == 0
-        engine.room.pool.check()
+        assert engine.memory_plan.pool.in_use == 0
+        engine.memory_plan.pool.check()
     return results
 
 
@@ -102,7 +102,7 @@ def same(
 
 def pages_of(name: str, count: int) -> int:
     """The memory of so many pages."""
-    room = room_for(tiny.model(tiny.ALL[name]), None, 32, None)
+    room = plan_memory(tiny.model(tiny.ALL[name]), None, 32, None)
     return room.nbytes // len(room.pool.users) * count
 
 
@@ -259,6 +259,6 @@ def test_half_of_many_leave_and_nothing_is_left_behind() -> None:
                 handle in handles[::2] or reasons == {"length"}
             )
         stats = engine.stats()
-        engine.room.pool.check()
+        engine.memory_plan.pool.check()
     assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
     assert stats.finished + stats.cancelled == 200 == stats.requests

@@ -9,7 +9,7 @@ import torch
 import tiny
 from glassformer.engine import Engine, Request
 from glassformer.engine.looking import Look
-from glassformer.engine.memory import room_for
+from glassformer.engine.memory import plan_memory
 from glassformer.errors import UserError
 from glassformer.generation import generate
 from glassformer.generation.sample import Sampling
@@ -76,7 +76,9 @@ def test_only_what_is_asked_for_is_read_again() -> None:
             assert torch.allclose(value, tape[path].narrow(axis, 40, len(read) - 40), atol=1e-4), (
                 path
             )
-        seen = [event.seen for event in events if event.index == index and event.seen is not None]
+        seen = [
+            event.records for event in events if event.index == index and event.records is not None
+        ]
         assert [piece.start for piece in seen] == [40, *range(50, 56)], (
             "the prompt's, then one at a time"
         )
@@ -153,7 +155,7 @@ def test_what_is_read_again_is_recorded_once() -> None:
     """Texts that lost their pages and were read from the beginning again."""
     model, room = (
         tiny.model(tiny.DECODERS["llama"]),
-        room_for(tiny.model(tiny.DECODERS["llama"]), None, 8, None),
+        plan_memory(tiny.model(tiny.DECODERS["llama"]), None, 8, None),
     )
     prompts = [[number, *range(28)] for number in range(6)]
     with Engine(model, memory=room.nbytes // len(room.pool.users) * 5) as engine:

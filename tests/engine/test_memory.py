@@ -13,7 +13,7 @@ import tiny
 from glassformer.checkpoints import store
 from glassformer.checkpoints import tensors as tensorfiles
 from glassformer.engine import memory
-from glassformer.engine.memory import reader, room_for
+from glassformer.engine.memory import plan_memory, prepacked_view
 from glassformer.errors import UserError
 from glassformer.nn import Decoder, Model
 from glassformer.nn.fused import FusedStack
@@ -23,9 +23,9 @@ from glassformer.nn.kernels.library import has
 @pytest.mark.parametrize("name", ["llama", "t5", "attention-pair"])
 def test_no_more_is_taken_than_was_given(name: str) -> None:
     model = tiny.model(tiny.ALL[name])
-    whole = room_for(model, None, 8, None)
+    whole = plan_memory(model, None, 8, None)
     for share in (2, 3):
-        room = room_for(model, None, 8, whole.nbytes // share)
+        room = plan_memory(model, None, 8, whole.nbytes // share)
         cache = room.runner().cache  # type: ignore[attr-defined]
         held = [kv.pages.nbytes for pair in cache.pages for kv in pair if kv is not None]
         assert sum(held) == room.nbytes <= whole.nbytes // share
@@ -34,14 +34,14 @@ def test_no_more_is_taken_than_was_given(name: str) -> None:
 def test_too_little_memory_is_refused_with_how_much_is_needed() -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     with pytest.raises(UserError, match=r"64 tokens needs 24.00 KiB, and 9.77 KiB are there"):
-        room_for(model, None, 8, 10_000)
-    room = room_for(model, 30, 8, 30_000)
+        plan_memory(model, None, 8, 10_000)
+    room = plan_memory(model, 30, 8, 30_000)
     assert room.pool.free == 2 and str(room).startswith("24.00 KiB for 2 pages of 32 tokens")
     assert str(room).endswith("; at most 8 texts of 30 tokens at once.")
 
 
 def test_a_state_needs_no_pages() -> None:
-    room = room_for(tiny.model(tiny.DECODERS["gru"]), None, 8, None)
+    room = plan_memory(tiny.model(tiny.DECODERS["gru"]), None, 8, None)
     assert not room.rewinds and room.pool.free == 8 and "a state a text" in str(room)
 
 
@@ -65,7 +65,7 @@ def test_weights_of_a_file_are_read_by_the_blocks_in_c(
     """What waits to look at them must not keep Python in their blocks."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
-    view, _ = reader(mapped(tiny.model(tiny.DECODERS["llama"]), bits))
+    view, _ = prepacked_view(mapped(tiny.model(tiny.DECODERS["llama"]), bits))
     assert isinstance(view, Decoder) and isinstance(view.decoder, FusedStack)
 
 
@@ -75,11 +75,11 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_request(
     model = tiny.model(tiny.DECODERS["llama"])
     model.get_parameter("decoder.blocks.1.attn.q.weight").data[0, 0] = torch.nan
     with pytest.raises(UserError, match=r"blocks.1.attn.q.weight holds NaN"):
-        reader(mapped(model, None))
+        prepacked_view(mapped(model, None))
 
 
 def test_half_of_what_is_free_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
-    page = room_for(model, None, 8, None).nbytes // 16
+    page = plan_memory(model, None, 8, None).nbytes // 16
     monkeypatch.setattr(memory, "available_memory", lambda *device: 10 * page)
-    assert room_for(model, None, 8, None).nbytes == 5 * page
+    assert plan_memory(model, None, 8, None).nbytes == 5 * page

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from glassformer.engine.fair_queue import FairQueue
 from glassformer.engine.pages import OutOfPages, PagePool
-from glassformer.engine.prefix import Prefix
-from glassformer.engine.scheduler import Scheduler, Text
-from glassformer.engine.turns import Turns
+from glassformer.engine.prefix import PrefixCache
+from glassformer.engine.scheduler import Scheduler, TokenSequence
 from glassformer.engine.windows import Windows
 
 SIZE = 4
@@ -23,11 +23,11 @@ def test_a_page_is_free_used_or_cached() -> None:
     pool.know(a)
     pool.share(a)
     pool.give([a, b])
-    assert (pool.free, pool.cached, pool.used) == (1, 0, 2)
+    assert (pool.free, pool.cached, pool.in_use) == (1, 0, 2)
     pool.give([a])
-    assert (pool.free, pool.cached, pool.used) == (1, 1, 1)
+    assert (pool.free, pool.cached, pool.in_use) == (1, 1, 1)
     pool.share(a)
-    assert (pool.cached, pool.used) == (0, 2)
+    assert (pool.cached, pool.in_use) == (0, 2)
     pool.give([a, c])
     with pytest.raises(AssertionError, match="twice"):
         pool.give([c])
@@ -47,7 +47,7 @@ def test_the_least_recently_used_page_is_forgotten_first() -> None:
 
 def test_a_prefix_is_found_by_all_that_stands_before_and_under_the_same_root() -> None:
     pool = PagePool(8)
-    prefix = Prefix(pool, SIZE)
+    prefix = PrefixCache(pool, SIZE)
     pages = [pool.take() for _ in range(3)]
     text = [*range(10)]
     prefix.keep(None, text, pages)
@@ -58,7 +58,7 @@ def test_a_prefix_is_found_by_all_that_stands_before_and_under_the_same_root() -
 
 def test_what_followed_a_forgotten_page_is_not_found_behind_another() -> None:
     pool = PagePool(2)
-    prefix = Prefix(pool, SIZE)
+    prefix = PrefixCache(pool, SIZE)
     pages = [pool.take(), pool.take()]
     prefix.keep(None, [*range(8)], pages)
     pool.give(pages)  # the first one is forgotten first
@@ -69,34 +69,34 @@ def test_what_followed_a_forgotten_page_is_not_found_behind_another() -> None:
 
 
 def test_who_is_preempted_is_the_first_of_its_client_to_go_on() -> None:
-    scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, most=1)
-    texts = [Text([number, 8, 9], "one") for number in range(3)]
+    scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, max_num_seqs=1)
+    texts = [TokenSequence([number, 8, 9], "one") for number in range(3)]
     for text in texts:
         scheduler.add(text)
     scheduler.plan()
     assert scheduler.running == texts[:1] and [*scheduler.waiting] == texts[1:]
     scheduler.preempt(texts[0])
-    assert [*scheduler.waiting] == texts and not scheduler.running and scheduler.pool.used == 0
+    assert [*scheduler.waiting] == texts and not scheduler.running and scheduler.pool.in_use == 0
 
 
 def test_who_was_read_makes_room_and_is_not_read_again() -> None:
-    scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, most=1)
-    first, other = Text([1, 2, 3], "one"), Text([4, 5], "one")
+    scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, max_num_seqs=1)
+    first, other = TokenSequence([1, 2, 3], "one"), TokenSequence([4, 5], "one")
     for text in (first, other):
         scheduler.add(text)
     scheduler.done(scheduler.plan()[0])
-    assert [chunk.text for chunk in scheduler.plan()] == [other]
-    assert scheduler.parked == {first} and not len(scheduler.waiting) and not first.pages
+    assert [chunk.sequence for chunk in scheduler.plan()] == [other]
+    assert scheduler.suspended == {first} and not len(scheduler.waiting) and not first.pages
 
 
 def test_clients_take_turns() -> None:
-    turns = Turns[Text]()
+    turns = FairQueue[TokenSequence]()
     for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
-        turns.add(Text([number], client))
+        turns.add(TokenSequence([number], client))
     assert [turns.pop().tokens[0] for _ in range(6)] == [1, 4, 5, 2, 6, 3]
 
 
-def grown(text: Text) -> int:
+def grown(text: TokenSequence) -> int:
     """The next token of a text, from all before it."""
     return hash(tuple(text.tokens)) % 3
 
@@ -124,12 +124,12 @@ def play(seed: int) -> None:
     )
     parts = min(6, (max(budget, most, 3) + (span or 0) - 3 + SIZE) // SIZE + 1) + lot.randint(0, 3)
     windows = Windows(pool, SIZE, span, parts)
-    released: list[Text] = []
+    released: list[TokenSequence] = []
     scheduler = Scheduler(
         pool,
         SIZE,
         budget=budget,
-        most=most,
+        max_num_seqs=most,
         windows=windows,
         first=lot.choice([0, 0, 3]),
         released=released.append,
@@ -139,38 +139,41 @@ def play(seed: int) -> None:
             else copied(held, source, target)
         ),
     )
-    part = windows.parts
+    part = windows.part_of
     copy = scheduler.copy
     assert copy is not None
     # texts that go on together, and those of them that were read
-    groups, read = dict[Text, list[Text]](), set[Text]()
+    groups, read = dict[TokenSequence, list[TokenSequence]](), set[TokenSequence]()
     # what a careful reader would find in each slot: place and token
     held: dict[int, tuple[int, int]] = {}
     near: dict[int, tuple[int, int]] = {}  # the same where layers with windows look
-    todo, ends, live = lot.randint(1, 9), dict[Text, int](), list[Text]()
+    todo, ends, live = lot.randint(1, 9), dict[TokenSequence, int](), list[TokenSequence]()
     for step in range(400):
         while todo and lot.random() < 0.6:
             tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][
                 : lot.randint(3, 20)
             ]
-            text = Text(
+            text = TokenSequence(
                 tokens,
                 lot.choice("abc"),
-                root=lot.choice([None, 7]),
-                own=lot.choice([None] * 9 + [0]),
+                cache_key=lot.choice([None, 7]),
+                recompute_from=lot.choice([None] * 9 + [0]),
             )
             running = [one for one in scheduler.running if one.computed and one not in groups]
             if running and lot.random() < 0.3:
-                text.twin = twin = lot.choice(running)
-                text.tokens, text.root = (
+                text.fork_parent = twin = lot.choice(running)
+                text.tokens, text.cache_key = (
                     twin.tokens[: max(1, lot.randint(3, len(twin.tokens)))],
-                    twin.root,
+                    twin.cache_key,
                 )
             ends[text] = min(longest, len(tokens) + lot.randint(1, 9))
-            if text.twin is None and lot.random() < 0.3:
+            if text.fork_parent is None and lot.random() < 0.3:
                 groups[text] = [
                     text,
-                    *(Text([*tokens], text.client, text.root) for _ in range(lot.randint(0, 3))),
+                    *(
+                        TokenSequence([*tokens], text.client, text.cache_key)
+                        for _ in range(lot.randint(0, 3))
+                    ),
                 ]
                 groups.update(dict.fromkeys(groups[text], groups[text]))
             scheduler.add(text)
@@ -185,11 +188,11 @@ def play(seed: int) -> None:
         chunks = scheduler.plan()
         windows.check()
         pool.check()
-        assert len({id(chunk.text) for chunk in chunks}) == len(chunks)
+        assert len({id(chunk.sequence) for chunk in chunks}) == len(chunks)
         assert sum(len(chunk.tokens) for chunk in chunks) <= scheduler.budget
         assert bool(chunks) == bool(live)
         for chunk in chunks:
-            text = chunk.text
+            text = chunk.sequence
             for place, token in enumerate(chunk.tokens, chunk.start):
                 page = text.pages[place // SIZE]
                 assert pool.users[page] >= 1
@@ -204,7 +207,7 @@ def play(seed: int) -> None:
                 if span and place > chunk.start - span:
                     assert near[part[page] * SIZE + at] == (place, text.tokens[place]), (seed, step)
         for chunk in chunks:
-            text, accepted = chunk.text, 0
+            text, accepted = chunk.sequence, 0
             if text in groups:
                 scheduler.done(chunk)
                 read.update({text} if chunk.finishes else ())
@@ -246,7 +249,9 @@ def play(seed: int) -> None:
     else:
         raise AssertionError(f"seed {seed}: somebody waits for ever")
     assert (
-        pool.used == windows.pool.used == 0 and not scheduler.running and not len(scheduler.waiting)
+        pool.in_use == windows.pool.in_use == 0
+        and not scheduler.running
+        and not len(scheduler.waiting)
     )
 
 
@@ -257,23 +262,23 @@ def test_no_page_leaks_in_ten_thousand_lives(part: int) -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_what_is_being_written() -> None:
-    scheduler = Scheduler(PagePool(100), SIZE, budget=8, most=4)
-    short, long = Text([1, 2]), Text([*range(100)])
+    scheduler = Scheduler(PagePool(100), SIZE, budget=8, max_num_seqs=4)
+    short, long = TokenSequence([1, 2]), TokenSequence([*range(100)])
     scheduler.add(short)
     scheduler.add(long)
     for _ in range(10):
-        chunks = {chunk.text: chunk for chunk in scheduler.plan()}
+        chunks = {chunk.sequence: chunk for chunk in scheduler.plan()}
         assert short in chunks and len(chunks[long].tokens) >= 6
         for chunk in chunks.values():
             if chunk.finishes:
-                chunk.text.tokens.append(0)
+                chunk.sequence.tokens.append(0)
             scheduler.done(chunk)
 
 
 def test_prompts_of_two_clients_are_read_in_turns() -> None:
-    scheduler = Scheduler(PagePool(200), SIZE, budget=8, most=9)
-    texts = [Text([*range(40)], "greedy", number) for number in range(5)] + [
-        Text([*range(40)], "other", 9)
+    scheduler = Scheduler(PagePool(200), SIZE, budget=8, max_num_seqs=9)
+    texts = [TokenSequence([*range(40)], "greedy", number) for number in range(5)] + [
+        TokenSequence([*range(40)], "other", 9)
     ]
     for text in texts:
         scheduler.add(text)

@@ -12,7 +12,7 @@ import torch
 import glassformer
 import tiny
 from glassformer.engine import Engine, Request, Result
-from glassformer.engine.memory import Bounds, room_for
+from glassformer.engine.memory import Bounds, plan_memory
 from glassformer.engine.pages import PagePool
 from glassformer.engine.runner import PagedRunner
 from glassformer.engine.windows import Windows
@@ -59,10 +59,10 @@ def requests(count: int = 6) -> list[Request]:
 def answers(engine: Engine, wanted: list[Request]) -> list[Result]:
     handles = [engine.submit(one) for one in wanted]
     results = [handle.result() for handle in handles]
-    assert engine.room.pool.used == 0 == engine.stats().pages_used
-    engine.room.pool.check()
-    if engine.room.windows is not None:
-        engine.room.windows.check()
+    assert engine.memory_plan.pool.in_use == 0 == engine.stats().pages_used
+    engine.memory_plan.pool.check()
+    if engine.memory_plan.windows is not None:
+        engine.memory_plan.windows.check()
     return results
 
 
@@ -74,14 +74,14 @@ def test_the_same_bits_as_with_all_pages(name: str) -> None:
     few = name == "mixed"  # read text by text
     wanted = wanted[:2] if few else wanted
     with Engine(served, lookup=False, max_sequences=1, step_tokens=512) as engine:
-        assert engine.room.windows is None  # a step may be longer than the context
+        assert engine.memory_plan.windows is None  # a step may be longer than the context
         alone = [answers(engine, [one])[0] for one in wanted]
-    whole = room_for(served, None, 8, None, None, STEP)
+    whole = plan_memory(served, None, 8, None, None, STEP)
     assert whole.windows is not None and whole.windows.span is not None
     bounds, (own, near) = Bounds.of(CONTEXT, 8, whole.windows.span, 8), whole.page_bytes
-    least = own * bounds.each + near * bounds.one
+    least = own * bounds.per_sequence + near * bounds.window_per_sequence
     with pytest.raises(UserError, match="400 tokens needs"):
-        room_for(served, None, 8, least - 1, None, STEP)
+        plan_memory(served, None, 8, least - 1, None, STEP)
     seen = [0, 0, 0]
     for settings in (
         {"lookup": False, "max_sequences": 3},
@@ -89,7 +89,7 @@ def test_the_same_bits_as_with_all_pages(name: str) -> None:
         {"memory": least},
     )[2 * few :]:
         with Engine(served, step_tokens=STEP, **{"max_sequences": 8, **settings}) as engine:  # type: ignore[arg-type]
-            assert engine.room.windows is not None
+            assert engine.memory_plan.windows is not None
             # at once, and after one another: much is found
             for some in (range(len(wanted)), [0], [0], [1, 0]):
                 same(
@@ -115,17 +115,17 @@ def test_beams_find_what_they_find_with_all_pages(name: str) -> None:
     served, lot = model(name), random.Random(2)
     prompts = [[lot.randrange(8, tiny.VOCAB) for _ in range(length)] for length in (60, 90)]
     wanted = [Request(one, beams=4, n=2, max_new=40, stop_tokens=(3,)) for one in prompts]
-    for memory in (None, room_for(served, None, 2, None, None, STEP).nbytes):
+    for memory in (None, plan_memory(served, None, 2, None, None, STEP).nbytes):
         with Engine(served, step_tokens=STEP, max_sequences=8, memory=memory) as engine:
-            assert engine.room.windows is not None
+            assert engine.memory_plan.windows is not None
             # so that parts have other numbers than their pages
-            engine.room.windows.pool._free.reverse()
+            engine.memory_plan.windows.pool._free.reverse()
             handles = [engine.submit(one) for one in wanted]
             for prompt, handle in zip(prompts, handles, strict=True):
                 handle.result()
                 (found,) = beam(served, None, [prompt], beams=4, best=2, max_new=40, eos=(3,))
                 assert [one.tokens for one in handle.hypotheses] == [one.tokens for one in found]
-            engine.room.windows.check()
+            engine.memory_plan.windows.check()
             assert engine.stats().pages_used == 0
 
 
@@ -135,9 +135,12 @@ def test_what_was_given_back_is_not_looked_at(name: str) -> None:
     served, paths = model(name), ["*.resid", "*.pattern", "*.scores", "*.z", "logits"]
     prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 15
     with Engine(served, step_tokens=STEP, max_sequences=2) as engine:
-        assert isinstance(engine._worker.runner, PagedRunner) and engine.room.windows is not None
+        assert (
+            isinstance(engine._worker.runner, PagedRunner)
+            and engine.memory_plan.windows is not None
+        )
         # so that page 0, which stands where nothing is, is not written
-        engine.room.windows.pool._free.reverse()
+        engine.memory_plan.windows.pool._free.reverse()
         for own, _ in engine._worker.runner.cache.pages:
             own.pages.keys.fill_(torch.nan)
             own.pages.values.fill_(torch.nan)
@@ -160,7 +163,7 @@ def watch(pool: PagePool, most: dict[PagePool, int]) -> None:
 
     def taking() -> int:
         page = take()
-        most[pool] = max(most.get(pool, 0), pool.used)
+        most[pool] = max(most.get(pool, 0), pool.in_use)
         return page
 
     pool.take = taking  # type: ignore[method-assign]
@@ -169,16 +172,16 @@ def watch(pool: PagePool, most: dict[PagePool, int]) -> None:
 def test_a_long_text_holds_its_window_and_no_more() -> None:
     for name, every in (("starcoder2", False), ("gemma2", True)):
         with Engine(model(name), step_tokens=STEP, max_sequences=2) as engine:
-            assert engine.room.windows is not None
-            near, most = engine.room.windows.pool, dict[PagePool, int]()
-            for pool in (near, engine.room.pool):
+            assert engine.memory_plan.windows is not None
+            near, most = engine.memory_plan.windows.pool, dict[PagePool, int]()
+            for pool in (near, engine.memory_plan.pool):
                 watch(pool, most)
             engine.submit(
                 Request([1] * 300, max_new=50, sampling=Sampling(0), stop_tokens=())
             ).result()
-            assert most == {near: 2, engine.room.pool: 11}
+            assert most == {near: 2, engine.memory_plan.pool: 11}
             assert len(near.users) == 2 * 2 * 3  # of two texts, wherever their windows begin, twice
-            assert (engine.room.page_bytes[0] > 0) == every
+            assert (engine.memory_plan.page_bytes[0] > 0) == every
 
 
 def test_no_context_is_refused_that_could_be_served_with_all_pages() -> None:
@@ -186,12 +189,14 @@ def test_no_context_is_refused_that_could_be_served_with_all_pages() -> None:
     for memory in range(1, 4000, 7):
         bounds = Bounds.of(1000, 8, 100, 64)
         pages, parts = bounds.fit(3, 5, memory)
-        assert pages * 3 + parts * 5 <= max(memory, bounds.each * 3 + bounds.one * 5)
-        if memory >= bounds.each * 8:
-            assert pages >= bounds.each and parts >= bounds.one
-        if memory >= bounds.each * 3 + bounds.one * 5:
-            assert pages >= bounds.each and parts >= bounds.one
-        assert pages <= 8 * bounds.each and parts <= bounds.all
+        assert pages * 3 + parts * 5 <= max(
+            memory, bounds.per_sequence * 3 + bounds.window_per_sequence * 5
+        )
+        if memory >= bounds.per_sequence * 8:
+            assert pages >= bounds.per_sequence and parts >= bounds.window_per_sequence
+        if memory >= bounds.per_sequence * 3 + bounds.window_per_sequence * 5:
+            assert pages >= bounds.per_sequence and parts >= bounds.window_per_sequence
+        assert pages <= 8 * bounds.per_sequence and parts <= bounds.all
 
 
 def test_a_window_of_one_token_and_every_place_in_a_page() -> None:
@@ -199,7 +204,7 @@ def test_a_window_of_one_token_and_every_place_in_a_page() -> None:
     for span in (1, 2, 31, 32, 33, 34, 100):
         for step in (1, 7, 32, 64):
             worst = max(-(-(at + step) // 32) - max(0, at + 1 - span) // 32 for at in range(200))
-            assert Bounds.of(100_000, 1, span, step).one == worst, (span, step)
+            assert Bounds.of(100_000, 1, span, step).window_per_sequence == worst, (span, step)
 
 
 def test_parts_follow_their_pages() -> None:
@@ -219,7 +224,7 @@ def test_parts_follow_their_pages() -> None:
         and not windows.covers(pages[:2], 8)
     )
     assert windows.fits(pages[:2]) == 1 and (
-        windows.pool.used,
+        windows.pool.in_use,
         windows.pool.cached,
         windows.pool.free,
     ) == (1, 1, 1)
@@ -228,5 +233,5 @@ def test_parts_follow_their_pages() -> None:
     pool.give(pages[:1])
     windows.take(pool.take())
     windows.take(pool.take())  # the first page again, or another: its part is for somebody else
-    assert windows.pool.cached == 0 and windows.fits(pages[:1]) == (pages[0] in windows.parts)
+    assert windows.pool.cached == 0 and windows.fits(pages[:1]) == (pages[0] in windows.part_of)
     windows.check()

@@ -18,27 +18,27 @@ import torch
 import tiny
 from glassformer.config import Embed
 from glassformer.engine import Engine, Request
-from glassformer.engine.beams import Place, Search
-from glassformer.engine.continuation import Continuation
-from glassformer.engine.job import Job
-from glassformer.engine.memory import room_for
-from glassformer.engine.request import Encode, Handle
-from glassformer.engine.scheduler import Chunk, Text
-from glassformer.engine.worker import Turn
+from glassformer.engine.beams import BeamOwner, BeamSearch
+from glassformer.engine.generated_sequence import GeneratedSequence
+from glassformer.engine.memory import plan_memory
+from glassformer.engine.request import Encode, RequestHandle
+from glassformer.engine.request_state import RequestState
+from glassformer.engine.scheduler import Chunk, TokenSequence
+from glassformer.engine.worker import ChunkOutput
 from glassformer.generation.sample import Sampling
 from glassformer.tokenizer import train
 
 ROOMS = (
-    "worker scheduler continuation pages prefix windows turns runner looking scoring beams "
+    "worker scheduler generated_sequence pages prefix windows fair_queue runner looking scoring beams "
     "draft draft_model"
 )
 PLACES = [importlib.import_module(f"glassformer.engine.{name}") for name in ROOMS.split()]
 APART = {
     "_draw",
-    "_propose",
-    "arrive",
-    "_each",
-    "_together",
+    "_propose_by_model",
+    "add_request",
+    "_map_isolated",
+    "_run_batched",
     "_close",
     "_drop",
     "_restart",
@@ -51,25 +51,25 @@ APART = {
 }
 """What keeps requests apart, and what runs when all else failed."""
 CROWDS = ("gemma2", "draft", "t5", "gru")
-NOT_REACHED = {"Worker._plan", "Worker._encode", "looking.looks", "draft_model.check_draft"}
+NOT_REACHED = {"Worker._plan", "Worker._encode", "looking.create_looks", "draft_model.check_draft"}
 NOT_REACHED |= {
     "Scheduler.plan",
     "Scheduler._admit",
-    "Scheduler._in_turns",
-    "Turns.peek",
-    "Turns.pop",
+    "Scheduler._round_robin",
+    "FairQueue.peek",
+    "FairQueue.pop",
 }
 """Of no request, or before its first step."""
 RARE = {
     "PagePool.drop",
-    "Turns.remove",
+    "FairQueue.remove",
     "Windows._forget",
     "Sources._forget",
     "StateRunner.copy",
     "PagePool.knows",
 }
 RARE |= {"PagedRunner._parts", "PagedRunner._previous", "StateRunner._memory"}
-GUESSES = {"DraftModel.propose", "DraftModel._room"}
+GUESSES = {"DraftModel.propose", "DraftModel._guess_count"}
 """Where a fault ends nobody, since guesses change no answer."""
 
 
@@ -83,11 +83,11 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
         for name, value in vars(module).items():
             if getattr(value, "__module__", "") != module.__name__:
                 continue
-            if isinstance(value, FunctionType) and name != "_whole":
+            if isinstance(value, FunctionType) and name != "_atomic":
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name
             methods = (
                 vars(value).items()
-                if isinstance(value, type) and value.__name__ not in ("Runner", "Item")
+                if isinstance(value, type) and value.__name__ not in ("Runner", "StepItem")
                 else ()
             )
             for inner, method in methods:
@@ -100,22 +100,31 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
 
 def handle_of(value: Any) -> Any:
     """The handle of the request that a value belongs to; None of no single one."""
-    while isinstance(value, Turn | Chunk | Text | Continuation | Place | Search | Job):
-        if isinstance(value, Continuation | Place | Job):
+    while isinstance(
+        value,
+        ChunkOutput
+        | Chunk
+        | TokenSequence
+        | GeneratedSequence
+        | BeamOwner
+        | BeamSearch
+        | RequestState,
+    ):
+        if isinstance(value, GeneratedSequence | BeamOwner | RequestState):
             return value.handle
-        if isinstance(value, Search):
+        if isinstance(value, BeamSearch):
             return value.rows[0].handle
         value = (
             value.chunk
-            if isinstance(value, Turn)
-            else value.text
+            if isinstance(value, ChunkOutput)
+            else value.sequence
             if isinstance(value, Chunk)
             else value.owner
         )
-    return value if isinstance(value, Handle) else None
+    return value if isinstance(value, RequestHandle) else None
 
 
-def handles(args: Any) -> set[Handle]:
+def handles(args: Any) -> set[RequestHandle]:
     """The requests that a call is for: its arguments say so, or those of whoever calls."""
     frame: Any = sys._getframe(2)
     found = _handles(args)
@@ -126,7 +135,7 @@ def handles(args: Any) -> set[Handle]:
     return found
 
 
-def _handles(values: Any) -> set[Handle]:
+def _handles(values: Any) -> set[RequestHandle]:
     """Of the first that is of one request, or of all that stand in lists."""
     single = next((handle for value in values if (handle := handle_of(value)) is not None), None)
     lists = [value for value in values if isinstance(value, list | tuple)]
@@ -219,14 +228,14 @@ def engine_of(name: str) -> Engine:
     if name in ("t5", "gru"):
         return Engine(tiny.model(tiny.ALL[name]), step_tokens=40, max_sequences=3)
     model = tiny.model(dataclasses.replace(tiny.ALL["gemma2"], embed=Embed(300)))
-    room = room_for(model, None, 5, None, None, 40)
+    room = plan_memory(model, None, 5, None, None, 40)
     memory = room.nbytes // 3
     draft = model if name == "draft" else None
     few = {} if draft else {"memory": memory}
     return Engine(model, train("byte", []), step_tokens=40, max_sequences=5, draft=draft, **few)  # type: ignore[arg-type]
 
 
-def answer(handle: Handle) -> tuple[Any, list[float]] | None:
+def answer(handle: RequestHandle) -> tuple[Any, list[float]] | None:
     """The tokens and all numbers that a request was answered; None where it was told of the
     fault."""
     try:
@@ -244,7 +253,7 @@ def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[flo
     fault."""
     kinds = requests(name)
     with engine_of(name) as engine:
-        found: dict[int, Handle] = {}
+        found: dict[int, RequestHandle] = {}
         with engine._work:  # so that all are there at the first step
             for number in sorted(range(len(kinds)), key=lambda number: number == faulty):
                 found[number] = engine.submit(kinds[number])
@@ -253,17 +262,17 @@ def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[flo
         worker = engine._worker
         fault.handle = None
         answers.append(answer(engine.submit(kinds[faulty or 0])))
-        assert engine.alive and not worker.jobs and not worker.scheduler.broken
+        assert engine.alive and not worker.requests and not worker.scheduler.broken
         assert (
             not worker.scheduler.running
-            and not worker.scheduler.parked
+            and not worker.scheduler.suspended
             and not len(worker.scheduler.waiting)
         )
-        engine.room.pool.check()
-        assert engine.room.pool.used == 0 and (
-            engine.room.windows is None or engine.room.windows.pool.used == 0
+        engine.memory_plan.pool.check()
+        assert engine.memory_plan.pool.in_use == 0 and (
+            engine.memory_plan.windows is None or engine.memory_plan.windows.pool.in_use == 0
         )
-        assert not hasattr(worker.runner, "sources") or worker.runner.sources.pool.used == 0
+        assert not hasattr(worker.runner, "sources") or worker.runner.sources.pool.in_use == 0
         assert not hasattr(worker.runner, "memories") or not worker.runner.memories
     return answers
 
@@ -278,8 +287,8 @@ def alone(name: str) -> list[Any]:
 @functools.cache
 def reached() -> dict[str, list[tuple[str, int, int]]]:
     """For each function the requests of each crowd that it is called for, and how often."""
-    calls = Counter[tuple[str, str, Handle]]()
-    crowds: list[tuple[str, list[Handle]]] = []
+    calls = Counter[tuple[str, str, RequestHandle]]()
+    crowds: list[tuple[str, list[RequestHandle]]] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
         for label, place, name in functions():
 

@@ -13,7 +13,7 @@ import tiny
 from glassformer import config as c
 from glassformer.engine import memory
 from glassformer.engine.runner import PagedRunner, Sources
-from glassformer.engine.scheduler import Chunk, Text
+from glassformer.engine.scheduler import Chunk, TokenSequence
 from glassformer.nn import build_model
 from glassformer.nn.engines import varlen
 from glassformer.nn.engines.inputs import AttentionInputs
@@ -121,7 +121,7 @@ def test_nothing_of_a_step_lies_on_another_device(
         return real(*given, **more)
 
     monkeypatch.setattr(varlen, "kernel", lambda: (kernel, grouped))
-    texts = [Text([5, 3, 9, 2, 7], "a"), Text([4] * 40, "b")]
+    texts = [TokenSequence([5, 3, 9, 2, 7], "a"), TokenSequence([4] * 40, "b")]
     model = build_model(cfg, device="meta", dtype=dtype).eval()
     cache = PagedCache(cfg, 64, 8, 4, dtype, **memory.page_kind(model))
     runner = PagedRunner(model, cache, Sources(4))
@@ -135,7 +135,7 @@ def test_nothing_of_a_step_lies_on_another_device(
             for text, start, count in some
         ]
         with asked_nothing():
-            logits = runner.read(chunks, [[0], [0]])
+            logits = runner.forward(chunks, [[0], [0]])
         assert logits.shape == (2, tiny.VOCAB) and logits.device.type == "meta"
     runner.copy(0, 5)
     assert bool(called) == (dtype == torch.bfloat16 and name not in tiny.ONE_BY_ONE)
@@ -149,7 +149,7 @@ def test_a_quantised_model_too(bits: int, asked_nothing: Any) -> None:
     runner = PagedRunner(
         model, PagedCache(model.config, 64, 8, **memory.page_kind(model)), Sources(0)
     )
-    text = Text([5, 3, 9])
+    text = TokenSequence([5, 3, 9])
     text.pages = [0]
     with asked_nothing():
-        assert runner.read([Chunk(text, 0, text.tokens, 0, True)], [[0]]).device.type == "meta"
+        assert runner.forward([Chunk(text, 0, text.tokens, 0, True)], [[0]]).device.type == "meta"

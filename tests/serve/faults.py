@@ -8,17 +8,17 @@ import time
 from typing import Any
 
 from glassformer.asgi import limits, listening
-from glassformer.engine import continuation
+from glassformer.engine import generated_sequence
 
 limits.HEADERS_SECONDS = 1.0
 limits.BODY_SECONDS = 1.0
 limits.WRITE_SECONDS = 2.0
 FAILS, NO_MEMORY, DIES, SLOW = 666_001, 666_002, 666_003, 666_004
 AFTER = 3  # tokens
-plain, listen = continuation.Continuation.add, listening._listen
+plain, listen = generated_sequence.GeneratedSequence.add, listening._listen
 
 
-def add(self: continuation.Continuation, *given: Any) -> Any:
+def add(self: generated_sequence.GeneratedSequence, *given: Any) -> Any:
     """One more token, or what a request's seed asks for."""
     event = plain(self, *given)
     seed = self.handle.seed
@@ -33,7 +33,7 @@ def add(self: continuation.Continuation, *given: Any) -> Any:
     return event
 
 
-continuation.Continuation.add = add  # type: ignore[method-assign]
+generated_sequence.GeneratedSequence.add = add  # type: ignore[method-assign]
 
 
 def small(host: str, port: int) -> socket.socket:

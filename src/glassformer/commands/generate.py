@@ -240,7 +240,7 @@ def write_continuations(
         return {**record, **({"likely": output.top} if logprobs else {})}
 
     with engine.Engine(model, tokenizer, max_queue=max(256, samples)) as running:
-        note(str(running.room))
+        note(str(running.memory_plan))
         progress = progress_counter(f"of {len(prompts):,} prompts")
         resumed = answer_into(out, running, requests, job, line, progress)
         stats = running.stats()

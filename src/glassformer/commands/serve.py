@@ -112,7 +112,7 @@ def run(
     address = f"[{host}]" if ":" in host else host
     print(f"http://{address}:{bound.getsockname()[1]}/v1", flush=True)
     for id, served in registry.entries.items():
-        note(f"{id}: {served.engine.room}")
+        note(f"{id}: {served.engine.memory_plan}")
     if page:
         note(f"The page is at {_page_url(registry, keys)}")
     note(f"Serving {', '.join(registry.entries)}; Ctrl-C or SIGTERM ends it.")

@@ -2,22 +2,22 @@
 get alone."""
 
 from .engine import Engine
-from .job import Stats
 from .request import (
     Completion,
     Encode,
     EngineClosed,
     Event,
     Guide,
-    Handle,
     QueueFull,
+    RecordedValues,
     Request,
+    RequestHandle,
     RequestTooLarge,
     Result,
-    Seen,
     TokenLogprob,
     Usage,
 )
+from .request_state import Stats
 
 __all__ = [
     "Completion",
@@ -26,12 +26,12 @@ __all__ = [
     "EngineClosed",
     "Event",
     "Guide",
-    "Handle",
     "QueueFull",
+    "RecordedValues",
     "Request",
+    "RequestHandle",
     "RequestTooLarge",
     "Result",
-    "Seen",
     "Stats",
     "TokenLogprob",
     "Usage",

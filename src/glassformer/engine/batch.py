@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from ..errors import UserError, need
 from ..files import explain_errors, make_folder, sync, try_lock
 from .engine import Engine
-from .request import Handle, Request
+from .request import Request, RequestHandle
 
 CHECK = 9  # bytes of a checksum and the space behind it
 
@@ -39,17 +39,17 @@ def answer_into(
     """
     need(not out.exists(), f"{out} is there already; name another file, or remove it.")
     make_folder(out.parent)
-    part = out.with_name(f"{out.name}.part")
-    with explain_errors(part), part.open("a+b") as file:
+    partial = out.with_name(f"{out.name}.part")
+    with explain_errors(partial), partial.open("a+b") as file:
         need(
-            try_lock(file, part),
-            f"Another process is writing {part}; wait for it to end, or name another file.",
+            try_lock(file, partial),
+            f"Another process is writing {partial}; wait for it to end, or name another file.",
         )
         if out.exists():  # another process has just ended
-            part.unlink()
+            partial.unlink()
             raise UserError(f"{out} is there already; name another file, or remove it.")
-        begun = _answered(file, part, job)
-        done, lines = begun, begun * job["samples"]
+        resumed = _resume(file, partial, job)
+        done, lines = resumed, resumed * job["samples"]
         if file.tell() == 0:
             file.write(_job_line(job))
         for number, result in _answers(engine, requests, done):
@@ -61,8 +61,8 @@ def answer_into(
             done += 1
             progress(done)
         _finish(file, out)
-        part.unlink()
-    return begun
+        partial.unlink()
+    return resumed
 
 
 def _job_line(job: dict[str, Any]) -> bytes:
@@ -70,16 +70,16 @@ def _job_line(job: dict[str, Any]) -> bytes:
 
 
 def _check(content: bytes, number: int) -> bytes:
-    """What stands before line ``number``: a checksum of both, so that no line is changed, lost or
-    elsewhere unseen."""
+    """Prefix of line ``number``: a checksum of line and number, so that no line is changed, lost or
+    moved unnoticed."""
     return b"%08x " % zlib.crc32(content, number)
 
 
-def _answered(file: BinaryIO, part: Path, job: dict[str, Any]) -> int:
-    """How many requests of this job are answered in ``part``; what is torn or of a request half
-    done is cut off.
+def _resume(file: BinaryIO, partial: Path, job: dict[str, Any]) -> int:
+    """Counts the requests of this job that are answered in ``partial``, and cuts off a torn line
+    and a request half done.
 
-    Raises UserError for a part of another job and for a line that is not what was written.
+    Raises UserError for a file of another job and for a damaged line.
     """
     file.seek(0)
     first = file.readline()
@@ -88,26 +88,27 @@ def _answered(file: BinaryIO, part: Path, job: dict[str, Any]) -> int:
         return 0
     if first != _job_line(job):
         raise UserError(
-            f"{part} is of another job{_difference(first, job)}; remove it, or name another file."
+            f"{partial} is of another job{_difference(first, job)}; remove it, or name another file."
         )
-    ends = [file.tell()]
+    line_ends = [file.tell()]
     while (written := file.readline()).endswith(b"\n"):
-        sound = written[:CHECK] == _check(written[CHECK:-1], len(ends))
+        sound = written[:CHECK] == _check(written[CHECK:-1], len(line_ends))
         need(
-            sound, f"{part} is damaged in line {len(ends) + 1}; remove it, and the job begins anew."
+            sound,
+            f"{partial} is damaged in line {len(line_ends) + 1}; remove it, and the job begins anew.",
         )
-        ends.append(file.tell())
-    whole: int = (len(ends) - 1) // job["samples"]
-    file.truncate(ends[whole * job["samples"]])
+        line_ends.append(file.tell())
+    count: int = (len(line_ends) - 1) // job["samples"]
+    file.truncate(line_ends[count * job["samples"]])
     file.seek(0, 2)
-    return whole
+    return count
 
 
 def _difference(first: bytes, job: dict[str, Any]) -> str:
     """Which of the settings differ, in brackets; nothing where the line does not tell."""
     try:
-        other = json.loads(first)
-        names = [name for name in {**other, **job} if other.get(name) != job.get(name)]
+        saved_job = json.loads(first)
+        names = [name for name in {**saved_job, **job} if saved_job.get(name) != job.get(name)]
     except (ValueError, TypeError, AttributeError, RecursionError):
         return ""
     return f" (other {', '.join(names)})" if names else ""
@@ -116,7 +117,7 @@ def _difference(first: bytes, job: dict[str, Any]) -> str:
 def _answers(engine: Engine, requests: Sequence[Request], first: int) -> Iterator[tuple[int, Any]]:
     """Results in the order of the requests, from the ``first`` on; as many are asked at once as may
     wait."""
-    handles, waiting = deque[tuple[int, Handle]](), 0
+    handles, waiting = deque[tuple[int, RequestHandle]](), 0
     for number in range(first, len(requests)):
         waiting += requests[number].n
         while handles and waiting > engine.max_queue:
@@ -133,8 +134,8 @@ def _finish(file: BinaryIO, out: Path) -> None:
     beside = out.with_name(f".{out.name}.whole")
     file.seek(0)
     file.readline()
-    with beside.open("wb") as whole:
+    with beside.open("wb") as output:
         for written in file:
-            whole.write(written[CHECK:])
+            output.write(written[CHECK:])
     sync(beside)
     beside.replace(out)

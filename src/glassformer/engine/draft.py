@@ -16,11 +16,11 @@ PATIENCE = 3  # steps that a text makes without guesses after the last ones were
 
 
 class PromptLookup:
-    """What followed the last time that the text had the same few tokens as at its end (Saxena
-    2023).
+    """Prompt lookup: proposes the tokens that followed the last occurrence of the text's final few
+    tokens (Saxena 2023).
 
     Good for texts that repeat their prompt: summaries, code, translations of lists. A text whose
-    guesses are wrong is left alone for a while.
+    guesses are wrong gets none for a while.
     """
 
     def __init__(self, most: int = 7) -> None:
@@ -41,27 +41,27 @@ class PromptLookup:
             self._pause -= 1
             return []
         most = min(room, self.most if self.share >= 0.5 else 2)
-        begins = (
+        starts = (
             self._after.get((tokens[-2], tokens[-1]), [])[-TRIED:]
             if most > 0 and len(tokens) > 1
             else []
         )
-        if not begins:
+        if not starts:
             return []
-        start = max(begins, key=lambda start: (_alike(tokens, start), start))
+        start = max(starts, key=lambda start: (_match_length(tokens, start), start))
         follows = tokens[start : start + most]
         return [follows[place % len(follows)] for place in range(most)]  # a short one is a loop
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """How the last guesses went."""
+        """Updates the share of accepted guesses."""
         if drafted:
             self.share = 0.75 * self.share + 0.25 * accepted / drafted
             if accepted == 0 and self.share < 0.25:
                 self._pause = PATIENCE
 
 
-def _alike(tokens: Sequence[int], start: int) -> int:
-    """How many tokens before ``start`` are those at the end, LONGEST at most."""
+def _match_length(tokens: Sequence[int], start: int) -> int:
+    """Number of tokens before ``start`` that equal those at the end, LONGEST at most."""
     size = 0
     while size < min(LONGEST, start) and tokens[start - 1 - size] == tokens[-1 - size]:
         size += 1

@@ -1,7 +1,7 @@
 """A small model that guesses for a large one, over pages of its own with the same numbers.
 
-What it guesses decides nothing but speed, so its pages need no care: it reads a text from the
-beginning whenever the text got new pages, and writes the same keys again where pages are shared.
+What it guesses decides nothing but speed, so its pages need no care: it reads a sequence from the
+beginning whenever the sequence got new pages, and writes the same keys again where pages are shared.
 """
 
 from __future__ import annotations
@@ -13,93 +13,113 @@ import torch
 from .. import config
 from ..errors import need
 from ..nn import Model
-from .continuation import Continuation, drawn
 from .draft import PromptLookup
+from .generated_sequence import GeneratedSequence, sample
 from .runner import PagedRunner
-from .scheduler import Chunk, Text
+from .scheduler import Chunk, TokenSequence
 
 SHARE = 0.3  # of guesses that have to be right, lately, for more of them to pay
 
 
 class DraftModel:
-    """Guesses by a model of the same vocabulary: drawn with the luck of the very places that are
-    guessed."""
+    """Guesses by a model of the same vocabulary, drawn with the random numbers of the very places
+    that are guessed."""
 
     def __init__(
-        self, runner: PagedRunner, known: int | None, step_tokens: int, most: int = 4
+        self, runner: PagedRunner, vocab_size: int | None, step_tokens: int, most: int = 4
     ) -> None:
-        self.runner, self.known, self.step_tokens, self.most = runner, known, step_tokens, most
-        # how many tokens of each text are in its pages
-        self.size, self.read = 32, dict[Text, int]()
+        self.runner, self.vocab_size, self.step_tokens, self.most = (
+            runner,
+            vocab_size,
+            step_tokens,
+            most,
+        )
+        # how many tokens of each sequence are in its pages
+        self.size, self.computed = 32, dict[TokenSequence, int]()
 
-    def released(self, text: Text) -> None:
-        """A text has no pages any more."""
-        self.read.pop(text, None)
+    def released(self, sequence: TokenSequence) -> None:
+        """Forgets a sequence whose pages were freed."""
+        self.computed.pop(sequence, None)
 
     def restart(self) -> None:
-        """No text has pages any more."""
-        self.read.clear()
+        """Forgets all sequences."""
+        self.computed.clear()
 
-    def propose(self, texts: Sequence[Text]) -> None:
-        """Set ``draft`` of texts that are about to draw a token, where their pages have room."""
-        chunks, left = list[Chunk](), self.step_tokens
-        for text in texts:
-            start = self.read.get(text, 0)
-            count = min(left, len(text.tokens) - start)
-            if count > 0 and len(text.tokens) <= min(
-                len(text.pages) * self.size, self.runner.cache.context
+    def propose(self, sequences: Sequence[TokenSequence]) -> None:
+        """Set ``draft`` of sequences that are about to draw a token, where their pages have room."""
+        chunks, tokens_left = list[Chunk](), self.step_tokens
+        for sequence in sequences:
+            start = self.computed.get(sequence, 0)
+            count = min(tokens_left, len(sequence.tokens) - start)
+            if count > 0 and len(sequence.tokens) <= min(
+                len(sequence.pages) * self.size, self.runner.cache.context
             ):
-                ready = start + count == len(text.tokens) and self._room(text) > 0
-                chunks.append(Chunk(text, start, text.tokens[start : start + count], 0, ready))
-                left -= count
+                ready = start + count == len(sequence.tokens) and self._guess_count(sequence) > 0
+                chunks.append(
+                    Chunk(sequence, start, sequence.tokens[start : start + count], 0, ready)
+                )
+                tokens_left -= count
         place = 0
         while chunks:
-            logits = self.runner.read(chunks, [[len(chunk.tokens) - 1] for chunk in chunks])
-            going, rows = [chunk for chunk in chunks if chunk.finishes], list[Continuation]()
+            logits = self.runner.forward(chunks, [[len(chunk.tokens) - 1] for chunk in chunks])
+            ready_chunks, rows = (
+                [chunk for chunk in chunks if chunk.finishes],
+                list[GeneratedSequence](),
+            )
             for chunk in chunks if place == 0 else ():
-                self.read[chunk.text] = chunk.start + len(chunk.tokens)
-            if not going:
+                self.computed[chunk.sequence] = chunk.start + len(chunk.tokens)
+            if not ready_chunks:
                 return
-            rows = [chunk.text.owner for chunk in going]
+            rows = [chunk.sequence.owner for chunk in ready_chunks]
             index = torch.tensor([place for place, chunk in enumerate(chunks) if chunk.finishes])
             for chunk, token in zip(
-                going, drawn(rows, logits[index], self.known, place).tolist(), strict=True
+                ready_chunks,
+                sample(rows, logits[index], self.vocab_size, place).tolist(),
+                strict=True,
             ):
-                chunk.text.draft.append(token)
+                chunk.sequence.draft.append(token)
             place += 1
             chunks = [
                 Chunk(
-                    chunk.text, len(chunk.text.tokens) + place - 1, chunk.text.draft[-1:], 0, True
+                    chunk.sequence,
+                    len(chunk.sequence.tokens) + place - 1,
+                    chunk.sequence.draft[-1:],
+                    0,
+                    True,
                 )
-                for chunk in going
-                if self._room(chunk.text) > place
+                for chunk in ready_chunks
+                if self._guess_count(chunk.sequence) > place
             ]
 
-    def _room(self, text: Text) -> int:
-        """How many tokens to guess: as many as fit in pages and answer, fewer where they were
+    def _guess_count(self, sequence: TokenSequence) -> int:
+        """Number of tokens to guess: as many as fit in pages and answer, fewer where guesses were
         wrong."""
-        row: Continuation = text.owner
+        row: GeneratedSequence = sequence.owner
         lookup: PromptLookup | None = row.lookup
-        fits = min(len(text.pages) * self.size, self.runner.cache.context) - len(text.tokens) + 1
+        fits = (
+            min(len(sequence.pages) * self.size, self.runner.cache.context)
+            - len(sequence.tokens)
+            + 1
+        )
         most = self.most if lookup is None or lookup.share >= SHARE else 1
-        return min(most, fits, row.room - len(row.tokens) - 1)
+        return min(most, fits, row.max_tokens - len(row.tokens) - 1)
 
 
 def check_draft(draft: Model, model: Model) -> None:
     """UserError for a model that cannot guess for the other."""
-    cfg, ours = draft.config, model.config
+    cfg, target_cfg = draft.config, model.config
     stack = (
         isinstance(cfg, config.Decoder)
         and isinstance(cfg.decoder, config.Stack)
         and cfg.head is not None
     )
     need(
-        stack and isinstance(ours, config.Decoder),
+        stack and isinstance(target_cfg, config.Decoder),
         "A draft model is a decoder with attention, for another one.",
     )
-    same = cfg.embed.vocab == ours.embed.vocab
+    same_vocab = cfg.embed.vocab == target_cfg.embed.vocab
     need(
-        same,
-        f"The draft model knows {cfg.embed.vocab} tokens and the model {ours.embed.vocab}; "
+        same_vocab,
+        f"The draft model knows {cfg.embed.vocab} tokens and the model {target_cfg.embed.vocab}; "
         "give one of its kind.",
     )

@@ -20,11 +20,19 @@ from torch import Tensor
 from ..errors import need
 from ..nn import Model
 from ..nn.editing import one_token
-from .begin import begun
+from .create_request import create_request_state
 from .draft_model import check_draft
-from .job import Job, Stats
-from .memory import Room, check_encode, check_request, room_for
-from .request import Encode, EngineClosed, Handle, QueueFull, Request, RequestTooLarge, TokenLogprob
+from .memory import MemoryPlan, check_encode, check_request, plan_memory
+from .request import (
+    Encode,
+    EngineClosed,
+    QueueFull,
+    Request,
+    RequestHandle,
+    RequestTooLarge,
+    TokenLogprob,
+)
+from .request_state import RequestState, Stats
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -63,14 +71,18 @@ class Engine:
         self.model, self.tokenizer, self.max_queue = model, tokenizer, max_queue
         if draft is not None:
             check_draft(draft, model)
-        self.room: Room = room_for(model, max_context, max_sequences, memory, draft, step_tokens)
-        self.max_context, self.step_tokens = self.room.context, step_tokens
-        self.known = None if tokenizer is None else tokenizer.size
-        self.lookup = (lookup or draft is not None) and self.room.rewinds
-        self._worker = Worker(model, self.room, self.known, step_tokens, self.lookup, self._closed)
-        self._jobs: dict[Handle, Job] = {}
-        self._arrivals: deque[Job] = deque()
-        self._cancelled: set[Handle] = set()
+        self.memory_plan: MemoryPlan = plan_memory(
+            model, max_context, max_sequences, memory, draft, step_tokens
+        )
+        self.max_context, self.step_tokens = self.memory_plan.context, step_tokens
+        self.vocab_size = None if tokenizer is None else tokenizer.size
+        self.lookup = (lookup or draft is not None) and self.memory_plan.rewinds
+        self._worker = Worker(
+            model, self.memory_plan, self.vocab_size, step_tokens, self.lookup, self._closed
+        )
+        self._states: dict[RequestHandle, RequestState] = {}
+        self._arrivals: deque[RequestState] = deque()
+        self._cancelled: set[RequestHandle] = set()
         self._work = threading.Condition()
         self._requests = self._refused = 0
         self._closing = False
@@ -82,25 +94,29 @@ class Engine:
     def check_size(self, requests: Sequence[Request | Encode]) -> None:
         """RequestTooLarge where these, submitted one after the other, could never wait together."""
         size = sum(request.size for request in requests)
-        said = f"A request of {size:,} continuations never fits in the queue of {self.max_queue:,}"
+        problem = (
+            f"A request of {size:,} continuations never fits in the queue of {self.max_queue:,}"
+        )
         if size > self.max_queue:
-            raise RequestTooLarge(f"{said}; send fewer prompts, or a smaller n.")
+            raise RequestTooLarge(f"{problem}; send fewer prompts, or a smaller n.")
 
-    def submit(self, request: Request | Encode) -> Handle:
+    def submit(self, request: Request | Encode) -> RequestHandle:
         """Take a request; its events come by the handle. UserError for what this model cannot
         answer; QueueFull."""
         self.check_size([request])
         if isinstance(request, Encode):
             check_encode(request, self.model, self.max_context)
         else:
-            check_request(request, self.model, self.tokenizer, self.max_context, self.room.first)
+            check_request(
+                request, self.model, self.tokenizer, self.max_context, self.memory_plan.first
+            )
         seed = getattr(request, "seed", None)
-        handle = Handle(
+        handle = RequestHandle(
             request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed
         )
-        job = Job(handle, [], [], [], 1)
+        state = RequestState(handle, [], [], [], 1)
         if isinstance(request, Request):
-            job = begun(
+            state = create_request_state(
                 handle,
                 self.model,
                 self.tokenizer,
@@ -112,8 +128,8 @@ class Engine:
             if self._closing:
                 raise EngineClosed("The engine is closed; make another one.")
             self._check_queue(request)
-            self._jobs[handle] = job
-            self._arrivals.append(job)
+            self._states[handle] = state
+            self._arrivals.append(state)
             self._requests += 1
             self._work.notify()
         return handle
@@ -122,21 +138,21 @@ class Engine:
         """QueueFull where as many wait as may; a client with less than its share of the queue is
         let in."""
         waiting = Counter[str]()
-        for job in self._jobs.values():
-            waiting[job.client] += 0 if job.begun else job.handle.request.size
+        for state in self._states.values():
+            waiting[state.client] += 0 if state.started else state.handle.request.size
         waiting[request.client] += request.size
         share = self.max_queue // len(+waiting)
         if waiting.total() > self.max_queue and waiting[request.client] > share:
             self._refused += 1
-            others = waiting.total() - request.size
+            already_waiting = waiting.total() - request.size
             raise QueueFull(
-                f"{others} continuations are waiting, and {self.max_queue} may; try again later."
+                f"{already_waiting} continuations are waiting, and {self.max_queue} may; try again later."
             )
 
-    def cancel(self, handle: Handle) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """End a request at the next step; harmless for one that has ended."""
         with self._work:
-            if handle in self._jobs:
+            if handle in self._states:
                 self._cancelled.add(handle)
                 self._work.notify()
 
@@ -147,7 +163,7 @@ class Engine:
         return handle.result().prompt_logprobs or []
 
     def encode(self, request: Encode) -> Tensor:
-        """What a whole text gives, as ``request`` asks."""
+        """Output of a whole text, as ``request.output`` names it."""
         output = self.submit(request).result().output
         assert output is not None
         return output
@@ -155,12 +171,15 @@ class Engine:
     def stats(self) -> Stats:
         """A copy of the numbers as they are now."""
         with self._work:
-            running = sum(job.begun for job in self._jobs.values())
+            running = sum(state.started for state in self._states.values())
             now = replace(
                 self._worker.stats, requests=self._requests, refused=self._refused, running=running
             )
-            now.waiting, now.preempted = len(self._jobs) - running, self._worker.scheduler.preempted
-        return now.of_pages(self.room.pools)
+            now.waiting, now.preempted = (
+                len(self._states) - running,
+                self._worker.scheduler.preempted,
+            )
+        return now.of_pages(self.memory_plan.pools)
 
     def close(self) -> None:
         """Cancel what is under way and stop; returns when the thread has ended."""
@@ -171,7 +190,7 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests and computes: not closed, its thread not ended."""
+        """True while it takes requests: not closed, its thread not ended."""
         return self._thread.is_alive() and not self._closing
 
     def __enter__(self) -> Engine:
@@ -199,19 +218,19 @@ class Engine:
     def _arrive(self) -> bool:
         """Wait for something to do; False: the engine was closed and nothing is left."""
         with self._work:
-            self._work.wait_for(lambda: self._jobs or self._closing)
+            self._work.wait_for(lambda: self._states or self._closing)
             arrived = [*self._arrivals]
             self._arrivals.clear()
-            ended = [*self._jobs] if self._closing else [*self._cancelled]
+            ended = [*self._states] if self._closing else [*self._cancelled]
             self._cancelled.clear()
-        for job in arrived:
-            self._worker.arrive(job)
+        for state in arrived:
+            self._worker.add_request(state)
         for handle in ended:
-            if handle in self._worker.jobs:
-                self._worker.end(self._worker.jobs[handle], "cancelled")
-        return bool(self._jobs) or not self._closing
+            if handle in self._worker.requests:
+                self._worker.end(self._worker.requests[handle], "cancelled")
+        return bool(self._states) or not self._closing
 
-    def _closed(self, job: Job) -> None:
+    def _closed(self, state: RequestState) -> None:
         with self._work:
-            del self._jobs[job.handle]
-            self._cancelled.discard(job.handle)
+            del self._states[state.handle]
+            self._cancelled.discard(state.handle)

@@ -1,5 +1,5 @@
-"""What an engine for a model needs and may take, said before anything is computed; what of a
-request it can answer."""
+"""Memory that an engine for a model needs and may take, checked before anything is computed; and
+checks of requests against the model."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Room:
+class MemoryPlan:
     """The longest ``context``, the pages of ``pool`` (``size`` tokens each; a recurrent state is
     one), and their bytes.
 
-    The ``first`` tokens of a text are read in one go; ``rewinds``: guesses that were wrong can be
+    The ``first`` tokens of a sequence go into one forward pass; ``rewinds``: wrong guesses can be
     taken back.
     """
 
@@ -54,71 +54,74 @@ class Room:
 
     @property
     def pools(self) -> list[tuple[PagePool, int]]:
-        """The pools whose pages take memory, and how much one takes."""
+        """Pools whose pages take memory, each with the bytes of a page."""
         windows = [] if self.windows is None else [(self.windows.pool, self.page_bytes[1])]
         return [(pool, size) for pool, size in [(self.pool, self.page_bytes[0]), *windows] if size]
 
     @property
     def rewinds(self) -> bool:
-        """Whether what was read can be forgotten: pages can, states cannot."""
+        """True where computed tokens can be dropped: pages can, recurrent states cannot."""
         return self.size == PAGE
 
     def __str__(self) -> str:
-        """What was taken, in a sentence."""
-        held, near = "a state a text", self.windows
+        contents, near = "a state a text", self.windows
         if self.rewinds:
-            counts = [f"{len(self.pool.users)} pages of {self.size} tokens"] * (
+            page_counts = [f"{len(self.pool.users)} pages of {self.size} tokens"] * (
                 self.page_bytes[0] > 0
             )
-            counts += (
+            page_counts += (
                 [f"{len(near.pool.users)} of layers with windows of {near.span}"]
                 if near is not None
                 else []
             )
-            held = " and ".join(counts)
+            contents = " and ".join(page_counts)
         texts = f"at most {self.sequences} texts of {self.context:,} tokens at once"
         copied = f" and {gibibytes(self.copied)} for prepacked weights" if self.copied else ""
-        return f"{gibibytes(self.nbytes)} for {held}{copied}; {texts}."
+        return f"{gibibytes(self.nbytes)} for {contents}{copied}; {texts}."
 
     def runner(self) -> Runner:
-        """What reads chunks into these pages."""
+        """A runner of the model over these pages."""
         if not self.rewinds:
             return StateRunner(self.model)
         cfg = self.model.config
         assert not isinstance(cfg, config.Encoder)
-        counts = len(self.pool.users), self.source_pages
+        page_counts = len(self.pool.users), self.source_pages
         near = None if self.windows is None else len(self.windows.pool.users)
         cache = PagedCache(
-            cfg, self.context, *counts, page_dtype(self.model), near, **page_kind(self.model)
+            cfg, self.context, *page_counts, page_dtype(self.model), near, **page_kind(self.model)
         )
         return PagedRunner(self.model, cache, Sources(self.source_pages), self.windows)
 
     def drafter(self) -> PagedRunner | None:
-        """What reads chunks by the draft model, into pages of the same numbers."""
+        """A runner of the draft model over pages of the same numbers."""
         if self.draft is None or not self.rewinds:
             return None
         assert isinstance(self.draft.config, config.Decoder)
         context = int(min(self.context, self.draft.config.context, self.draft.limit))
-        counts = len(self.pool.users), 0
+        page_counts = len(self.pool.users), 0
         cache = PagedCache(
-            self.draft.config, context, *counts, page_dtype(self.draft), **page_kind(self.draft)
+            self.draft.config,
+            context,
+            *page_counts,
+            page_dtype(self.draft),
+            **page_kind(self.draft),
         )
         return PagedRunner(self.draft, cache, Sources(0))
 
 
 def by_kernels(model: Model) -> bool:
-    """Whether our kernels compute for this model: on a CPU. Elsewhere PyTorch's do."""
+    """True where the C kernels compute for this model: on a CPU."""
     return next(model.parameters()).device.type == "cpu"
 
 
 def page_dtype(model: Model) -> torch.dtype:
-    """What keys and values are kept in."""
+    """Dtype of cached keys and values."""
     dtype = next(model.parameters()).dtype
     return dtype if dtype == torch.bfloat16 or not by_kernels(model) else torch.float32
 
 
 def page_kind(model: Model) -> dict[str, Any]:
-    """What a cache's pages are, and who reads them."""
+    """Storage of a cache's pages and the attention that reads them."""
     if by_kernels(model):
         return {"make": Pages.empty, "kind": PagedKV}
     device = next(model.parameters()).device
@@ -132,7 +135,7 @@ def page_bytes(model: Model) -> tuple[int, int, int]:
     return PagedCache.page_bytes(cfg, page_dtype(model), page_kind(model)["make"])
 
 
-def reader(model: Model) -> tuple[Model, int]:
+def prepacked_view(model: Model) -> tuple[Model, int]:
     """A view of the model that reads prepacked weights, in a quarter of the free memory, and the
     bytes that it takes.
 
@@ -154,14 +157,14 @@ def reader(model: Model) -> tuple[Model, int]:
     return fuse(exact), taken + more
 
 
-def room_for(
+def plan_memory(
     model: Model,
     context: int | None,
     sequences: int,
     memory: int | None,
     draft: Model | None = None,
     step_tokens: int = 512,
-) -> Room:
+) -> MemoryPlan:
     """The room that so many texts of that length at once need, or as much of it as ``memory``
     (bytes) holds.
 
@@ -170,69 +173,91 @@ def room_for(
     """
     cfg, most = model.config, int(min(model.config.context, model.limit))
     device = next(model.parameters()).device
-    other = device if draft is None else next(draft.parameters()).device
+    draft_device = device if draft is None else next(draft.parameters()).device
     need(
-        other == device,
-        f"The draft model is on {other}, the model on {device}; load both on one device.",
+        draft_device == device,
+        f"The draft model is on {draft_device}, the model on {device}; load both on one device.",
     )
     need(sequences >= 1, f"max_sequences is {sequences}; give 1 or more.")
     need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
     context = context or most
-    model, copied = reader(model)
+    model, copied = prepacked_view(model)
     if isinstance(cfg, config.Encoder) or isinstance(cfg.decoder, config.Recurrent):
-        return Room(model, context, sequences, PagePool(sequences), 0, context + 1, 0, 0, copied)
+        return MemoryPlan(
+            model, context, sequences, PagePool(sequences), 0, context + 1, 0, 0, copied
+        )
     blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
     attentions = [
-        one for block in blocks for one in (block.attention, block.cross) if one is not None
+        attention
+        for block in blocks
+        for attention in (block.attention, block.cross)
+        if attention is not None
     ]
     even = not by_kernels(model) or all(
-        config.head_dim(one, cfg.dim) % 2 == 0 for one in attentions
+        config.head_dim(attention, cfg.dim) % 2 == 0 for attention in attentions
     )
     need(
         even,
         "An engine takes heads of an even number of dimensions; use glassformer.generate "
         "for this model.",
     )
-    own, near, across = page_bytes(model)
+    full_bytes, window_bytes, cross_bytes = page_bytes(model)
     if draft is not None:
-        own += sum(page_bytes(draft))
-        draft, more = reader(draft)
+        full_bytes += sum(page_bytes(draft))
+        draft, more = prepacked_view(draft)
         copied += more
     first = max(block.attention.mask.prefix_length for block in blocks)
     span = max((block.attention.mask.lookback or 0 for block in blocks), default=0)
     bounds = Bounds.of(context, sequences, span, max(step_tokens, first, sequences))
-    if not near or bounds.one == bounds.each:
-        own, near, span = own + near, 0, 0
-    each, one = bounds.each, bounds.one if near else 0
+    if not window_bytes or bounds.window_per_sequence == bounds.per_sequence:
+        full_bytes, window_bytes, span = full_bytes + window_bytes, 0, 0
+    sequence_pages, window_pages = (
+        bounds.per_sequence,
+        bounds.window_per_sequence if window_bytes else 0,
+    )
     if memory is None:
         free = available_memory(device)
-        whole = own * each * sequences + near * bounds.all + across * each * sequences
-        memory = whole if free is None else free // 2
-    sources = each * min(sequences, max(1, memory // 2 // (across * each))) if across else 0
-    pages, parts = bounds.fit(own, near, memory - sources * across)
-    least = gibibytes((own + across) * each + near * one)
+        wanted_bytes = (
+            full_bytes * sequence_pages * sequences
+            + window_bytes * bounds.all
+            + cross_bytes * sequence_pages * sequences
+        )
+        memory = wanted_bytes if free is None else free // 2
+    sources = (
+        sequence_pages * min(sequences, max(1, memory // 2 // (cross_bytes * sequence_pages)))
+        if cross_bytes
+        else 0
+    )
+    pages, window_parts = bounds.fit(full_bytes, window_bytes, memory - sources * cross_bytes)
+    least = gibibytes((full_bytes + cross_bytes) * sequence_pages + window_bytes * window_pages)
     need(
-        pages >= each and parts >= one,
+        pages >= sequence_pages and window_parts >= window_pages,
         f"One text of {context:,} tokens needs {least}, and {gibibytes(memory)} are there for it; "
         "give a smaller max_context, or more memory.",
     )
-    sequences = min(sequences, sources // each) if across else sequences
-    taken, pool = pages * own + parts * near + sources * across, PagePool(pages)
-    room = Room(model, context, sequences, pool, sources, PAGE, taken, first, copied, draft)
-    room.windows, room.page_bytes = Windows(pool, PAGE, span, parts) if near else None, (own, near)
+    sequences = min(sequences, sources // sequence_pages) if cross_bytes else sequences
+    taken, pool = (
+        pages * full_bytes + window_parts * window_bytes + sources * cross_bytes,
+        PagePool(pages),
+    )
+    room = MemoryPlan(model, context, sequences, pool, sources, PAGE, taken, first, copied, draft)
+    room.windows, room.page_bytes = (
+        Windows(pool, PAGE, span, window_parts) if window_bytes else None,
+        (full_bytes, window_bytes),
+    )
     return room
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many pages ``each`` text needs at most; of these layers with windows hold ``one``.
+    """Pages that a sequence needs at most (``per_sequence``); layers with windows hold
+    ``window_per_sequence`` of these.
 
-    ``all`` is twice what they hold of all texts: the rest is kept for prompts that begin as others
-    did.
+    ``all`` is twice what they hold of all sequences: the surplus keeps prompts that begin alike.
     """
 
-    each: int
-    one: int
+    per_sequence: int
+    window_per_sequence: int
     all: int
     sequences: int
 
@@ -240,28 +265,34 @@ class Bounds:
     def of(context: int, sequences: int, span: int, step: int) -> Bounds:
         """For texts of so many tokens, where a token sees ``span`` if not all, read at most
         ``step`` at a time."""
-        each = -(-context // PAGE)
+        per_sequence = -(-context // PAGE)
         # those before a token; of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
-        seen = span + PAGE - 3
-        one = min(each, (seen + step) // PAGE + 1)
+        reach = span + PAGE - 3
+        window_per_sequence = min(per_sequence, (reach + step) // PAGE + 1)
         return Bounds(
-            each,
-            one,
-            min(sequences * each, 2 * (sequences * (seen // PAGE + 2) + step // PAGE)),
+            per_sequence,
+            window_per_sequence,
+            min(sequences * per_sequence, 2 * (sequences * (reach // PAGE + 2) + step // PAGE)),
             sequences,
         )
 
-    def fit(self, own: int, near: int, memory: int) -> tuple[int, int]:
+    def fit(self, page_nbytes: int, part_nbytes: int, memory: int) -> tuple[int, int]:
         """Pages of ``own`` bytes and parts of ``near`` bytes: as many of both, until all parts are
         there."""
-        if not near:
-            return min(self.each * self.sequences, memory // own), 0
-        parts = max(self.one, min(self.all, memory // (own + near)))
-        if not own:  # a page is a number
-            return self.each * self.sequences + parts, min(parts, memory // near)
-        if (memory - parts * near) // own < self.each:
-            parts = (memory - self.each * own) // near
-        return min(self.each * self.sequences, (memory - parts * near) // own), parts
+        if not part_nbytes:
+            return min(self.per_sequence * self.sequences, memory // page_nbytes), 0
+        part_count = max(
+            self.window_per_sequence, min(self.all, memory // (page_nbytes + part_nbytes))
+        )
+        if not page_nbytes:  # a page is a number
+            return self.per_sequence * self.sequences + part_count, min(
+                part_count, memory // part_nbytes
+            )
+        if (memory - part_count * part_nbytes) // page_nbytes < self.per_sequence:
+            part_count = (memory - self.per_sequence * page_nbytes) // part_nbytes
+        return min(
+            self.per_sequence * self.sequences, (memory - part_count * part_nbytes) // page_nbytes
+        ), part_count
 
 
 def check_request(
@@ -272,8 +303,8 @@ def check_request(
     _check_length(request.tokens, model, context)
     if isinstance(cfg, config.Encoder) or cfg.head is None:
         raise UserError("This model cannot continue a text; use it to encode texts.")
-    said = f"this model reads its first {first} tokens in one go; give that many to begin with."
-    need(len(request.tokens) >= first, said)
+    problem = f"this model reads its first {first} tokens in one go; give that many to begin with."
+    need(len(request.tokens) >= first, problem)
     two = isinstance(cfg, config.EncoderDecoder)
     need(
         two == (request.source is not None),
@@ -295,9 +326,9 @@ def check_request(
         wrong is None,
         f"logit_bias names token {wrong}; this model knows 0 to {cfg.embed.vocab - 1}.",
     )
-    read = request.prompt_logprobs is not None or bool(request.want)
+    has_output = request.prompt_logprobs is not None or bool(request.want)
     need(
-        request.max_new != 0 or read,
+        request.max_new != 0 or has_output,
         "max_new is 0; ask for prompt_logprobs or want something then.",
     )
 
@@ -325,7 +356,9 @@ def check_encode(request: Encode, model: Model, context: int) -> None:
         request.segments is None or bool(segments),
         "This model reads one text, not pairs; leave out segments.",
     )
-    wrong = next((one for one in request.segments or () if not 0 <= one < segments), None)
+    wrong = next(
+        (segment for segment in request.segments or () if not 0 <= segment < segments), None
+    )
     need(
         wrong is None,
         f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.",

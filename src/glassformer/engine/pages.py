@@ -1,7 +1,7 @@
 """Which pages of the cache are free, in use, or kept for a prompt that begins alike. Numbers alone:
 no tensors.
 
-free --take--> used (by one text or several) --give, the last one--> free, or cached where its
+free --take--> used (by one sequence or several) --give, the last one--> free, or cached where its
 contents are known
   ^                          ^                                                   |
   |                          +---------------- share: found again ---------------+
@@ -19,7 +19,7 @@ class OutOfPages(Exception):
 
 
 class PagePool:
-    """Pages 0 to ``count`` - 1 with how many texts use each: free + cached + used = all, after
+    """Pages 0 to ``count`` - 1 with how many sequences use each: free + cached + used = all, after
     every call.
 
     ``forget`` is called with a cached page that is taken for something else.
@@ -43,22 +43,19 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that hold nothing."""
         return len(self._free)
 
     @property
     def cached(self) -> int:
-        """Pages that nobody uses and whose contents are kept until they are needed."""
+        """Number of pages without a user whose contents are kept until the page is needed."""
         return len(self._cached)
 
     @property
-    def used(self) -> int:
-        """Pages that texts use."""
+    def in_use(self) -> int:
         return len(self.users) - self.free - self.cached
 
     @property
     def available(self) -> int:
-        """Pages that ``take`` can give."""
         return self.free + self.cached
 
     def take(self) -> int:
@@ -92,22 +89,24 @@ class PagePool:
                     self._free.append(page)
 
     def know(self, page: int) -> None:
-        """The contents of a page in use are known: it will be cached rather than free."""
+        """Marks a page in use whose contents can be found again: it will be cached rather than
+        free."""
         self._known.add(page)
 
     def knows(self, page: int) -> bool:
-        """Whether the contents of a page are known."""
         return page in self._known
 
     def drop(self, page: int) -> None:
-        """A cached page holds nothing of use any more."""
+        """Frees a cached page."""
         del self._cached[page]
         self._known.discard(page)
         self._free.append(page)
 
     def check(self) -> None:
         """AssertionError unless every page is in exactly one of the three states."""
-        used = {page for page, users in enumerate(self.users) if users}
+        in_use = {page for page, users in enumerate(self.users) if users}
         free, cached = set(self._free), set(self._cached)
-        assert len(free) == len(self._free) and not (free & cached or free & used or cached & used)
-        assert len(free) + len(cached) + len(used) == len(self.users) and cached <= self._known
+        assert len(free) == len(self._free) and not (
+            free & cached or free & in_use or cached & in_use
+        )
+        assert len(free) + len(cached) + len(in_use) == len(self.users) and cached <= self._known

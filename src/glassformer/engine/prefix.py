@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from .pages import PagePool
 
 
-class Prefix:
+class PrefixCache:
     """The table; pages that nobody uses any more stay in it until ``pool`` needs them."""
 
     def __init__(self, pool: PagePool, size: int) -> None:
@@ -28,14 +28,14 @@ class Prefix:
     def find(self, root: Hashable, tokens: Sequence[int]) -> list[int]:
         """The pages that hold the beginning of ``tokens`` under ``root`` (what else they depend
         on); not shared yet."""
-        found, before = list[int](), root
+        pages, before = list[int](), root
         for start in range(0, len(tokens) - self.size + 1, self.size):
             link = self._links.get((before, tuple(tokens[start : start + self.size])))
             if link is None:
                 break
             page, before = link[0], ("page", link[1])
-            found.append(page)
-        return found
+            pages.append(page)
+        return pages
 
     def keep(
         self, root: Hashable, tokens: Sequence[int], pages: Sequence[int], since: int = 0

@@ -1,8 +1,7 @@
-"""What is asked of an engine, and what it answers: requests, the events of their growth, and a
-handle on each.
+"""Requests to an engine, the events of their growth, and a handle on each.
 
-    engine.submit(Request(tokens, max_new=20)) -> Handle        for event in handle: print(event.text, end="")
-    engine.submit(Encode(tokens, output="vector")) -> Handle    handle.result().output
+    engine.submit(Request(tokens, max_new=20)) -> RequestHandle        for event in handle: print(event.text)
+    engine.submit(Encode(tokens, output="vector")) -> RequestHandle    handle.result().output
 
 V vocabulary.
 """
@@ -38,7 +37,7 @@ Encoded: TypeAlias = Literal["vector", "labels", "tags", "logits", "hidden"]
 
 
 class QueueFull(UserError):
-    """As many requests are waiting as the engine's ``max_queue`` allows; try again later."""
+    """The queue holds as many requests as ``max_queue`` allows; try again later."""
 
     http_status = 429, "queue_full"
 
@@ -107,7 +106,7 @@ class Request:
 
     @property
     def size(self) -> int:
-        """The continuations, or beams, that are computed for it."""
+        """Number of continuations, or beams, that are computed for it."""
         return self.beams or self.n
 
     def __post_init__(self) -> None:
@@ -115,18 +114,18 @@ class Request:
             check_beams(
                 self.beams, self.n, self.length_penalty, 1 if self.max_new is None else self.max_new
             )
-            usual = {one.name: one.default for one in fields(self)}
-            odd = next(
+            defaults = {member.name: member.default for member in fields(self)}
+            conflict = next(
                 (
                     name
                     for name in SEARCHED
-                    if getattr(self, name) not in (usual[name], None, [], {})
+                    if getattr(self, name) not in (defaults[name], None, [], {})
                 ),
                 None,
             )
             need(
-                odd is None,
-                f"A search with beams is by the model's own probabilities; leave out {odd}.",
+                conflict is None,
+                f"A search with beams is by the model's own probabilities; leave out {conflict}.",
             )
         need(
             0 <= self.since < max(1, len(self.tokens)),
@@ -201,7 +200,7 @@ class TokenLogprob(NamedTuple):
     top: Likely = ()
 
 
-class Seen(NamedTuple):
+class RecordedValues(NamedTuple):
     """Values of the tokens from place ``start`` on by path: (1, T, ...), (1, H, T, ...), of
     patterns (1, H, T, S)."""
 
@@ -213,21 +212,26 @@ SQUARE = ("scores", "pattern")  # a row for each token, which has a column for e
 
 
 def token_axis(path: str) -> int:
-    """Along which side of a recorded value its tokens lie."""
+    """Axis of a recorded value along which its tokens lie."""
     leaf = path.rpartition(".")[2]
     return 2 if leaf in SQUARE or leaf in HEADS else 1
 
 
-def joined(pieces: Sequence[Seen]) -> Seen:
-    """Pieces that follow one another as one; later tokens of a pattern have more keys."""
+def concatenate(pieces: Sequence[RecordedValues]) -> RecordedValues:
+    """Joins consecutive pieces; later tokens of a pattern have more keys."""
     values = {}
     for path in pieces[0].values if len(pieces) > 1 else ():
-        some, leaf = [piece.values[path] for piece in pieces], path.rpartition(".")[2]
+        values_by_piece, leaf = [piece.values[path] for piece in pieces], path.rpartition(".")[2]
         if leaf in SQUARE:
-            widest, nothing = some[-1].shape[-1], 0.0 if leaf == "pattern" else float("-inf")
-            some = [F.pad(x, (0, widest - x.shape[-1]), value=nothing) for x in some]
-        values[path] = torch.cat(some, token_axis(path))
-    return Seen(pieces[0].start, values) if len(pieces) > 1 else pieces[0]
+            widest, nothing = (
+                values_by_piece[-1].shape[-1],
+                0.0 if leaf == "pattern" else float("-inf"),
+            )
+            values_by_piece = [
+                F.pad(x, (0, widest - x.shape[-1]), value=nothing) for x in values_by_piece
+            ]
+        values[path] = torch.cat(values_by_piece, token_axis(path))
+    return RecordedValues(pieces[0].start, values) if len(pieces) > 1 else pieces[0]
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,7 @@ class Event:
     ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown
     now: empty while a character is incomplete or a stop string may have begun. ``logprob`` is of
     the model's own distribution, before penalties, temperature and cuts; ``top`` are the likeliest
-    in the token's place. ``seen`` are the wanted values of the tokens that were read for this one:
+    in the token's place. ``records`` are the wanted values of the tokens that were read for this one:
     of the prompt, then each time of the token before. ``finish_reason`` is set on a continuation's
     last event, with the ``stopped_by`` string or token; ``token`` is None where it ended without
     one. ``usage`` is set on the last event of the request, and nothing comes after it. ``error``
@@ -253,7 +257,7 @@ class Event:
     stopped_by: str | int | None = None
     usage: Usage | None = None
     error: Exception | None = None
-    seen: Seen | None = None
+    records: RecordedValues | None = None
 
 
 @dataclass
@@ -272,7 +276,7 @@ class Completion:
 
 @dataclass
 class Result:
-    """All that a request was answered; ``output`` is an Encode's."""
+    """Completions, usage and scores of a request; ``output`` is an Encode's."""
 
     completions: list[Completion]
     usage: Usage
@@ -285,29 +289,29 @@ class Result:
         return self.completions[0].text
 
 
-class Handle:
+class RequestHandle:
     """A request under way: iterate over its events from one thread (``for``) or one task (``async
     for``).
 
     ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the
-    request; ``read`` is the prompt as its edits change it. ``records`` are all that was ``seen``,
+    request; ``prompt`` are the prompt's ids with its edits applied. ``records`` are all recorded values,
     by continuation and path, once ``result`` has given all: over the T tokens that were read,
     prompt first, the last one that was drawn never.
     """
 
     def __init__(
-        self, request: Request | Encode, cancel: Callable[[Handle], None], seed: int = 0
+        self, request: Request | Encode, cancel: Callable[[RequestHandle], None], seed: int = 0
     ) -> None:
         self.request, self.seed = request, seed
         self.prompt_logprobs: list[TokenLogprob] | None = None
         self.output: Tensor | None = None
-        self.read: Sequence[int] = request.tokens
+        self.prompt: Sequence[int] = request.tokens
         self.records: dict[int, dict[str, Tensor]] = {}
         self.hypotheses: list[Hypothesis] = []  # of a search with beams, once it has ended
-        self.began: float | None = None  # time.monotonic() when it stopped waiting
+        self.start_time: float | None = None  # time.monotonic() when it stopped waiting
         self._cancel = cancel
         self._events: deque[Event] = deque()
-        self._there = threading.Condition()
+        self._condition = threading.Condition()
         self._wake: Callable[[], None] | None = None  # an event loop that waits
         self._ended = False  # the last event was read
 
@@ -317,10 +321,10 @@ class Handle:
         self._cancel(self)
 
     def put(self, event: Event) -> None:
-        """One more event, from the engine's thread."""
-        with self._there:
+        """Queues an event, from the engine's thread."""
+        with self._condition:
             self._events.append(event)
-            self._there.notify_all()
+            self._condition.notify_all()
             wake, self._wake = self._wake, None
         if wake is not None:
             wake()
@@ -336,8 +340,8 @@ class Handle:
 
     def __iter__(self) -> Iterator[Event]:
         while not self._ended:
-            with self._there:
-                self._there.wait_for(lambda: self._events)
+            with self._condition:
+                self._condition.wait_for(lambda: self._events)
                 event = self._take()
             if event is not None:
                 yield event
@@ -345,16 +349,16 @@ class Handle:
     async def __aiter__(self) -> AsyncIterator[Event]:
         loop = asyncio.get_running_loop()
         while not self._ended:
-            there = asyncio.Event()
+            ready = asyncio.Event()
 
-            def wake(there: asyncio.Event = there) -> None:
+            def wake(ready: asyncio.Event = ready) -> None:
                 with suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(there.set)
+                    loop.call_soon_threadsafe(ready.set)
 
-            with self._there:
+            with self._condition:
                 event = self._take(wake)
             if event is None:
-                await there.wait()
+                await ready.wait()
             else:
                 yield event
 
@@ -367,23 +371,30 @@ class Handle:
         return self.collect([event async for event in self])
 
     def collect(self, events: Sequence[Event]) -> Result:
-        """What all its events say together; raises what made the request fail."""
-        several = getattr(self.request, "n", 1)
-        completions = [Completion(index) for index in range(several)]
+        """Result of all events; raises what made the request fail."""
+        count = getattr(self.request, "n", 1)
+        completions = [Completion(index) for index in range(count)]
         usage = Usage(len(self.request.tokens), 0, 0)
         for event in events:
             if event.error is not None:
                 raise event.error
-            one = completions[event.index]
-            one.text += event.text
+            completion = completions[event.index]
+            completion.text += event.text
             if event.token is not None and event.logprob is not None:
-                one.tokens.append(event.token)
-                one.logprobs.append(event.logprob)
-                one.top.append(event.top)
+                completion.tokens.append(event.token)
+                completion.logprobs.append(event.logprob)
+                completion.top.append(event.top)
             if event.finish_reason is not None:
-                one.finish_reason, one.stopped_by = event.finish_reason, event.stopped_by
+                completion.finish_reason, completion.stopped_by = (
+                    event.finish_reason,
+                    event.stopped_by,
+                )
             usage = event.usage or usage
-        for index in range(several if getattr(self.request, "want", ()) else 0):
-            seen = [one.seen for one in events if one.index == index and one.seen is not None]
-            self.records[index] = joined(seen).values if seen else {}
+        for index in range(count if getattr(self.request, "want", ()) else 0):
+            pieces = [
+                event.records
+                for event in events
+                if event.index == index and event.records is not None
+            ]
+            self.records[index] = concatenate(pieces).values if pieces else {}
         return Result(completions, usage, self.prompt_logprobs, self.output)

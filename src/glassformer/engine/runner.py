@@ -1,10 +1,10 @@
-"""Chunks of many texts through the model's own forward pass, as one flat row; and whole texts
+"""Chunks of many sequences through the model's own forward pass, as one flat row; and whole sequences
 through an encoder.
 
     PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own, keyed by the source
-    StateRunner   recurrent decoders: a text's state is its one page
+    StateRunner   recurrent decoders: a sequence's state is its one page
 
-N tokens in the row, S texts, R rows of logits that are wanted, C model dim, V vocabulary.
+N tokens in the row, S sequences, R rows of logits that are wanted, C model dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,62 +25,62 @@ from ..nn.paged import PackedTape, PackedTexts, PagedCache
 from ..nn.pool import Pool
 from .pages import PagePool
 from .request import Encode
-from .scheduler import Chunk, Text
+from .scheduler import Chunk, TokenSequence
 from .windows import Windows
 
 
 class Runner(Protocol):
-    """What reads chunks."""
+    """Forward passes over chunks."""
 
-    def read(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> Tensor:
-        """fp32 logits (R, V) that follow the ``wanted`` tokens of each chunk, by their places in
+    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
+        """fp32 logits (R, V) that follow the ``logit_places`` tokens of each chunk, by their places in
         it."""
 
     def copy(self, source: int, target: int) -> None:
-        """What one page holds to another."""
+        """Copies one page to another."""
 
-    def released(self, text: Text) -> None:
-        """A text is not read any more, or not for now."""
+    def released(self, sequence: TokenSequence) -> None:
+        """Drops what is kept for a sequence."""
 
     def restart(self) -> None:
-        """No text is read any more, or not for now; nothing is kept."""
+        """Drops what is kept for all sequences."""
 
 
 class Sources:
-    """The pages of what encoders read, by the ids: texts of one source share them, and they are
+    """The pages of what encoders read, by the ids: sequences of one source share them, and they are
     kept while there is room."""
 
     def __init__(self, pages: int) -> None:
         self.pool = PagePool(pages, self._forget)
         self._pages: dict[tuple[int, ...], list[int]] = {}
         self._of_page: dict[int, tuple[int, ...]] = {}
-        self.open: dict[Text, list[int]] = {}
+        self.open: dict[TokenSequence, list[int]] = {}
 
-    def find(self, text: Text) -> bool:
-        """Open a text's source; whether its pages have to be filled first."""
-        assert text.source is not None
-        pages = self._pages.get(text.source)
-        self.open[text] = own = []
-        for place in range(-(-len(text.source) // PAGE)):
+    def find(self, sequence: TokenSequence) -> bool:
+        """Open a sequence's source; whether its pages have to be filled first."""
+        assert sequence.source is not None
+        pages = self._pages.get(sequence.source)
+        self.open[sequence] = pages_of_text = []
+        for place in range(-(-len(sequence.source) // PAGE)):
             if pages is not None:
                 self.pool.share(pages[place])
-            own.append(self.pool.take() if pages is None else pages[place])
+            pages_of_text.append(self.pool.take() if pages is None else pages[place])
         return pages is None
 
-    def keep(self, text: Text) -> None:
-        """A text's pages are filled: others of the same source find them."""
-        assert text.source is not None
-        for page in self.open[text]:
-            self._of_page[page] = text.source
+    def keep(self, sequence: TokenSequence) -> None:
+        """A sequence's pages are filled: others of the same source find them."""
+        assert sequence.source is not None
+        for page in self.open[sequence]:
+            self._of_page[page] = sequence.source
             self.pool.know(page)
-        self._pages[text.source] = self.open[text]
+        self._pages[sequence.source] = self.open[sequence]
 
-    def close(self, text: Text) -> None:
-        """A text does without; harmless where it has none."""
-        self.pool.give(self.open.pop(text, ()))
+    def close(self, sequence: TokenSequence) -> None:
+        """Frees a sequence's pages; harmless where it has none."""
+        self.pool.give(self.open.pop(sequence, ()))
 
     def clear(self) -> None:
-        """No text has any pages."""
+        """Frees all pages."""
         self.pool.clear()
         for table in (self._pages, self._of_page, self.open):
             table.clear()
@@ -99,22 +99,24 @@ class PagedRunner:
         self.device = next(model.parameters()).device
         self.lag = model.config.embed.previous_token_embeddings
 
-    def read(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
         for chunk in chunks:
-            if chunk.text.source is not None and chunk.text not in self.sources.open:
-                self._open(chunk.text)
+            if chunk.sequence.source is not None and chunk.sequence not in self.sources.open:
+                self._open(chunk.sequence)
         self.cache.texts = self._packed(chunks)
         tokens = self._row([token for chunk in chunks for token in chunk.tokens])[None]
         starts = [first for first, _ in self.cache.texts.spans]
         columns = [
-            start + place for start, places in zip(starts, wanted, strict=True) for place in places
+            start + place
+            for start, places in zip(starts, logit_places, strict=True)
+            for place in places
         ]
-        told = (
+        extras = (
             {"memory": Memory(tokens[:, :0], tokens[:, :0])}
             if self.cache.texts.sources is not None
             else {}
         )
-        tape = self._tape(chunks, wanted)
+        tape = self._tape(chunks, logit_places)
         with inference(self.model):
             out: Output = self.model(
                 tokens,
@@ -122,117 +124,122 @@ class PagedRunner:
                 cache=self.cache,
                 tape=tape,
                 logits=self._row(columns),
-                **told,
+                **extras,
             )
-        for text, chunk in enumerate(chunks):
-            if chunk.text.look is not None and tape is not None:
-                chunk.text.look.error = tape.errors.get(text)
-                chunk.text.look.keep(chunk.start, len(chunk.tokens))
+        for sequence, chunk in enumerate(chunks):
+            if chunk.sequence.look is not None and tape is not None:
+                chunk.sequence.look.error = tape.errors.get(sequence)
+                chunk.sequence.look.keep(chunk.start, len(chunk.tokens))
         return out.logits[0].float()
 
     def copy(self, source: int, target: int) -> None:
-        """The keys and values of one page to another."""
-        for own, _ in self.cache.pages:
-            apart = own.lookback is not None and self.windows is not None
-            pair = [self._parts([page])[0] if apart else page for page in (source, target)]
-            own.pages.copy(*(self._row([page]) for page in pair))
+        """Copies the keys and values of one page to another."""
+        for kv, _ in self.cache.pages:
+            has_window = kv.lookback is not None and self.windows is not None
+            pair = [self._parts([page])[0] if has_window else page for page in (source, target)]
+            kv.pages.copy(*(self._row([page]) for page in pair))
 
-    def _tape(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> PackedTape | None:
-        """The tapes of the texts that are looked into."""
-        if all(chunk.text.look is None for chunk in chunks):
+    def _tape(self, chunks: Sequence[Chunk], places: Sequence[Sequence[int]]) -> PackedTape | None:
+        """The tapes of the sequences that are recorded or edited."""
+        if all(chunk.sequence.look is None for chunk in chunks):
             return None
-        ends = [0, *itertools.accumulate(map(len, wanted))]
-        watched = [text for text, chunk in enumerate(chunks) if chunk.text.look is not None]
-        parts = {
-            text: (self.cache.texts.spans[text], chunks[text].text.look.tape) for text in watched
+        row_ends = [0, *itertools.accumulate(map(len, places))]
+        watched = [
+            sequence for sequence, chunk in enumerate(chunks) if chunk.sequence.look is not None
+        ]
+        tapes = {
+            sequence: (self.cache.texts.spans[sequence], chunks[sequence].sequence.look.tape)
+            for sequence in watched
         }
-        return PackedTape(parts, {text: (ends[text], ends[text + 1]) for text in watched})
+        return PackedTape(
+            tapes, {sequence: (row_ends[sequence], row_ends[sequence + 1]) for sequence in watched}
+        )
 
-    def released(self, text: Text) -> None:
-        self.sources.close(text)
+    def released(self, sequence: TokenSequence) -> None:
+        self.sources.close(sequence)
 
     def restart(self) -> None:
         self.sources.clear()
 
-    def _open(self, text: Text) -> None:
-        """The pages of a text's source, filled; where that fails it has none, and nobody finds
+    def _open(self, sequence: TokenSequence) -> None:
+        """The pages of a sequence's source, filled; where that fails it has none, and nobody finds
         them."""
         try:
-            if self.sources.find(text):
-                self._encode(text)
-                self.sources.keep(text)
+            if self.sources.find(sequence):
+                self._encode(sequence)
+                self.sources.keep(sequence)
         except BaseException:
-            self.sources.close(text)
+            self.sources.close(sequence)
             raise
 
     def _row(self, numbers: Sequence[int], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(numbers, dtype=dtype).to(self.device, non_blocking=True)
 
     def _packed(self, chunks: Sequence[Chunk]) -> PackedTexts:
-        """Where the tokens of the chunks stand."""
+        """Layout of the chunks' tokens in one row."""
         pos, rows, spans = list[int](), list[int](), list[tuple[int, int]]()
-        for text, chunk in enumerate(chunks):
+        for sequence, chunk in enumerate(chunks):
             spans.append((len(pos), len(pos) + len(chunk.tokens)))
             pos += range(chunk.start, chunk.start + len(chunk.tokens))
-            rows += [text] * len(chunk.tokens)
-        pages, sources = [chunk.text.pages for chunk in chunks], None
+            rows += [sequence] * len(chunk.tokens)
+        pages, sources = [chunk.sequence.pages for chunk in chunks], None
         tables = self._tables(pages)
         windows = None if self.windows is None else self._tables([*map(self._parts, pages)])
-        lengths = [len(chunk.text.source or ()) for chunk in chunks]
-        if chunks[0].text.source is not None:
-            open_pages = [self.sources.open[chunk.text] for chunk in chunks]
+        lengths = [len(chunk.sequence.source or ()) for chunk in chunks]
+        if chunks[0].sequence.source is not None:
+            open_pages = [self.sources.open[chunk.sequence] for chunk in chunks]
             sources = self._tables(open_pages), self._row(lengths, torch.int32)
         previous = self._previous(chunks) if self.lag else None
-        where = self._row(pos)[None], self._row(rows, torch.int32), tables, spans
+        layout = self._row(pos)[None], self._row(rows, torch.int32), tables, spans
         starts = [chunk.start for chunk in chunks]
-        told = {"window_tables": windows, "starts": starts, "source_lengths": lengths}
-        return PackedTexts(*where, sources, previous, **told)  # type: ignore[arg-type]
+        extras = {"window_tables": windows, "starts": starts, "source_lengths": lengths}
+        return PackedTexts(*layout, sources, previous, **extras)  # type: ignore[arg-type]
 
     def _parts(self, pages: Sequence[int]) -> list[int]:
-        """What layers with windows have of these pages, any where nothing is there."""
+        """Window pages of these pages, 0 where a page has none."""
         assert self.windows is not None
-        return [self.windows.parts.get(page, 0) for page in pages]
+        return [self.windows.part_of.get(page, 0) for page in pages]
 
     def _tables(self, pages: Sequence[Sequence[int]]) -> Tensor:
         longest = max(map(len, pages))
-        return self._row([[*some, *[0] * (longest - len(some))] for some in pages], torch.int32)  # type: ignore[misc]
+        return self._row([[*row, *[0] * (longest - len(row))] for row in pages], torch.int32)  # type: ignore[misc]
 
     def _previous(self, chunks: Sequence[Chunk]) -> Tensor:
         """The tokens before each one (1, N, lag), the nearest first; -1 before the beginning."""
-        found = []
+        previous = []
         for chunk in chunks:
             # a draft model goes on from its guesses
-            before = (chunk.text.tokens + chunk.text.draft)[: chunk.start]
-            read = [-1] * self.lag + before + chunk.tokens
-            for place in range(chunk.start + self.lag, len(read)):
-                found.append(read[place - self.lag : place][::-1])
-        return self._row(found)[None]  # type: ignore[arg-type]
+            before = (chunk.sequence.tokens + chunk.sequence.draft)[: chunk.start]
+            ids = [-1] * self.lag + before + chunk.tokens
+            for place in range(chunk.start + self.lag, len(ids)):
+                previous.append(ids[place - self.lag : place][::-1])
+        return self._row(previous)[None]  # type: ignore[arg-type]
 
-    def _encode(self, text: Text) -> None:
-        """Fill the pages of a text's source."""
-        assert text.source is not None and isinstance(self.model, EncoderDecoder)
+    def _encode(self, sequence: TokenSequence) -> None:
+        """Fill the pages of a sequence's source."""
+        assert sequence.source is not None and isinstance(self.model, EncoderDecoder)
         places, pages = (
-            torch.arange(len(text.source), device=self.device),
-            self._row(self.sources.open[text]),
+            torch.arange(len(sequence.source), device=self.device),
+            self._row(self.sources.open[sequence]),
         )
         slots = pages[places // PAGE] * PAGE + places % PAGE
         with inference(self.model):
-            hidden = self.model.encode(self._row(text.source)[None]).hidden
+            hidden = self.model.encode(self._row(sequence.source)[None]).hidden
             for block, (_, across) in zip(self.model.decoder.blocks, self.cache.pages, strict=True):
                 k, v = block.cross.memory_keys(hidden)
                 across.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), slots)  # type: ignore[union-attr]
 
 
 class StateRunner:
-    """A recurrent decoder: a row a text, its state taken from its page and put back."""
+    """A recurrent decoder: a row a sequence, its state taken from its page and put back."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.device = next(model.parameters()).device
         self.states: dict[int, dict[int, tuple[Tensor, ...]]] = {}  # page -> layer -> parts (1, C)
-        self.memories: dict[Text, Memory] = {}
+        self.memories: dict[TokenSequence, Memory] = {}
 
-    def read(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
         longest = max(len(chunk.tokens) for chunk in chunks)
         tokens = torch.tensor(
             [chunk.tokens + [0] * (longest - len(chunk.tokens)) for chunk in chunks]
@@ -243,30 +250,34 @@ class StateRunner:
         )
         starts = torch.tensor([[chunk.start] for chunk in chunks])
         pos = torch.where(offsets < lengths, starts + offsets, -1).to(self.device)
-        rows = [row for row, places in enumerate(wanted) for _ in places]
-        columns = [place for places in wanted for place in places]
+        rows = [row for row, places in enumerate(logit_places) for _ in places]
+        columns = [place for places in logit_places for place in places]
         cache = self._cache(chunks)
         with inference(self.model):
-            told = {"memory": self._memory(chunks)} if chunks[0].text.source is not None else {}
+            extras = (
+                {"memory": self._memory(chunks)} if chunks[0].sequence.source is not None else {}
+            )
             out: Output = self.model(
-                tokens.to(self.device), pos=pos, cache=cache, logits="none", **told
+                tokens.to(self.device), pos=pos, cache=cache, logits="none", **extras
             )
             logits: Tensor = self.model.head(out.hidden[rows, columns], self.model.embed).float()  # type: ignore[misc]
         assert cache.carried is not None
         states = cache.carried.states.items()
-        parts = [
-            {layer: tuple(part[row : row + 1] for part in state) for layer, state in states}
+        states_by_row = [
+            {layer: tuple(tensor[row : row + 1] for tensor in state) for layer, state in states}
             for row in range(len(chunks))
         ]
         # last, or not at all
-        self.states.update(zip((chunk.text.pages[0] for chunk in chunks), parts, strict=True))
+        self.states.update(
+            zip((chunk.sequence.pages[0] for chunk in chunks), states_by_row, strict=True)
+        )
         return logits
 
     def copy(self, source: int, target: int) -> None:
         self.states[target] = self.states[source]  # nothing is written into them
 
-    def released(self, text: Text) -> None:
-        self.memories.pop(text, None)
+    def released(self, sequence: TokenSequence) -> None:
+        self.memories.pop(sequence, None)
 
     def restart(self) -> None:
         self.memories.clear()
@@ -276,19 +287,21 @@ class StateRunner:
         """A cache of the chunks' states; those that begin now have none."""
         cache = Cache(self.model.config)
         assert cache.carried is not None
-        held = [self.states.get(chunk.text.pages[0], {}) if chunk.start else {} for chunk in chunks]
-        like = next((states for states in held if states), {})
-        for layer, parts in like.items():
-            empty = tuple(torch.zeros_like(part) for part in parts)
-            rows = [states.get(layer, empty) for states in held]
+        chunk_states = [
+            self.states.get(chunk.sequence.pages[0], {}) if chunk.start else {} for chunk in chunks
+        ]
+        template = next((states for states in chunk_states if states), {})
+        for layer, tensors in template.items():
+            empty = tuple(torch.zeros_like(tensor) for tensor in tensors)
+            rows = [states.get(layer, empty) for states in chunk_states]
             cache.carried.states[layer] = tuple(
-                torch.cat(parts) for parts in zip(*rows, strict=True)
+                torch.cat(tensors) for tensors in zip(*rows, strict=True)
             )
         lag = self.model.config.embed.previous_token_embeddings
         if lag:
-            before = [[-1] * lag + chunk.text.tokens[: chunk.start] for chunk in chunks]
+            before = [[-1] * lag + chunk.sequence.tokens[: chunk.start] for chunk in chunks]
             places = [[chunk.start - back for back in range(lag, 0, -1)] for chunk in chunks]
-            tokens = torch.tensor([read[-lag:] for read in before], device=self.device)
+            tokens = torch.tensor([ids[-lag:] for ids in before], device=self.device)
             cache.history = (
                 tokens.clamp(min=0),
                 torch.tensor(places, device=self.device).clamp(min=-1),
@@ -296,27 +309,32 @@ class StateRunner:
         return cache
 
     def _memory(self, chunks: Sequence[Chunk]) -> Memory:
-        """What the encoder says of each text's source, padded on the right (B, S, C)."""
+        """Encoder output of each sequence's source, padded on the right (B, S, C)."""
         assert isinstance(self.model, EncoderDecoder)
         for chunk in chunks:
-            if chunk.text not in self.memories:
-                read = chunk.text.source
-                held = next(
-                    (own for text, own in self.memories.items() if text.source == read), None
+            if chunk.sequence not in self.memories:
+                source = chunk.sequence.source
+                memory = next(
+                    (
+                        cached_memory
+                        for sequence, cached_memory in self.memories.items()
+                        if sequence.source == source
+                    ),
+                    None,
                 )
-                self.memories[chunk.text] = held or self.model.encode(
-                    torch.tensor([read], device=self.device)
+                self.memories[chunk.sequence] = memory or self.model.encode(
+                    torch.tensor([source], device=self.device)
                 )
-        own = [self.memories[chunk.text].hidden[0] for chunk in chunks]
-        hidden = torch.nn.utils.rnn.pad_sequence(own, batch_first=True)
+        hidden_by_chunk = [self.memories[chunk.sequence].hidden[0] for chunk in chunks]
+        hidden = torch.nn.utils.rnn.pad_sequence(hidden_by_chunk, batch_first=True)
         offsets = torch.arange(hidden.shape[1], device=self.device)
-        lengths = torch.tensor([[len(one)] for one in own], device=self.device)
+        lengths = torch.tensor([[len(states)] for states in hidden_by_chunk], device=self.device)
         return Memory(hidden, torch.where(offsets < lengths, offsets, -1))
 
 
 def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
-    """What each request asks of its text, all texts side by side in one row, attended to one by
-    one."""
+    """Output of each Encode request, all texts side by side in one row, each attending to itself
+    alone."""
     device, spans = next(model.parameters()).device, list[tuple[int, int]]()
     tokens, places, documents, segments = (list[int]() for _ in range(4))
     for number, request in enumerate(requests):
@@ -325,29 +343,29 @@ def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
         places += range(len(request.tokens))
         documents += [number] * len(request.tokens)
         segments += request.segments or [0] * len(request.tokens)
-    row, pos, ids, own = (
-        torch.tensor([one], device=device) for one in (tokens, places, documents, segments)
+    row, pos, ids, segment_ids = (
+        torch.tensor([values], device=device) for values in (tokens, places, documents, segments)
     )
     body: Any = model.encoder if isinstance(model.config, config.Encoder) else model.decoder
     with inference(model):
         flow = model.flow(row, pos, ids)
         flow.spans = spans
         hidden: Tensor = body(
-            model.embed(row, flow, own if model.config.embed.segments else None), flow
+            model.embed(row, flow, segment_ids if model.config.embed.segments else None), flow
         )
         return [
-            _answer(model, one, hidden[:, a:b], pos[:, a:b])
-            for one, (a, b) in zip(requests, spans, strict=True)
+            _answer(model, request, hidden[:, a:b], pos[:, a:b])
+            for request, (a, b) in zip(requests, spans, strict=True)
         ]
 
 
 def _answer(model: Model, request: Encode, hidden: Tensor, pos: Tensor) -> Tensor:
-    """What one request asks of the hidden states (1, T, C) of its text."""
-    flow, own = Flow(pos), model.config.pool
+    """Output that one request names, from the hidden states (1, T, C) of its text."""
+    flow, pool_config = Flow(pos), model.config.pool
     if request.output == "vector":
         pool = (
             model.pool
-            if own is not None and not own.labels
+            if pool_config is not None and not pool_config.labels
             else Pool(config.Pool("mean"), model.config.dim)
         )
         vector: Tensor = pool(hidden, flow)[0]

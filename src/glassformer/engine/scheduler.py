@@ -1,10 +1,10 @@
-"""Which tokens of which texts the next step reads. Lists and numbers alone: no tensors, no threads.
+"""Which tokens of which sequences the next step reads. Lists and numbers alone: no tensors, no threads.
 
     add --> waiting --admit--> running --plan--> chunks --(the runner)--> done --> drop
                ^                  |                        all read: it rests until ``branch``, or is parked
                +-----preempt------+      the newest gives its pages back and is read again later
 
-One budget of tokens a step: texts that generate come first (a token each, and its draft), the rest
+One budget of tokens a step: sequences that generate come first (a token each, and its draft), the rest
 goes to prompts in chunks, in turns between clients, the oldest of each first.
 """
 
@@ -17,58 +17,58 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from .fair_queue import FairQueue
 from .pages import PagePool
-from .prefix import Prefix
-from .turns import Turns
+from .prefix import PrefixCache
 from .windows import Windows
 
 
 @dataclass(eq=False)
-class Text:
-    """A text that grows: its ``tokens`` (prompt and continuation), of which the first ``computed``
-    are in ``pages``.
+class TokenSequence:
+    """A sequence of ``tokens`` (prompt and continuation), of which the first ``computed`` are in
+    ``pages``.
 
-    ``root`` is what its keys depend on beside its tokens. From place ``own`` on it reads all
-    itself, whatever pages hold (None: its last token alone). The first ``whole`` tokens are read in
-    one go. ``twin`` begins alike: what that has computed, to the middle of a page, is taken over
-    while it still runs. Of its first ``gone`` pages layers with windows hold nothing any more.
-    ``draft`` are guesses of what follows. ``cached`` tokens were found in pages of others when it
-    began. ``source`` is what an encoder reads beside it, ``owner`` whoever has it read and ``look``
-    whoever looks inside.
+    ``cache_key`` is what its keys depend on beside its tokens. From place ``recompute_from`` on
+    cached pages are not reused (None: the last token alone is computed). The first ``unsplit``
+    tokens go into one forward pass. ``fork_parent`` has the same prompt: its computed tokens, to
+    the middle of a page, are copied while it still runs. Layers with windows have freed the first
+    ``evicted_pages``. ``draft`` are guessed next tokens. ``cached`` tokens were found in the pages
+    of others at admission. ``source`` are the encoder's ids, ``owner`` is the continuation that it
+    is computed for, ``look`` records or edits it.
     """
 
     tokens: list[int]
     client: str = ""
-    root: Hashable = None
-    own: int | None = None
-    whole: int = 0
+    cache_key: Hashable = None
+    recompute_from: int | None = None
+    unsplit: int = 0
     source: tuple[int, ...] | None = None
     owner: Any = None
     look: Any = None
-    twin: Text | None = None
+    fork_parent: TokenSequence | None = None
     number: int = -1  # in the order of arrival
     computed: int = 0
     cached: int = 0
     started: bool = False
     pages: list[int] = field(default_factory=list)
-    gone: int = 0
+    evicted_pages: int = 0
     draft: list[int] = field(default_factory=list)
 
     @property
     def remaining(self) -> int:
-        """Tokens that are not in pages yet."""
+        """Number of tokens that are not in pages yet."""
         return len(self.tokens) - self.computed
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Tokens of one text to be read now: from place ``start``, the last ``drafted`` of them
-    guesses.
+    """Tokens of one sequence for the next forward pass, from place ``start`` on, the last
+    ``drafted`` of them guesses.
 
-    ``finishes``: the next token can be drawn after it.
+    ``finishes``: the next token can be sampled after it.
     """
 
-    text: Text
+    sequence: TokenSequence
     start: int
     tokens: list[int]
     drafted: int
@@ -80,31 +80,31 @@ T = TypeVar("T")
 S = TypeVar("S", bound="Scheduler")
 
 
-def _whole(change: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """A change of a scheduler that happens as a whole: one that fails on the way leaves it
-    ``broken``."""
+def _atomic(change: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Decorates a change of a scheduler that must happen completely: one that fails on the way
+    leaves it ``broken``."""
 
     @functools.wraps(change)
-    def changed(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapper(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
         before, self.broken = self.broken, True
         result = change(self, *args, **kwargs)
         self.broken = before
         return result
 
-    return changed  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]
 
 
 class Scheduler:
-    """Plans steps over the pages of ``pool``, which must hold one text of the greatest length.
+    """Plans steps over the pages of ``pool``, which must hold one sequence of the greatest length.
 
-    ``budget`` is the most tokens a step, ``most`` the most texts at once; the ``first`` tokens of a
-    text are read in one go. ``released`` is told of a text that gives its pages back, ``copy`` of a
+    ``budget`` is the most tokens a step, ``most`` the most sequences at once; the ``first`` tokens of a
+    sequence are read in one go. ``released`` is told of a sequence that gives its pages back, ``copy`` of a
     page that is to be copied to another (None: none can be); ``windows`` is what layers with
     windows hold of the pages.
 
-    Clients have equal shares of the places and pages: where one that waits has at least two texts
+    Clients have equal shares of the places and pages: where one that waits has at least two sequences
     fewer in them than another, that one's newest gives way. After a change that failed on the way
-    it is ``broken`` until ``restart``; ``subject`` is the text that the change was at.
+    it is ``broken`` until ``restart``; ``subject`` is the sequence that the change was at.
     """
 
     def __init__(
@@ -113,316 +113,339 @@ class Scheduler:
         size: int,
         *,
         budget: int,
-        most: int,
+        max_num_seqs: int,
         first: int = 0,
-        released: Callable[[Text], None] = lambda text: None,
+        released: Callable[[TokenSequence], None] = lambda sequence: None,
         copy: Callable[[int, int], None] | None = None,
         windows: Windows | None = None,
     ) -> None:
-        self.pool, self.size, self.budget, self.most, self.first = (
+        self.pool, self.size, self.budget, self.max_num_seqs, self.first = (
             pool,
             size,
-            max(budget, first, most),
-            most,
+            max(budget, first, max_num_seqs),
+            max_num_seqs,
             first,
         )
         self.released, self.copy, self.windows = released, copy, windows or Windows(pool, size)
-        self.prefix = Prefix(pool, size)
-        self.waiting = Turns[Text]()
-        self.running: list[Text] = []  # the oldest first
-        self.parked: set[Text] = set()  # those that rest without pages
+        self.prefix = PrefixCache(pool, size)
+        self.waiting = FairQueue[TokenSequence]()
+        self.running: list[TokenSequence] = []  # the oldest first
+        self.suspended: set[TokenSequence] = set()  # those that rest without pages
         self.preempted = 0
         self.broken = False
-        self.subject: Text | None = None
+        self.subject: TokenSequence | None = None
         self._numbers = itertools.count()
         self._turn = itertools.count()
 
-    @_whole
-    def add(self, text: Text, first: bool = False) -> None:
-        """One more text, behind those of its client or before them."""
-        text.number = next(self._numbers)
-        self.waiting.add(text, first)
+    @_atomic
+    def add(self, sequence: TokenSequence, first: bool = False) -> None:
+        """Queues a sequence behind those of its client, or before them."""
+        sequence.number = next(self._numbers)
+        self.waiting.add(sequence, first)
 
-    @_whole
-    def drop(self, text: Text) -> None:
-        """It has ended, or nobody wants it any more: its pages are given back, full ones stay
-        known.
+    @_atomic
+    def drop(self, sequence: TokenSequence) -> None:
+        """Ends a sequence: its pages are freed, full ones stay in the prefix cache.
 
-        Harmless for one that is not there.
+        Harmless for one that is not scheduled.
         """
-        if text.number >= 0 and self._take_out(text):
-            self._release(text)
-        text.number = -1
+        if sequence.number >= 0 and self._take_out(sequence):
+            self._release(sequence)
+        sequence.number = -1
 
-    def restart(self, without: Collection[Text]) -> None:
-        """Give all pages back and forget what they hold: texts will be read again, but for those
-        that are not to be.
+    def restart(self, without: Collection[TokenSequence]) -> None:
+        """Frees and forgets all pages: sequences will be computed again, except those in
+        ``without``.
 
-        It asks nothing of what was there before but which texts there are.
+        Depends on no earlier state but the list of sequences.
         """
         running, waiting = self.running, [*self.waiting]
-        resting = {text for text in running if text.remaining == 0}
+        resting = {sequence for sequence in running if sequence.remaining == 0}
         for pages in (self.pool, self.prefix, self.windows):
             pages.clear()
-        self.running, self.waiting, self.broken, self.subject = [], Turns(), False, None
-        self.parked = (self.parked | resting).difference(without)
-        for text in without:
-            text.number = -1
-        for text in (*running, *waiting):
-            text.pages, text.computed, text.gone, text.draft = [], 0, 0, []
-            if text not in without and text not in resting:
-                self.waiting.add(text)
-        for text in (*self.waiting, *self.parked):
-            self.released(text)
+        self.running, self.waiting, self.broken, self.subject = [], FairQueue(), False, None
+        self.suspended = (self.suspended | resting).difference(without)
+        for sequence in without:
+            sequence.number = -1
+        for sequence in (*running, *waiting):
+            sequence.pages, sequence.computed, sequence.evicted_pages, sequence.draft = [], 0, 0, []
+            if sequence not in without and sequence not in resting:
+                self.waiting.add(sequence)
+        for sequence in (*self.waiting, *self.suspended):
+            self.released(sequence)
 
-    def _take_out(self, text: Text) -> bool:
-        """Out of where it stands; whether that was among the running."""
-        if text in self.running:
-            self.running.remove(text)
+    def _take_out(self, sequence: TokenSequence) -> bool:
+        """Removes a sequence from its queue; True where it was running."""
+        if sequence in self.running:
+            self.running.remove(sequence)
             return True
-        if text in self.parked:
-            self.parked.remove(text)
+        if sequence in self.suspended:
+            self.suspended.remove(sequence)
         else:
-            self.waiting.remove(text)
+            self.waiting.remove(sequence)
         return False
 
-    @_whole
+    @_atomic
     def branch(
         self,
-        texts: Sequence[Text],
+        sequences: Sequence[TokenSequence],
         parents: Sequence[int],
         tokens: Sequence[int],
         copy: Callable[[int, int], None],
     ) -> None:
-        """Text i goes on as text ``parents[i]`` with one token of ``tokens`` more; all rest, or
+        """Sequence i goes on as sequence ``parents[i]`` with one token of ``tokens`` more; all rest, or
         wait, or are new.
 
         Full pages are shared. The page that is written next is copied for all but one of those who
         go on with it; where there is none to copy to, its tokens are read again.
         """
-        before = [(text.tokens, text.pages, text.computed, text.gone) for text in texts]
+        before = [
+            (sequence.tokens, sequence.pages, sequence.computed, sequence.evicted_pages)
+            for sequence in sequences
+        ]
         heirs = set[int]()
-        for text, parent, token in zip(texts, parents, tokens, strict=True):
-            if text.number < 0:
-                text.number, text.started = next(self._numbers), True
+        for sequence, parent, token in zip(sequences, parents, tokens, strict=True):
+            if sequence.number < 0:
+                sequence.number, sequence.started = next(self._numbers), True
             else:
-                self._take_out(text)
-            read, pages, computed, gone = before[parent]
-            mine = len(pages) if parent not in heirs else computed // self.size
+                self._take_out(sequence)
+            ids, pages, computed, evicted = before[parent]
+            shared_pages = len(pages) if parent not in heirs else computed // self.size
             heirs.add(parent)
-            text.tokens, text.computed = (
-                [*read, token],
-                computed if mine == len(pages) else mine * self.size,
+            sequence.tokens, sequence.computed = (
+                [*ids, token],
+                computed if shared_pages == len(pages) else shared_pages * self.size,
             )
-            self._share(text, pages[:mine], gone)
-        for _, pages, _, gone in before:
-            self._give(pages, gone)
-        for text, parent in zip(texts, parents, strict=True):
+            self._share(sequence, pages[:shared_pages], evicted)
+        for _, pages, _, evicted in before:
+            self._give(pages, evicted)
+        for sequence, parent in zip(sequences, parents, strict=True):
             _, pages, computed, _ = before[parent]
-            if text.computed < computed and self._available:
-                self._take(text)
-                copy(pages[-1], text.pages[-1])
-                text.computed = computed
-        for text in reversed(texts):
-            sees = text.gone <= self.windows.first(text.computed)
-            if text.pages and sees and len(self.running) < self.most:
-                self.running.append(text)
+            if sequence.computed < computed and self._available:
+                self._take(sequence)
+                copy(pages[-1], sequence.pages[-1])
+                sequence.computed = computed
+        for sequence in reversed(sequences):
+            sees = sequence.evicted_pages <= self.windows.first(sequence.computed)
+            if sequence.pages and sees and len(self.running) < self.max_num_seqs:
+                self.running.append(sequence)
             else:
-                self._release(text)
-                self.waiting.add(text, first=True)
-        self.running.sort(key=lambda text: text.number)
+                self._release(sequence)
+                self.waiting.add(sequence, first=True)
+        self.running.sort(key=lambda sequence: sequence.number)
 
-    @_whole
+    @_atomic
     def plan(self) -> list[Chunk]:
-        """The chunks of the next step, each text at most once; empty when nothing is to be done."""
+        """The chunks of the next step, each sequence at most once; empty when nothing is to be done."""
         self.subject = None
         self._admit()
-        chunks, left = list[Chunk](), self.budget
-        generating = [text for text in self.running if text.remaining == 1]
-        spare = left - len(generating)
-        for text in generating:
-            draft = text.draft[: max(0, spare)]
-            self.subject = text
-            if self._reserve(text, len(text.tokens) + len(draft), chunks):
+        chunks, tokens_left = list[Chunk](), self.budget
+        generating = [sequence for sequence in self.running if sequence.remaining == 1]
+        spare = tokens_left - len(generating)
+        for sequence in generating:
+            draft = sequence.draft[: max(0, spare)]
+            self.subject = sequence
+            if self._reserve(sequence, len(sequence.tokens) + len(draft), chunks):
                 chunks.append(
                     Chunk(
-                        text, text.computed, text.tokens[text.computed :] + draft, len(draft), True
+                        sequence,
+                        sequence.computed,
+                        sequence.tokens[sequence.computed :] + draft,
+                        len(draft),
+                        True,
                     )
                 )
-                left -= 1 + len(draft)
+                tokens_left -= 1 + len(draft)
                 spare -= len(draft)
         self.subject = None
-        for text in self._in_turns([text for text in self.running if text.remaining > 1]):
-            count = min(left, text.remaining)
-            if text.computed == 0 and count < min(max(self.first, text.whole), text.remaining):
+        for sequence in self._round_robin(
+            [sequence for sequence in self.running if sequence.remaining > 1]
+        ):
+            count = min(tokens_left, sequence.remaining)
+            if sequence.computed == 0 and count < min(
+                max(self.first, sequence.unsplit), sequence.remaining
+            ):
                 continue
-            self.subject = text
+            self.subject = sequence
             if (
                 count > 0
-                and text in self.running
-                and self._reserve(text, text.computed + count, chunks)
+                and sequence in self.running
+                and self._reserve(sequence, sequence.computed + count, chunks)
             ):
-                read = text.tokens[text.computed : text.computed + count]
-                chunks.append(Chunk(text, text.computed, read, 0, count == text.remaining))
-                left -= count
+                ids = sequence.tokens[sequence.computed : sequence.computed + count]
+                chunks.append(
+                    Chunk(sequence, sequence.computed, ids, 0, count == sequence.remaining)
+                )
+                tokens_left -= count
         return chunks
 
-    @_whole
+    @_atomic
     def done(self, chunk: Chunk, accepted: int = 0) -> None:
-        """A chunk was read, and the first ``accepted`` of its guesses were right."""
-        text = chunk.text
-        before = text.computed // self.size
-        text.computed = chunk.start + len(chunk.tokens) - chunk.drafted + accepted
-        text.draft = []
-        if text.computed // self.size > before and self._shares:
-            self.prefix.keep(text.root, text.tokens[: text.computed], text.pages, before)
-        gone = self.windows.first(text.computed)
-        self.windows.give(text.pages[text.gone : gone])
-        text.gone = gone
+        """Records that a chunk was computed and its first ``accepted`` guesses were right."""
+        sequence = chunk.sequence
+        before = sequence.computed // self.size
+        sequence.computed = chunk.start + len(chunk.tokens) - chunk.drafted + accepted
+        sequence.draft = []
+        if sequence.computed // self.size > before and self._shares:
+            self.prefix.keep(
+                sequence.cache_key, sequence.tokens[: sequence.computed], sequence.pages, before
+            )
+        evicted = self.windows.first(sequence.computed)
+        self.windows.give(sequence.pages[sequence.evicted_pages : evicted])
+        sequence.evicted_pages = evicted
 
     @property
     def _shares(self) -> bool:
-        """Whether a page depends on nothing that stands behind it."""
+        """True where a page depends on no later token."""
         return self.first <= self.size
 
-    def _in_turns(self, texts: list[Text]) -> list[Text]:
-        """A text of each client, then the next of each, beginning with another client every
-        time."""
-        clients: dict[str, deque[Text]] = {}
-        for text in texts:
-            clients.setdefault(text.client, deque()).append(text)
+    def _round_robin(self, sequences: list[TokenSequence]) -> list[TokenSequence]:
+        """Sequences in turns between clients, beginning with another client every time."""
+        clients: dict[str, deque[TokenSequence]] = {}
+        for sequence in sequences:
+            clients.setdefault(sequence.client, deque()).append(sequence)
         queues = [*clients.values()]
         start = next(self._turn) % max(1, len(queues))
         queues = queues[start:] + queues[:start]
         rounds = itertools.chain.from_iterable(itertools.zip_longest(*queues))
-        return [text for text in rounds if text is not None]
+        return [sequence for sequence in rounds if sequence is not None]
 
     def _admit(self) -> None:
-        """Let texts in whose turn it is while there are places, and pages for all that they are to
-        read."""
+        """Admits waiting sequences while there are places, and pages for all their tokens."""
         while len(self.waiting):
-            load = Counter(text.client for text in self.running)
-            self.subject = text = self.waiting.peek(load)
-            assert text is not None
-            if len(self.running) >= self.most:
-                if self._park() or self._share_out(text.client, load):
+            load = Counter(sequence.client for sequence in self.running)
+            self.subject = sequence = self.waiting.peek(load)
+            assert sequence is not None
+            if len(self.running) >= self.max_num_seqs:
+                if self._suspend() or self._preempt_for_fairness(sequence.client, load):
                     continue
                 return
-            known = (
-                len(text.tokens) - 1 if text.own is None else min(text.own, len(text.tokens) - 1)
+            limit = (
+                len(sequence.tokens) - 1
+                if sequence.recompute_from is None
+                else min(sequence.recompute_from, len(sequence.tokens) - 1)
             )
-            found = self.prefix.find(text.root, text.tokens[:known]) if self._shares else []
-            found = found[: self.windows.fits(found)]
-            same, twin = len(found) * self.size, text.twin
+            pages = (
+                self.prefix.find(sequence.cache_key, sequence.tokens[:limit])
+                if self._shares
+                else []
+            )
+            pages = pages[: self.windows.fits(pages)]
+            computed, fork_parent = len(pages) * self.size, sequence.fork_parent
             if (
-                twin is not None
-                and twin in self.running
+                fork_parent is not None
+                and fork_parent in self.running
                 and self.copy is not None
-                and twin.computed > same
+                and fork_parent.computed > computed
             ):
-                there = min(known, twin.computed)
-                if twin.gone <= self.windows.first(there):
-                    same, found = there, twin.pages[: there // self.size]
-            missing = -(-len(text.tokens) // self.size) - len(found)
-            fits = self.windows.room(found, same, min(len(text.tokens), same + self.budget))
+                shared = min(limit, fork_parent.computed)
+                if fork_parent.evicted_pages <= self.windows.first(shared):
+                    computed, pages = shared, fork_parent.pages[: shared // self.size]
+            missing = -(-len(sequence.tokens) // self.size) - len(pages)
+            fits = self.windows.has_room(
+                pages, computed, min(len(sequence.tokens), computed + self.budget)
+            )
             if (
-                missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found)
+                missing > self.pool.available - sum(self.pool.users[page] == 0 for page in pages)
                 or not fits
             ):
-                if self._park() or self._share_out(text.client, load):
+                if self._suspend() or self._preempt_for_fairness(sequence.client, load):
                     continue
                 return
             self.waiting.pop(load)
-            text.computed, text.twin = same, None
-            self._share(text, found, self.windows.first(same))
-            if same % self.size and twin is not None and self.copy is not None:
-                self._take(text)
-                self.copy(twin.pages[len(found)], text.pages[-1])
-            if not text.started:
-                text.started, text.cached = True, text.computed
-            self.running.append(text)
-            self.running.sort(key=lambda text: text.number)
+            sequence.computed, sequence.fork_parent = computed, None
+            self._share(sequence, pages, self.windows.first(computed))
+            if computed % self.size and fork_parent is not None and self.copy is not None:
+                self._take(sequence)
+                self.copy(fork_parent.pages[len(pages)], sequence.pages[-1])
+            if not sequence.started:
+                sequence.started, sequence.cached = True, sequence.computed
+            self.running.append(sequence)
+            self.running.sort(key=lambda sequence: sequence.number)
 
-    def _reserve(self, text: Text, length: int, chunks: list[Chunk]) -> bool:
-        """Pages for the first ``length`` tokens, from those that came later and are not planned
-        yet; False: not now."""
-        busy = {chunk.text for chunk in chunks}
-        if text not in self.running:
+    def _reserve(self, sequence: TokenSequence, length: int, chunks: list[Chunk]) -> bool:
+        """Takes pages for the first ``length`` tokens, from later sequences that are not planned
+        yet; False where that fails for now."""
+        busy = {chunk.sequence for chunk in chunks}
+        if sequence not in self.running:
             return False
-        for _ in range(-(-length // self.size) - len(text.pages)):
+        for _ in range(-(-length // self.size) - len(sequence.pages)):
             while not self._available:
-                if self._park():
+                if self._suspend():
                     continue
-                load = Counter(text.client for text in self.running)
-                idle = [other for other in self.running if other not in busy]
-                last = max(idle, key=lambda other: (load[other.client], other.number))
-                if last is text and busy:
+                load = Counter(sequence.client for sequence in self.running)
+                idle = [candidate for candidate in self.running if candidate not in busy]
+                last = max(idle, key=lambda candidate: (load[candidate.client], candidate.number))
+                if last is sequence and busy:
                     return False  # the planned ones go on, and end
                 self.subject = last
                 self.preempt(last)
-                if last is text:
+                if last is sequence:
                     return False
-                self.subject = text
-            self._take(text)
+                self.subject = sequence
+            self._take(sequence)
         return True
 
-    def _share_out(self, client: str, load: Mapping[str, int]) -> bool:
-        """Let the newest text of whoever has most give way to a client that has at least two
-        fewer."""
-        most = max(load, key=load.__getitem__, default=client)
-        fair = load.get(most, 0) - load.get(client, 0) < 2
-        if not fair:
-            newest = next(text for text in reversed(self.running) if text.client == most)
+    def _preempt_for_fairness(self, client: str, load: Mapping[str, int]) -> bool:
+        """Preempts the newest sequence of the client with the most for a client that has at least
+        two fewer."""
+        greediest = max(load, key=load.__getitem__, default=client)
+        is_fair = load.get(greediest, 0) - load.get(client, 0) < 2
+        if not is_fair:
+            newest = next(
+                sequence for sequence in reversed(self.running) if sequence.client == greediest
+            )
             subject, self.subject = self.subject, newest
             self.preempt(newest)
             self.subject = subject
-        return not fair
+        return not is_fair
 
-    def _park(self) -> bool:
-        """Let the newest of those that rest do so without pages: it is not read before its
+    def _suspend(self) -> bool:
+        """Frees the pages of the newest sequence that rests: it is not computed before its
         ``branch``."""
-        resting = next((text for text in reversed(self.running) if text.remaining == 0), None)
+        resting = next(
+            (sequence for sequence in reversed(self.running) if sequence.remaining == 0), None
+        )
         if resting is not None:
             subject, self.subject = self.subject, resting
             self.running.remove(resting)
             self._release(resting)
-            self.parked.add(resting)
+            self.suspended.add(resting)
             self.preempted += 1
             self.subject = subject
         return resting is not None
 
-    def preempt(self, text: Text) -> None:
-        """Back to the waiting ones, before its client's others; what was generated stays, its pages
-        do not."""
-        self.running.remove(text)
-        self._release(text)
-        self.waiting.add(text, first=True)
+    def preempt(self, sequence: TokenSequence) -> None:
+        """Moves a running sequence back to the queue, before its client's others; generated tokens
+        stay, its pages do not."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        self.waiting.add(sequence, first=True)
         self.preempted += 1
 
-    def _release(self, text: Text) -> None:
-        self._give(text.pages, text.gone)
-        text.pages, text.computed, text.gone, text.draft = [], 0, 0, []
-        self.released(text)
+    def _release(self, sequence: TokenSequence) -> None:
+        self._give(sequence.pages, sequence.evicted_pages)
+        sequence.pages, sequence.computed, sequence.evicted_pages, sequence.draft = [], 0, 0, []
+        self.released(sequence)
 
     @property
     def _available(self) -> bool:
-        """Whether there is one page more."""
+        """True where one more page can be taken."""
         return self.pool.available > 0 and self.windows.available > 0
 
-    def _take(self, text: Text) -> None:
-        """One page more for a text."""
-        text.pages.append(self.pool.take())
-        self.windows.take(text.pages[-1])
+    def _take(self, sequence: TokenSequence) -> None:
+        sequence.pages.append(self.pool.take())
+        self.windows.take(sequence.pages[-1])
 
-    def _share(self, text: Text, pages: Sequence[int], gone: int) -> None:
-        """A text begins with pages of others; of the first ``gone`` layers with windows need
-        nothing."""
-        text.pages, text.gone = [*pages], gone
+    def _share(self, sequence: TokenSequence, pages: Sequence[int], evicted: int) -> None:
+        """Gives a sequence pages of others; layers with windows need none of the first
+        ``evicted``."""
+        sequence.pages, sequence.evicted_pages = [*pages], evicted
         for page in pages:
             self.pool.share(page)
-        self.windows.share(pages[gone:])
+        self.windows.share(pages[evicted:])
 
-    def _give(self, pages: Sequence[int], gone: int) -> None:
-        """Pages back, the last first: a beginning is kept the longest."""
-        self.windows.give(pages[gone:][::-1])
+    def _give(self, pages: Sequence[int], evicted: int) -> None:
+        """Frees pages, the last first: a prefix stays cached the longest."""
+        self.windows.give(pages[evicted:][::-1])
         self.pool.give(reversed(pages))

@@ -11,50 +11,51 @@ import torch
 from torch import Tensor
 
 from ..generation.sample import likeliest, log_probability
-from .job import Job
 from .request import TokenLogprob
-from .scheduler import Chunk, Text
+from .request_state import RequestState
+from .scheduler import Chunk, TokenSequence
 
 
-def scored(text: Text) -> bool:
-    """Whether its prompt's log-probabilities are asked for: the first continuation tells them."""
-    return text.owner.index == 0 and text.owner.request.prompt_logprobs is not None
+def wants_scores(sequence: TokenSequence) -> bool:
+    """True for the first continuation of a request that asks for prompt log-probabilities."""
+    return sequence.owner.index == 0 and sequence.owner.request.prompt_logprobs is not None
 
 
-def scored_or_last(chunk: Chunk) -> Sequence[int]:
-    """The places in a chunk after which logits are asked for: of a scored prompt all from
-    ``since``, or the last."""
-    length, text, request = len(chunk.tokens), chunk.text, chunk.text.owner.request
-    if text.look is not None and text.look.tape.watches("logits"):
+def logit_positions(chunk: Chunk) -> Sequence[int]:
+    """Places in a chunk whose logits are needed: of a scored prompt all from ``since``, else the
+    last."""
+    length, sequence, request = len(chunk.tokens), chunk.sequence, chunk.sequence.owner.request
+    if sequence.look is not None and sequence.look.tape.watches("logits"):
         return range(length)
-    if scored(text) and chunk.start < len(request.tokens):
+    if wants_scores(sequence) and chunk.start < len(request.tokens):
         return range(min(max(0, request.since - chunk.start), length - 1), length)
     return range(length - 1 - chunk.drafted, length) if chunk.finishes else ()
 
 
-def keep_scores(
-    job: Job, chunk: Chunk, places: Sequence[int], logits: Tensor, known: int | None
+def record_scores(
+    state: RequestState, chunk: Chunk, places: Sequence[int], logits: Tensor, vocab_size: int | None
 ) -> None:
-    """Of a scored prompt, what the logits (R, V) after a chunk's ``places`` say of the tokens that
-    come there."""
-    tokens, since = job.handle.read, chunk.text.owner.request.since
+    """Records log-probabilities of a scored prompt's tokens from the logits (R, V) at a chunk's
+    ``places``."""
+    tokens, since = state.handle.prompt, chunk.sequence.owner.request.since
     last = len(tokens) - 1 - chunk.start  # the place in the chunk that the prompt's last token has
-    some = [place for place in places if place < last and chunk.start + place >= since]
-    if not scored(chunk.text) or last < 0:
+    score_places = [place for place in places if place < last and chunk.start + place >= since]
+    if not wants_scores(chunk.sequence) or last < 0:
         return
-    own = logits[some[0] - places[0] : some[0] - places[0] + len(some)] if some else logits[:0]
+    first = score_places[0] - places[0] if score_places else 0
+    score_logits = logits[first : first + len(score_places)]
     following = torch.tensor(
-        [tokens[chunk.start + place + 1] for place in some], device=logits.device
+        [tokens[chunk.start + place + 1] for place in score_places], device=logits.device
     ).long()
     logprobs, count = (
-        log_probability(own, following).tolist(),
-        chunk.text.owner.request.prompt_logprobs,
+        log_probability(score_logits, following).tolist(),
+        chunk.sequence.owner.request.prompt_logprobs,
     )
-    top = likeliest(own, known, count) if count else [[] for _ in logprobs]
-    for place, one in zip(
-        some, zip(following.tolist(), logprobs, map(tuple, top), strict=True), strict=True
+    top = likeliest(score_logits, vocab_size, count) if count else [[] for _ in logprobs]
+    for place, score in zip(
+        score_places, zip(following.tolist(), logprobs, map(tuple, top), strict=True), strict=True
     ):
-        job.scores[chunk.start + 1 + place] = TokenLogprob(*one)
-    if len(job.scores) == len(tokens) - 1 - since:
-        rest = (job.scores[place] for place in sorted(job.scores))
-        job.handle.prompt_logprobs = [TokenLogprob(tokens[since], None), *rest]
+        state.scores[chunk.start + 1 + place] = TokenLogprob(*score)
+    if len(state.scores) == len(tokens) - 1 - since:
+        scores = (state.scores[place] for place in sorted(state.scores))
+        state.handle.prompt_logprobs = [TokenLogprob(tokens[since], None), *scores]

@@ -1,11 +1,11 @@
-"""What layers with windows hold of a text's pages: those alone that a token to come still sees.
-Numbers, no tensors.
+"""Pages of layers with sliding windows: a sequence keeps those alone that a token to come still
+sees. Numbers, no tensors.
 
-    pages   7  2  9  4  5      of layers that see all of the text
-    parts   -  -  -  1  0      of layers with windows: the first three were given back
+    pages          7  2  9  4  5      of layers that see the full sequence
+    window pages   -  -  -  1  0      of layers with windows: the first three were freed
 
-A part is taken with its page and given back before it; nobody's parts are kept for prompts that
-begin alike for as long as there is room, as pages are.
+A window page is taken with its page and freed before it. While there is room, unused ones are kept
+for prompts that begin alike, as pages are.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .pages import PagePool
 
 
 class Windows:
-    """``count`` parts for pages of ``size`` tokens of ``pages``; a token sees ``span`` tokens at
-    most, itself included.
+    """``count`` window pages for pages of ``size`` tokens of ``pages``; a token sees ``span``
+    tokens at most, itself included.
 
     Without a ``span`` there are no such layers, and nothing is done.
     """
@@ -26,12 +26,12 @@ class Windows:
     def __init__(self, pages: PagePool, size: int, span: int | None = None, count: int = 0) -> None:
         self.pages, self.size, self.span = pages, size, span
         self.pool = PagePool(count, self._forget)
-        self.parts: dict[int, int] = {}  # by page, used and cached ones
-        self._whose: dict[int, int] = {}  # the same, by part
+        self.part_of: dict[int, int] = {}  # by page, in use or cached
+        self._page_of: dict[int, int] = {}  # by window page
 
     @property
     def available(self) -> float:
-        """Parts that ``take`` can give."""
+        """Number of window pages that ``take`` can give."""
         return math.inf if self.span is None else self.pool.available
 
     def first(self, computed: int) -> int:
@@ -39,62 +39,66 @@ class Windows:
         return 0 if self.span is None else max(0, computed + 1 - self.span) // self.size
 
     def take(self, page: int) -> None:
-        """A part for a page that was taken just now; what was kept of its former contents is
+        """Takes a window page for a page taken just now; one kept of its former contents is
         dropped."""
         if self.span is None:
             return
-        if (old := self.parts.pop(page, None)) is not None:
-            del self._whose[old]
+        if (old := self.part_of.pop(page, None)) is not None:
+            del self._page_of[old]
             self.pool.drop(old)
-        self.parts[page] = part = self.pool.take()
-        self._whose[part] = page
+        self.part_of[page] = window_page = self.pool.take()
+        self._page_of[window_page] = page
 
     def share(self, pages: Sequence[int]) -> None:
-        """One user more of the parts of these pages, which are all there."""
+        """Adds a user to the window pages of these pages, which all have one."""
         for page in pages if self.span is not None else ():
-            self.pool.share(self.parts[page])
+            self.pool.share(self.part_of[page])
 
     def give(self, pages: Sequence[int]) -> None:
-        """One user less of the parts of these pages."""
+        """Removes a user from the window pages of these pages."""
         for page in pages if self.span is not None else ():
-            part = self.parts[page]
+            window_page = self.part_of[page]
             if self.pages.knows(page):
-                self.pool.know(part)
-            self.pool.give([part])
-            if not self.pool.users[part] and not self.pool.knows(part):
-                self._forget(part)
+                self.pool.know(window_page)
+            self.pool.give([window_page])
+            if not self.pool.users[window_page] and not self.pool.knows(window_page):
+                self._forget(window_page)
 
     def covers(self, pages: Sequence[int], computed: int) -> bool:
-        """Whether a text whose first ``computed`` tokens are in these pages can go on."""
-        seen = pages[self.first(computed) : -(-computed // self.size)]
-        return self.span is None or all(page in self.parts for page in seen)
+        """True where a sequence whose first ``computed`` tokens are in these pages can go on."""
+        visible = pages[self.first(computed) : -(-computed // self.size)]
+        return self.span is None or all(page in self.part_of for page in visible)
 
     def fits(self, pages: Sequence[int]) -> int:
-        """With how many of these full pages, at most, a text can begin."""
+        """Number of these full pages, at most, that a sequence can start with."""
         return next(n for n in range(len(pages), -1, -1) if self.covers(pages, n * self.size))
 
-    def room(self, pages: Sequence[int], computed: int, length: int) -> bool:
-        """Whether a text that begins with these pages finds parts up to place ``length``."""
+    def has_room(self, pages: Sequence[int], computed: int, length: int) -> bool:
+        """True where a sequence that starts with these pages finds window pages up to place
+        ``length``."""
         if self.span is None:
             return True
-        idle = sum(self.pool.users[self.parts[page]] == 0 for page in pages[self.first(computed) :])
+        idle = sum(
+            self.pool.users[self.part_of[page]] == 0 for page in pages[self.first(computed) :]
+        )
         return -(-length // self.size) - len(pages) <= self.pool.available - idle
 
     def clear(self) -> None:
-        """No page has a part."""
+        """Frees all window pages."""
         self.pool.clear()
-        self.parts.clear()
-        self._whose.clear()
+        self.part_of.clear()
+        self._page_of.clear()
 
     def check(self) -> None:
-        """AssertionError unless each part is in one state, those in use are of pages in use, and no
-        other is known."""
+        """AssertionError unless each window page is in one state, those in use are of pages in use,
+        and no other is known."""
         self.pool.check()
-        assert {part: page for page, part in self.parts.items()} == self._whose
+        assert {window_page: page for page, window_page in self.part_of.items()} == self._page_of
         assert all(
-            self.pool.users[part] <= self.pages.users[page] for page, part in self.parts.items()
+            self.pool.users[window_page] <= self.pages.users[page]
+            for page, window_page in self.part_of.items()
         )
-        assert len(self.parts) == self.pool.used + self.pool.cached
+        assert len(self.part_of) == self.pool.in_use + self.pool.cached
 
-    def _forget(self, part: int) -> None:
-        del self.parts[self._whose.pop(part)]
+    def _forget(self, window_page: int) -> None:
+        del self.part_of[self._page_of.pop(window_page)]

@@ -14,7 +14,7 @@ from anyio import to_thread
 from typing_extensions import TypedDict
 
 from ..asgi.replies import EventStream, format_event, refuse
-from ..engine import Event, Handle, Request, Usage
+from ..engine import Event, RequestHandle, Request, Usage
 from ..engine.request import Guide
 from ..errors import need
 from ..generation.sample import Sampling
@@ -137,7 +137,7 @@ class Choice:
     """One continuation as a response has it: the text, and the tokens whose text is complete."""
 
     def __init__(
-        self, context: Context, body: GenerationRequest, handle: Handle, number: int, index: int
+        self, context: Context, body: GenerationRequest, handle: RequestHandle, number: int, index: int
     ) -> None:
         self.context, self.body, self.handle = context, body, handle
         self.number, self.index = number, index
@@ -194,7 +194,7 @@ class Writer:
     chunk_type: ClassVar[str]
 
     def __init__(
-        self, context: Context, body: GenerationRequest, handles: Sequence[Handle]
+        self, context: Context, body: GenerationRequest, handles: Sequence[RequestHandle]
     ) -> None:
         self.context, self.body, self.handles = context, body, handles
         self.id, self.created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())

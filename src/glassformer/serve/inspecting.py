@@ -26,8 +26,8 @@ from typing_extensions import TypedDict
 
 from .. import config
 from ..asgi.replies import refuse
-from ..engine import Event, Handle, Request, Seen
-from ..engine.request import SQUARE, joined, token_axis
+from ..engine import Event, RequestHandle, Request, RecordedValues
+from ..engine.request import SQUARE, concatenate, token_axis
 from ..inspection import edits, lens, looking, streams
 from ..nn.editing import one_token
 from .prompts import as_list, check_context, check_ids, check_lengths, encode_prompts
@@ -328,10 +328,10 @@ def with_inspection(served: ServedModel, body: InspectOptions, request: Request)
 class Inspector:
     """Builds the inspections of one continuation from the engine's events."""
 
-    def __init__(self, served: ServedModel, body: InspectOptions, handle: Handle) -> None:
+    def __init__(self, served: ServedModel, body: InspectOptions, handle: RequestHandle) -> None:
         self.served, self.body, self.handle = served, body, handle
-        self.tokens, self.drained = [*handle.read], 0
-        self.pending, self.captures = list[int](), list[Seen]()  # pending: drawn and not read
+        self.tokens, self.drained = [*handle.prompt], 0
+        self.pending, self.captures = list[int](), list[RecordedValues]()  # pending: drawn and not read
         # by position
         self.logprobs = dict[int, float | None]()
         self.top_logprobs = dict[int, Sequence[tuple[int, float]]]()
@@ -342,7 +342,7 @@ class Inspector:
         self.top_logprobs[len(self.tokens) - 1] = event.top
         self.pending = [] if event.token is None else [event.token]
         self.logprobs[len(self.tokens)] = event.logprob
-        self.captures += [] if event.seen is None else [event.seen]
+        self.captures += [] if event.records is None else [event.records]
 
     @property
     def is_drained(self) -> bool:
@@ -352,7 +352,7 @@ class Inspector:
     def drain(self) -> Inspection:
         """Inspection of the tokens computed since the last call."""
         start, end = self.drained, len(self.tokens)
-        since, requested = inspected_positions(self.body, len(self.handle.read))
+        since, requested = inspected_positions(self.body, len(self.handle.prompt))
         positions = [
             position
             for position in range(max(start, since), end)
@@ -365,7 +365,7 @@ class Inspector:
         inspection = _head(
             self.served, self.body, "the engine's own steps", start, self.tokens[start:]
         )
-        capture, self.captures = joined(self.captures) if self.captures else Seen(start, {}), []
+        capture, self.captures = concatenate(self.captures) if self.captures else RecordedValues(start, {}), []
         if patterns:
             rows, selected = [position - capture.start for position in positions], {}
             for path, x in matching(capture.values, patterns).items():
@@ -392,7 +392,7 @@ class Inspector:
         head = _head(self.served, body, inspection["by"], start, self.tokens[start:])
         return {**inspection, **head}
 
-    def _lens(self, capture: Seen, positions: Sequence[int]) -> dict[str, Any]:
+    def _lens(self, capture: RecordedValues, positions: Sequence[int]) -> dict[str, Any]:
         rows = [position - capture.start for position in positions]
         states = {path: x[0, rows] for path, x in matching(capture.values, LENS_VALUES).items()}
         out = states.pop(LENS_VALUES[-1])

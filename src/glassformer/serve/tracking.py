@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from torch import Tensor
 
 from ..asgi.replies import refuse, until_disconnect
-from ..engine import Encode, EngineClosed, Event, Handle, Request, Usage
+from ..engine import Encode, EngineClosed, Event, RequestHandle, Request, Usage
 from .metrics import Metrics
 from .registry import Registry, ServedModel
 
@@ -41,12 +41,12 @@ class RequestTracker:
 
     def __init__(self, registry: Registry, metrics: Metrics) -> None:
         self.registry, self.metrics = registry, metrics
-        self.open: dict[Handle, ServedModel] = {}
+        self.open: dict[RequestHandle, ServedModel] = {}
 
-    def submit(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[Handle]:
+    def submit(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
         """Submits all requests or none. Raises as the engine does, and HttpError for more than the
         queue can hold."""
-        handles, max_queue = list[Handle](), served.engine.max_queue
+        handles, max_queue = list[RequestHandle](), served.engine.max_queue
         size = sum(getattr(request, "n", 1) for request in requests)
         message = (
             f"A request of {size:,} continuations never fits in the queue of {max_queue:,}; send "
@@ -66,7 +66,7 @@ class RequestTracker:
 
     async def submit_async(
         self, served: ServedModel, requests: Sequence[Request | Encode]
-    ) -> list[Handle]:
+    ) -> list[RequestHandle]:
         """Runs ``submit``, in a thread where it takes long: many continuations, or edits that need
         a pass over another text."""
         is_large = sum(getattr(request, "n", 1) for request in requests) > BATCH_SIZE
@@ -81,13 +81,13 @@ class RequestTracker:
             )
             raise
 
-    def drop(self, handles: Sequence[Handle]) -> None:
+    def drop(self, handles: Sequence[RequestHandle]) -> None:
         """Cancels the requests that are still open."""
         for handle in handles:
             if self.open.pop(handle, None) is not None:
                 handle.cancel()
 
-    async def events(self, handle: Handle, tally: RequestStats) -> AsyncGenerator[Event]:
+    async def events(self, handle: RequestHandle, tally: RequestStats) -> AsyncGenerator[Event]:
         """Yields the events of a request and raises its error. Cancels it if the consumer stops
         early."""
         served = self.open[handle]
@@ -107,7 +107,7 @@ class RequestTracker:
                 if queued:
                     queued = False
                     metrics.observe(
-                        "request_queue_time_seconds", served.id, (handle.began or now) - start
+                        "request_queue_time_seconds", served.id, (handle.start_time or now) - start
                     )
                 if event.token is not None:
                     tally.generated += 1
@@ -132,10 +132,10 @@ class RequestTracker:
                 metrics.count("request_success", served.id, 1, "abort")
                 self.drop([handle])
 
-    async def results(self, handles: Sequence[Handle], tally: RequestStats) -> list[list[Event]]:
+    async def results(self, handles: Sequence[RequestHandle], tally: RequestStats) -> list[list[Event]]:
         """Collects the events of several requests; if one fails, all are cancelled."""
 
-        async def collect(handle: Handle) -> list[Event]:
+        async def collect(handle: RequestHandle) -> list[Event]:
             return [event async for event in self.events(handle, tally)]
 
         try:
@@ -144,7 +144,7 @@ class RequestTracker:
             self.drop(handles)
 
     async def merge_events(
-        self, handles: Sequence[Handle], tally: RequestStats
+        self, handles: Sequence[RequestHandle], tally: RequestStats
     ) -> AsyncGenerator[tuple[int, Event]]:
         """Yields events of several requests in order of arrival, each with the index of its handle;
         a slow consumer blocks them."""
@@ -156,7 +156,7 @@ class RequestTracker:
             return
         queue: asyncio.Queue[tuple[int, Event] | BaseException | None] = asyncio.Queue(64)
 
-        async def feed(number: int, handle: Handle) -> None:
+        async def feed(number: int, handle: RequestHandle) -> None:
             try:
                 async for event in self.events(handle, tally):
                     await queue.put((number, event))
@@ -226,16 +226,16 @@ class Context:
         running = to_thread.run_sync(work, limiter=ONE_THREAD, abandon_on_cancel=True)
         return await self.until_disconnect(running)
 
-    async def submit(self, requests: Sequence[Request]) -> list[Handle]:
+    async def submit(self, requests: Sequence[Request]) -> list[RequestHandle]:
         return await self.until_disconnect(self.tracker.submit_async(self.served, requests))
 
-    async def results(self, handles: Sequence[Handle]) -> list[list[Event]]:
+    async def results(self, handles: Sequence[RequestHandle]) -> list[list[Event]]:
         """Events of each request. Raises ClientDisconnected."""
         return await self.until_disconnect(self.tracker.results(handles, self.tally))
 
-    async def run_batches(self, requests: Sequence[Request | Encode]) -> list[Handle]:
+    async def run_batches(self, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
         """Runs requests to completion in batches that fit the queue. Raises ClientDisconnected."""
-        finished, max_queue = list[Handle](), self.served.engine.max_queue
+        finished, max_queue = list[RequestHandle](), self.served.engine.max_queue
         batch_size = max(1, min(BATCH_SIZE, max_queue // 2))
         for offset in range(0, len(requests), batch_size):
             batch = requests[offset : offset + batch_size]

@@ -1,22 +1,20 @@
-"""A request under way, and what an engine counts."""
+"""State of a request under way, and the engine's statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .continuation import Continuation
+from .generated_sequence import GeneratedSequence
 from .pages import PagePool
-from .request import Handle, TokenLogprob, Usage
-from .scheduler import Text
-
-STATES = ("used", "cached", "free")  # of a page
+from .request import RequestHandle, TokenLogprob, Usage
+from .scheduler import TokenSequence
 
 
 @dataclass
 class Stats:
-    """What the engine is doing now (requests ``running`` and ``waiting``, pages), and what it has
-    done so far.
+    """Current numbers of an engine (requests ``running`` and ``waiting``, pages) and totals since
+    its start.
 
     Pages of layers with windows are counted beside the others; ``used_share`` is of the memory of
     all.
@@ -43,49 +41,51 @@ class Stats:
     accepted_tokens: int = 0
 
     def of_pages(self, pools: Sequence[tuple[PagePool, int]]) -> Stats:
-        """The same with what these pools, whose pages have so many bytes, hold now."""
-        counts = {f"pages_{name}": sum(getattr(pool, name) for pool, _ in pools) for name in STATES}
-        share = sum(pool.used * size for pool, size in pools) / sum(
+        """A copy with the page counts of these pools, each with the bytes of a page."""
+        share = sum(pool.in_use * size for pool, size in pools) / sum(
             len(pool.users) * size for pool, size in pools
         )
-        return replace(self, **counts, used_share=share)
+        return replace(
+            self,
+            pages_used=sum(pool.in_use for pool, _ in pools),
+            pages_cached=sum(pool.cached for pool, _ in pools),
+            pages_free=sum(pool.free for pool, _ in pools),
+            used_share=share,
+        )
 
 
 @dataclass(eq=False)
-class Job:
-    """A request under way: its continuations, those that begin once the prompt was read, and what
-    was counted.
+class RequestState:
+    """A request under way: its continuations, the ``forks`` that start once the prompt is computed,
+    and its counts.
 
-    ``begun``: its first text is being read, it waits no more.
+    ``started``: its first sequence left the queue.
     """
 
-    handle: Handle
-    rows: list[Continuation]
-    texts: list[Text]
-    later: list[int]  # indices into ``texts``
+    handle: RequestHandle
+    rows: list[GeneratedSequence]
+    sequences: list[TokenSequence]
+    forks: list[int]  # indices into ``sequences``
     open: int
     cached: int = 0
     generated: int = 0
     scores: dict[int, TokenLogprob] = field(default_factory=dict)  # of the prompt, by place
-    begun: bool = False
+    started: bool = False
     ended: bool = False
 
     @property
     def client(self) -> str:
-        """Whose it is."""
         return self.handle.request.client
 
     @property
-    def job(self) -> Job:
+    def state(self) -> RequestState:
         """Itself, where a step works for requests rather than chunks."""
         return self
 
     @property
-    def goes_on(self) -> bool:
-        """Whether there is still something to be done for it."""
+    def is_open(self) -> bool:
         return not self.ended
 
     @property
     def usage(self) -> Usage:
-        """What it has taken."""
         return Usage(len(self.handle.request.tokens), self.cached, self.generated)

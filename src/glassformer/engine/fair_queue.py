@@ -9,21 +9,22 @@ from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 
-class Client(Protocol):
-    """What waits for its turn."""
+class Queued(Protocol):
+    """Item of a queue."""
 
     @property
     def client(self) -> str: ...
 
 
-T = TypeVar("T", bound=Client)
+T = TypeVar("T", bound=Queued)
 EVEN: Mapping[str, int] = MappingProxyType({})
 
 
-class Turns(Generic[T]):
-    """A queue in which clients take turns; of one client the oldest comes first.
+class FairQueue(Generic[T]):
+    """A queue in which clients take turns; of one client the oldest item comes first.
 
-    Where ``load`` says how much each client has already, whoever has least comes first.
+    Where ``load`` counts the items that each client has running, the client with the fewest comes
+    first.
     """
 
     def __init__(self) -> None:
@@ -35,32 +36,32 @@ class Turns(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return itertools.chain.from_iterable(self._queues.values())
 
-    def add(self, text: T, first: bool = False) -> None:
-        """Behind the client's others, or before them."""
-        queue = self._queues.setdefault(text.client, deque())
+    def add(self, item: T, first: bool = False) -> None:
+        """Adds an item behind the client's others, or before them."""
+        queue = self._queues.setdefault(item.client, deque())
         if first:
-            queue.appendleft(text)
+            queue.appendleft(item)
         else:
-            queue.append(text)
+            queue.append(item)
 
     def peek(self, load: Mapping[str, int] = EVEN) -> T | None:
-        """Whose turn it is."""
+        """The next item."""
         client = min(self._queues, key=lambda client: load.get(client, 0), default=None)
         return None if client is None else self._queues[client][0]
 
     def pop(self, load: Mapping[str, int] = EVEN) -> T:
-        """Take the one whose turn it is; its client is the last in the next round."""
+        """Removes and returns the next item; its client is the last in the next round."""
         client = min(self._queues, key=lambda client: load.get(client, 0))
         queue = self._queues[client]
-        text = queue.popleft()
+        item = queue.popleft()
         del self._queues[client]
         if queue:
             self._queues[client] = queue
-        return text
+        return item
 
-    def remove(self, text: T) -> None:
-        """Take it out, wherever it stands; ValueError where it is not."""
-        queue = self._queues.get(text.client, deque())
-        queue.remove(text)
+    def remove(self, item: T) -> None:
+        """Removes an item, wherever it stands; ValueError where it is not queued."""
+        queue = self._queues.get(item.client, deque())
+        queue.remove(item)
         if not queue:
-            del self._queues[text.client]
+            del self._queues[item.client]

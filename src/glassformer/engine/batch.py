@@ -30,12 +30,12 @@ def answer_into(
     line: Callable[[int, Any], dict[str, Any]],
     progress: Callable[[int], None] = lambda done: None,
 ) -> int:
-    """Write ``line(number, completion)`` for each continuation of each request to ``out``; how many
-    were there before.
+    """Writes ``line(number, completion)`` for each continuation of each request to ``out``; returns
+    the number of requests that were answered before.
 
-    ``job`` (JSON) says what decides the answers: a part of another job is not gone on with.
-    ``progress`` counts requests. Raises UserError where ``out`` is there already, or cannot be
-    written, or another process writes it.
+    ``job`` (JSON) holds the settings that decide the answers: a file of another job is not
+    continued. ``progress`` counts requests. Raises UserError where ``out`` exists already, or
+    cannot be written, or another process writes it.
     """
     need(not out.exists(), f"{out} is there already; name another file, or remove it.")
     make_folder(out.parent)

@@ -263,8 +263,8 @@ class Bounds:
 
     @staticmethod
     def of(context: int, sequences: int, span: int, step: int) -> Bounds:
-        """For texts of so many tokens, where a token sees ``span`` if not all, read at most
-        ``step`` at a time."""
+        """Bounds for sequences of ``context`` tokens of which a token sees ``span`` if not all, at
+        most ``step`` computed at a time."""
         per_sequence = -(-context // PAGE)
         # those before a token; of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
         reach = span + PAGE - 3
@@ -277,8 +277,8 @@ class Bounds:
         )
 
     def fit(self, page_nbytes: int, part_nbytes: int, memory: int) -> tuple[int, int]:
-        """Pages of ``own`` bytes and parts of ``near`` bytes: as many of both, until all parts are
-        there."""
+        """Numbers of pages of ``page_nbytes`` and of window pages of ``part_nbytes``: equally many,
+        until all window pages fit."""
         if not part_nbytes:
             return min(self.per_sequence * self.sequences, memory // page_nbytes), 0
         part_count = max(

@@ -1,11 +1,12 @@
-"""Which tokens of which sequences the next step reads. Lists and numbers alone: no tensors, no threads.
+"""Choice of the tokens that the next step computes, by lists and numbers alone: no tensors, no
+threads.
 
     add --> waiting --admit--> running --plan--> chunks --(the runner)--> done --> drop
-               ^                  |                        all read: it rests until ``branch``, or is parked
-               +-----preempt------+      the newest gives its pages back and is read again later
+               ^                  |                        all computed: it rests until ``branch``, or is suspended
+               +-----preempt------+      the newest gives its pages back and is computed again later
 
-One budget of tokens a step: sequences that generate come first (a token each, and its draft), the rest
-goes to prompts in chunks, in turns between clients, the oldest of each first.
+One budget of tokens a step: sequences that generate come first (a token each, and its draft). The
+remaining budget goes to prompts in chunks, in turns between clients, the oldest of each first.
 """
 
 from __future__ import annotations

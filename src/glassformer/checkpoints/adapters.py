@@ -44,8 +44,8 @@ Ranks = dict[str, tuple[int, float]]  # a layer's path -> rank and scale
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix as its files name it: ``layers`` are the layers stacked in it, each with its number
-    of outputs."""
+    """One matrix as its files name it: ``layers`` are the layers stacked in it, each with its
+    number of outputs."""
 
     name: str
     layers: tuple[tuple[str, int], ...]

@@ -228,11 +228,11 @@ def _axes(side: str) -> list[tuple[str, ...]]:
 def check(
     table: Table, shapes: Mapping[str, Shape], files: Files, optional: Iterable[str] = ()
 ) -> list[Link]:
-    """The links that fill parameters of ``shapes`` from the files, every name and shape compared and nothing read
-    yet.
+    """The links that fill parameters of ``shapes`` from the files, every name and shape compared
+    and nothing read yet.
 
-    The parameters that are ``optional`` need not be in the files. Raises UserError that names
-    what is missing, what is left over and which shape differs, on both sides.
+    The parameters that are ``optional`` need not be in the files. Raises UserError that names what
+    is missing, what is left over and which shape differs, on both sides.
     """
     optional = set(optional)
     all_links = links(table, shapes)
@@ -273,8 +273,8 @@ def check(
 def fill(
     links: Iterable[Link], files: Files, params: Mapping[str, Tensor], shapes: Mapping[str, Shape]
 ) -> list[str]:
-    """Copy the links' tensors to ``params``, one link at a time; a name that is not in ``params`` must
-    hold zeros.
+    """Copy the links' tensors to ``params``, one link at a time; a name that is not in ``params``
+    must hold zeros.
 
     What is read must be finite; the names are those that lie mapped, which nobody has read yet.
     """

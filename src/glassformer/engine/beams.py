@@ -1,12 +1,11 @@
-"""A search with beams beside everybody else: a sequence for each beam, in the pages of the one that it
+"""Beam search beside other requests: a sequence for each beam, in the pages of the one that it
 grew from.
 
-    the prompt's sequence --read--> logits --grow--> as many sequences as beams --read--> logits of all
-    --grow--> ... --> found
+    the prompt's sequence --forward--> logits --grow--> as many sequences as beams --forward-->
+    logits of all --grow--> ... --> hypotheses
 
-The sequences of a search are read whenever the engine comes to them; one that was read rests until all
-were, and then each goes on as the best of them (``Scheduler.branch``). So a search says what
-``generation.beam`` says of its prompt.
+A computed beam rests until all were computed, and then each goes on as the best of them
+(``Scheduler.branch``). So a search gives the hypotheses that ``generation.beam`` gives.
 
 K beams, V vocabulary.
 """

@@ -1,7 +1,8 @@
 """A small model that guesses for a large one, over pages of its own with the same numbers.
 
 What it guesses decides nothing but speed, so its pages need no care: it reads a sequence from the
-beginning whenever the sequence got new pages, and writes the same keys again where pages are shared.
+beginning whenever the sequence got new pages, and writes the same keys again where pages are
+shared.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class DraftModel:
         self.computed.clear()
 
     def propose(self, sequences: Sequence[TokenSequence]) -> None:
-        """Set ``draft`` of sequences that are about to draw a token, where their pages have room."""
+        """Set ``draft`` of sequences that are about to draw a token, where their pages have
+        room."""
         chunks, tokens_left = list[Chunk](), self.step_tokens
         for sequence in sequences:
             start = self.computed.get(sequence, 0)

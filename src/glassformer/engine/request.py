@@ -1,7 +1,7 @@
 """Requests to an engine, the events of their growth, and a handle on each.
 
-    engine.submit(Request(tokens, max_new=20)) -> RequestHandle        for event in handle: print(event.text)
-    engine.submit(Encode(tokens, output="vector")) -> RequestHandle    handle.result().output
+    handle = engine.submit(Request(tokens, max_new=20))        for event in handle: print(event.text)
+    handle = engine.submit(Encode(tokens, output="vector"))    handle.result().output
 
 V vocabulary.
 """
@@ -241,11 +241,11 @@ class Event:
     ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown
     now: empty while a character is incomplete or a stop string may have begun. ``logprob`` is of
     the model's own distribution, before penalties, temperature and cuts; ``top`` are the likeliest
-    in the token's place. ``records`` are the wanted values of the tokens that were read for this one:
-    of the prompt, then each time of the token before. ``finish_reason`` is set on a continuation's
-    last event, with the ``stopped_by`` string or token; ``token`` is None where it ended without
-    one. ``usage`` is set on the last event of the request, and nothing comes after it. ``error``
-    says why it failed.
+    in the token's place. ``records`` are the wanted values of the tokens that were read for this
+    one: of the prompt, then each time of the token before. ``finish_reason`` is set on a
+    continuation's last event, with the ``stopped_by`` string or token; ``token`` is None where it
+    ended without one. ``usage`` is set on the last event of the request, and nothing comes after
+    it. ``error`` says why it failed.
     """
 
     index: int
@@ -294,9 +294,9 @@ class RequestHandle:
     for``).
 
     ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the
-    request; ``prompt`` are the prompt's ids with its edits applied. ``records`` are all recorded values,
-    by continuation and path, once ``result`` has given all: over the T tokens that were read,
-    prompt first, the last one that was drawn never.
+    request; ``prompt`` are the prompt's ids with its edits applied. ``records`` are all recorded
+    values, by continuation and path, once ``result`` has given all: over the T tokens that were
+    read, prompt first, the last one that was drawn never.
     """
 
     def __init__(

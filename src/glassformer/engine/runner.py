@@ -1,10 +1,10 @@
-"""Chunks of many sequences through the model's own forward pass, as one flat row; and whole sequences
+"""Chunks of many sequences through the model's own forward pass, as one flat row; and whole texts
 through an encoder.
 
-    PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own, keyed by the source
+    PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own
     StateRunner   recurrent decoders: a sequence's state is its one page
 
-N tokens in the row, S sequences, R rows of logits that are wanted, C model dim, V vocabulary.
+N tokens in the row, S sequences, R rows of logits, C model dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Runner(Protocol):
     """Forward passes over chunks."""
 
     def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
-        """fp32 logits (R, V) that follow the ``logit_places`` tokens of each chunk, by their places in
-        it."""
+        """fp32 logits (R, V) that follow the ``logit_places`` tokens of each chunk, by their places
+        in it."""
 
     def copy(self, source: int, target: int) -> None:
         """Copies one page to another."""

@@ -98,14 +98,15 @@ def _atomic(change: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 class Scheduler:
     """Plans steps over the pages of ``pool``, which must hold one sequence of the greatest length.
 
-    ``budget`` is the most tokens a step, ``most`` the most sequences at once; the ``first`` tokens of a
-    sequence are read in one go. ``released`` is told of a sequence that gives its pages back, ``copy`` of a
-    page that is to be copied to another (None: none can be); ``windows`` is what layers with
-    windows hold of the pages.
+    ``budget`` is the most tokens a step, ``max_num_seqs`` the most sequences at once; the ``first``
+    tokens of a sequence go into one forward pass. ``released`` is called with a sequence whose
+    pages were freed, ``copy`` with a page and the page it is to be copied to (None: none can be);
+    ``windows`` are the pages of layers with windows.
 
-    Clients have equal shares of the places and pages: where one that waits has at least two sequences
-    fewer in them than another, that one's newest gives way. After a change that failed on the way
-    it is ``broken`` until ``restart``; ``subject`` is the sequence that the change was at.
+    Clients have equal shares of the places and pages: where a waiting one has at least two
+    sequences fewer in them than another, the newest of that other gives way. After a change that
+    failed on the way it is ``broken`` until ``restart``; ``subject`` is the sequence of that
+    change.
     """
 
     def __init__(
@@ -194,8 +195,8 @@ class Scheduler:
         tokens: Sequence[int],
         copy: Callable[[int, int], None],
     ) -> None:
-        """Sequence i goes on as sequence ``parents[i]`` with one token of ``tokens`` more; all rest, or
-        wait, or are new.
+        """Sequence i goes on as sequence ``parents[i]`` with one token of ``tokens`` more; all
+        rest, or wait, or are new.
 
         Full pages are shared. The page that is written next is copied for all but one of those who
         go on with it; where there is none to copy to, its tokens are read again.
@@ -237,7 +238,8 @@ class Scheduler:
 
     @_atomic
     def plan(self) -> list[Chunk]:
-        """The chunks of the next step, each sequence at most once; empty when nothing is to be done."""
+        """The chunks of the next step, each sequence at most once; empty when nothing is to be
+        done."""
         self.subject = None
         self._admit()
         chunks, tokens_left = list[Chunk](), self.budget

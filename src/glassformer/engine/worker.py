@@ -1,8 +1,8 @@
 """Steps of the engine's thread: one forward pass for all chunks, one sampling for all rows, the
 remaining work request by request.
 
-    plan -> select -> forward -> check -> start forks -> adjust -> sample -> append -> done -> propose
-            each      all        each     each           each      all       each      each
+    plan -> select -> forward -> check -> forks -> adjust -> sample -> append -> done -> propose
+            each      all        each     each     each      all       each      each    each
 
 An exception of one request ends that request alone. ``_map_isolated`` works on one request after
 the other; ``_run_batched`` on all at once and, where that fails, on each alone. The scheduler names

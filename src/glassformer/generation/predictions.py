@@ -287,8 +287,8 @@ def fill(
 
 
 class Filling:
-    """The blanks of one text as they are filled: ``rows`` go through the model, and ``update`` takes
-    its logits at ``blanks``.
+    """The blanks of one text as they are filled: ``rows`` go through the model, and ``update``
+    takes its logits at ``blanks``.
 
     ``results`` is set once no rows remain. Each row is as long as ``segments``.
     """

@@ -41,8 +41,8 @@ def starts_and_sources(
     start: Start,
     slide: bool = False,
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """First tokens of the decoder and source ids of the encoder (None for a decoder alone), a row for
-    each prompt.
+    """First tokens of the decoder and source ids of the encoder (None for a decoder alone), a row
+    for each prompt.
 
     Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens``
     do.

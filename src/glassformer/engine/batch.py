@@ -1,7 +1,7 @@
 """Many prompts into a file of JSON lines, in their order; one that was stopped goes on where it
 was.
 
-answers.jsonl.part      what the job is, then a checksum and a line for each continuation that is whole
+answers.jsonl.part      what the job is, then a checksum and a line for each finished continuation
 answers.jsonl           the lines alone, once all are there
 """
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.asgi.replies import to_json
-from glassformer.engine import RequestHandle, Request
+from glassformer.engine import Request, RequestHandle
 from glassformer.generation.sample import Sampling
 from glassformer.page.models import shipped
 from glassformer.serve.inspecting import Inspector, with_inspection
@@ -35,7 +35,9 @@ def processor(thread: int) -> float:
     return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def tell(served: ServedModel, asked: CompletionRequest, handle: RequestHandle, sent: list[int]) -> None:
+def tell(
+    served: ServedModel, asked: CompletionRequest, handle: RequestHandle, sent: list[int]
+) -> None:
     """Every part of what is seen, as a stream sends it."""
     inspector = Inspector(served, asked, handle)
     for event in handle:

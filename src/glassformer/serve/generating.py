@@ -14,7 +14,7 @@ from anyio import to_thread
 from typing_extensions import TypedDict
 
 from ..asgi.replies import EventStream, format_event, refuse
-from ..engine import Event, RequestHandle, Request, Usage
+from ..engine import Event, Request, RequestHandle, Usage
 from ..engine.request import Guide
 from ..errors import need
 from ..generation.sample import Sampling
@@ -137,7 +137,12 @@ class Choice:
     """One continuation as a response has it: the text, and the tokens whose text is complete."""
 
     def __init__(
-        self, context: Context, body: GenerationRequest, handle: RequestHandle, number: int, index: int
+        self,
+        context: Context,
+        body: GenerationRequest,
+        handle: RequestHandle,
+        number: int,
+        index: int,
     ) -> None:
         self.context, self.body, self.handle = context, body, handle
         self.number, self.index = number, index

@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 
 from .. import config
 from ..asgi.replies import refuse
-from ..engine import Event, RequestHandle, Request, RecordedValues
+from ..engine import Event, RecordedValues, Request, RequestHandle
 from ..engine.request import SQUARE, concatenate, token_axis
 from ..inspection import edits, lens, looking, streams
 from ..nn.editing import one_token
@@ -331,7 +331,10 @@ class Inspector:
     def __init__(self, served: ServedModel, body: InspectOptions, handle: RequestHandle) -> None:
         self.served, self.body, self.handle = served, body, handle
         self.tokens, self.drained = [*handle.prompt], 0
-        self.pending, self.captures = list[int](), list[RecordedValues]()  # pending: drawn and not read
+        self.pending, self.captures = (
+            list[int](),
+            list[RecordedValues](),
+        )  # pending: drawn and not read
         # by position
         self.logprobs = dict[int, float | None]()
         self.top_logprobs = dict[int, Sequence[tuple[int, float]]]()
@@ -365,7 +368,10 @@ class Inspector:
         inspection = _head(
             self.served, self.body, "the engine's own steps", start, self.tokens[start:]
         )
-        capture, self.captures = concatenate(self.captures) if self.captures else RecordedValues(start, {}), []
+        capture, self.captures = (
+            concatenate(self.captures) if self.captures else RecordedValues(start, {}),
+            [],
+        )
         if patterns:
             rows, selected = [position - capture.start for position in positions], {}
             for path, x in matching(capture.values, patterns).items():

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from torch import Tensor
 
 from ..asgi.replies import refuse, until_disconnect
-from ..engine import Encode, EngineClosed, Event, RequestHandle, Request, Usage
+from ..engine import Encode, EngineClosed, Event, Request, RequestHandle, Usage
 from .metrics import Metrics
 from .registry import Registry, ServedModel
 
@@ -43,7 +43,9 @@ class RequestTracker:
         self.registry, self.metrics = registry, metrics
         self.open: dict[RequestHandle, ServedModel] = {}
 
-    def submit(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
+    def submit(
+        self, served: ServedModel, requests: Sequence[Request | Encode]
+    ) -> list[RequestHandle]:
         """Submits all requests or none. Raises as the engine does, and HttpError for more than the
         queue can hold."""
         handles, max_queue = list[RequestHandle](), served.engine.max_queue
@@ -132,7 +134,9 @@ class RequestTracker:
                 metrics.count("request_success", served.id, 1, "abort")
                 self.drop([handle])
 
-    async def results(self, handles: Sequence[RequestHandle], tally: RequestStats) -> list[list[Event]]:
+    async def results(
+        self, handles: Sequence[RequestHandle], tally: RequestStats
+    ) -> list[list[Event]]:
         """Collects the events of several requests; if one fails, all are cancelled."""
 
         async def collect(handle: RequestHandle) -> list[Event]:

@@ -94,7 +94,7 @@ def test_what_computes(
         ("/v1/models", app, "model_card"),
         ("/v1/models/tiny", app, "model_card"),
         ("/metrics", Metrics, "text"),
-        ("/tokenize", app, "check_lengths"),
+        ("/tokenize", app, "check_count"),
     ],
 )
 def test_what_says(

@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import files
 from ..errors import UserError, note
-from .limits import BODY_SECONDS, MOST_BODY
+from .limits import BODY_SECONDS, LARGE_BODY, MOST_BODY
 
 T = TypeVar("T")
 CancelCheck = Callable[[], None]
@@ -168,6 +168,24 @@ async def read_body(request: Request) -> bytes:
         data += piece
         if len(data) > MOST_BODY:
             raise too_large
+
+
+class PythonDecoder(json.JSONDecoder):
+    """JSON decoder for large bodies: other threads run meanwhile, which the scanner in C would keep
+    waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+
+def from_json(content: bytes) -> Any:
+    """Decodes a body. Raises HttpError."""
+    try:
+        return json.loads(content, cls=PythonDecoder if len(content) > LARGE_BODY else None)
+    except (ValueError, RecursionError):
+        message = "The body cannot be read as JSON; send an object in UTF-8."
+        raise HttpError(400, message, code="invalid_json") from None
 
 
 def to_json(value: Any) -> str:

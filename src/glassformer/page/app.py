@@ -18,12 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from .. import files
 from ..asgi.replies import (
     CancelCheck,
     EventStream,
     check_connected,
     format_event,
+    from_json,
     handle_error,
     json_response,
     not_found,
@@ -71,8 +71,9 @@ async def read_fields(request: Request) -> Fields:
     """JSON object of a POST's body, else the query. Raises UserError for a body that is none."""
     if request.method != "POST":
         return dict(request.query_params)
-    text = (await read_body(request)).decode("utf-8", "replace")
-    return files.json_object(text, "The request", "send an object")
+    fields = await to_thread.run_sync(from_json, await read_body(request))
+    need(isinstance(fields, dict), "The request is not a JSON object; send an object.")
+    return fields  # type: ignore[no-any-return]
 
 
 def endpoint(task: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:

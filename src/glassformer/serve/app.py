@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -21,6 +20,7 @@ from typing_extensions import TypedDict
 from ..asgi.limits import LONGEST_NAME
 from ..asgi.replies import (
     HttpError,
+    from_json,
     handle_error,
     json_response,
     read_body,
@@ -35,7 +35,7 @@ from .errors import validation_error
 from .inspecting import Inspection, inspect
 from .metrics import Metrics
 from .middleware import RequestMiddleware
-from .prompts import check_ids, check_lengths
+from .prompts import check_count, check_ids
 from .registry import Registry, ServedModel
 from .schemas import (
     ChatRequest,
@@ -135,7 +135,7 @@ async def tokenize(context: Context, body: TokenizeRequest) -> TokenizeAnswer:
         ids = await encode_messages(served, body.messages)
     else:
         text = body.prompt or ""
-        check_lengths([text], 1 << 30, served.context, "prompt")
+        check_count([text], "prompt")
         bos = bool(body.add_special_tokens) and served.starts_with_bos
         ids = await to_thread.run_sync(partial(served.tokenizer.encode, text, bos=bos))
     pieces = [*map(served.tokenizer.token, ids)] if body.return_token_strs else None
@@ -294,12 +294,9 @@ def answer_with(
 def parse_body(model: type[BaseModel], content: bytes) -> Any:
     """Parses and validates a body. Raises HttpError for invalid JSON and invalid fields."""
     try:
-        return model.model_validate(json.loads(content))
+        return model.model_validate(from_json(content))
     except ValidationError as error:
         raise validation_error(error.errors(include_url=False)) from None
-    except (ValueError, RecursionError):
-        message = "The body cannot be read as JSON; send an object in UTF-8."
-        raise HttpError(400, message, code="invalid_json") from None
 
 
 def encode_json(answer: Any) -> bytes:

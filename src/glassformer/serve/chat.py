@@ -73,7 +73,7 @@ async def encode_messages(served: ServedModel, messages: Sequence[Message]) -> l
     assert template is not None
     rendered = [message.to_template() for message in messages]
     texts = [message["content"] for message in rendered]
-    check_lengths(texts, served.characters, served.context, "messages")
+    check_lengths(served, texts, "messages")
     return await to_thread.run_sync(partial(template.tokens, rendered))
 
 

@@ -48,11 +48,16 @@ class Embedding(TypedDict):
     embedding: list[float] | str
 
 
-class EmbeddingAnswer(TypedDict):
-    """Vectors in the order of the texts."""
+class ListAnswer(TypedDict):
+    """Results of one model in the order of the inputs."""
 
     object: Literal["list"]
     model: str
+
+
+class EmbeddingAnswer(ListAnswer):
+    """Vectors in the order of the texts."""
+
     data: list[Embedding]
     usage: TokenUsage
 
@@ -65,11 +70,9 @@ class Score(TypedDict):
     score: float
 
 
-class ScoreAnswer(TypedDict):
+class ScoreAnswer(ListAnswer):
     """The scores in the order of the pairs."""
 
-    object: Literal["list"]
-    model: str
     data: list[Score]
     usage: TokenUsage
 
@@ -84,11 +87,9 @@ class Class(TypedDict):
     num_classes: int
 
 
-class ClassifyAnswer(TypedDict):
+class ClassifyAnswer(ListAnswer):
     """The labels in the order of the texts."""
 
-    object: Literal["list"]
-    model: str
     labels: list[str]
     data: list[Class]
     usage: TokenUsage
@@ -104,11 +105,9 @@ class Tagged(TypedDict):
     probs: list[list[float]]
 
 
-class TagAnswer(TypedDict):
+class TagAnswer(ListAnswer):
     """The labels of every word, in the order of the sentences."""
 
-    object: Literal["list"]
-    model: str
     labels: list[str]
     data: list[Tagged]
     usage: TokenUsage
@@ -136,11 +135,16 @@ class RerankAnswer(TypedDict):
     meta: dict[str, Any]
 
 
+def list_answer(context: Context, data: Sequence[Any], **fields: Any) -> Any:
+    """ListAnswer with ``data`` and other fields."""
+    return {"object": "list", "model": context.served.id, "data": data, **fields}
+
+
 def texts_of(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
-async def embed(context: Context, body: EmbeddingRequest) -> EmbeddingAnswer:
+async def embed(context: Context, body: EmbeddingRequest) -> Any:
     """A vector for each text; with ``dimensions`` its first numbers, scaled to length 1."""
     served = context.served
     context.require(served.embeds, "give vectors")
@@ -155,10 +159,10 @@ async def embed(context: Context, body: EmbeddingRequest) -> EmbeddingAnswer:
         {"object": "embedding", "index": index, "embedding": encode(vector)}
         for index, vector in enumerate(vectors)
     ]
-    return {"object": "list", "model": served.id, "data": data, "usage": usage}
+    return list_answer(context, data, usage=usage)
 
 
-async def score(context: Context, body: ScoreRequest) -> ScoreAnswer:
+async def score(context: Context, body: ScoreRequest) -> Any:
     """Similarity of pairs of texts."""
     first, second = texts_of(body.text_1), texts_of(body.text_2)
     message = (
@@ -171,7 +175,7 @@ async def score(context: Context, body: ScoreRequest) -> ScoreAnswer:
     data: list[Score] = [
         {"object": "score", "index": n, "score": score} for n, score in enumerate(scores)
     ]
-    return {"object": "list", "model": context.served.id, "data": data, "usage": usage}
+    return list_answer(context, data, usage=usage)
 
 
 async def rerank(context: Context, body: RerankRequest) -> RerankAnswer:
@@ -188,7 +192,7 @@ async def rerank(context: Context, body: RerankRequest) -> RerankAnswer:
     return {"id": context.http.state.id, "results": results, "meta": meta}
 
 
-async def classify(context: Context, body: ClassifyRequest) -> ClassifyAnswer:
+async def classify(context: Context, body: ClassifyRequest) -> Any:
     """The label of each text, or pair of texts."""
     served = context.served
     context.require(served.labelled, "choose labels")
@@ -204,16 +208,10 @@ async def classify(context: Context, body: ClassifyRequest) -> ClassifyAnswer:
     for index, row in enumerate(logits if logits.shape[1] == 1 else logits.softmax(-1)):
         best = served.labels[int(row.argmax())]
         data.append({"index": index, "label": best, "probs": row.tolist(), "num_classes": len(row)})
-    return {
-        "object": "list",
-        "model": served.id,
-        "labels": served.labels,
-        "data": data,
-        "usage": usage,
-    }
+    return list_answer(context, data, labels=served.labels, usage=usage)
 
 
-async def tag(context: Context, body: TagRequest) -> TagAnswer:
+async def tag(context: Context, body: TagRequest) -> Any:
     """The label of each word of each sentence."""
     served = context.served
     context.require(served.tags, "label words")
@@ -221,7 +219,7 @@ async def tag(context: Context, body: TagRequest) -> TagAnswer:
     sentences = [sentence.split() if isinstance(sentence, str) else sentence for sentence in inputs]
     is_empty = not all(words and all(words) for words in sentences)
     refuse(is_empty, "A sentence is empty; give words in each.", "input")
-    check_lengths([*map(" ".join, sentences)], served.characters, served.context, "input")
+    check_lengths(served, [*map(" ".join, sentences)], "input")
     rows, firsts = await to_thread.run_sync(
         partial(worded, served.tokenizer, sentences, served.context)
     )
@@ -232,13 +230,7 @@ async def tag(context: Context, body: TagRequest) -> TagAnswer:
         probs = token_logits[first_tokens].softmax(-1)
         labels = [served.labels[best] for best in probs.argmax(-1).tolist()]
         data.append({"index": len(data), "words": words, "labels": labels, "probs": probs.tolist()})
-    return {
-        "object": "list",
-        "model": served.id,
-        "labels": served.labels,
-        "data": data,
-        "usage": _usage(rows),
-    }
+    return list_answer(context, data, labels=served.labels, usage=_usage(rows))
 
 
 async def _scores(
@@ -268,7 +260,7 @@ async def _outputs(
     """Encodes texts and returns vectors (N, C) or label logits (N, L) in fp32."""
     served = context.served
     flat = [piece for text in texts for piece in (text if isinstance(text, tuple) else (text,))]
-    check_lengths(flat, served.characters, served.context, "input")
+    check_lengths(served, flat, "input")
     refuse(not all(flat), "A text is empty; give some text.", "input")
     rows = await to_thread.run_sync(partial(_encode_texts, served, texts))
     longest = max(len(ids) for ids, _ in rows)

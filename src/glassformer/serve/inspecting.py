@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NotRequired, TypeVar
 
+import torch
 from anyio import to_thread
 from torch import Tensor
 from typing_extensions import TypedDict
@@ -80,12 +81,13 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
     served, source = context.served, None
     text = single_text(body.prompt, "prompt")
     pair = isinstance(served.config, config.EncoderDecoder)
-    is_extra, is_missing = body.source is not None and not pair, body.source is None and pair
-    refuse(is_extra, "Only an encoder-decoder has a source; leave it out.", "source")
-    message = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
-    refuse(is_missing, message, "source")
-    if body.source is not None:
+    if body.source is None:
+        message = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
+        refuse(pair, message, "source")
+    else:
+        refuse(not pair, "Only an encoder-decoder has a source; leave it out.", "source")
         source = await _encode_pair(served, single_text(body.source, "source"), False, "source")
+    if pair:
         ids = await _encode_pair(served, text, True, "prompt")
     elif isinstance(served.config, config.Decoder):
         (ids,) = await encode_prompts(served, [text])
@@ -113,7 +115,7 @@ def single_text(texts: Any, param: str) -> str | list[int]:
 
 
 async def _encode_input(served: ServedModel, text: str | list[int]) -> list[int]:
-    check_lengths([text], served.characters, served.context, "prompt")
+    check_lengths(served, [text], "prompt")
     refuse(not text, "The prompt is empty; give a text, or token ids.", "prompt")
     if isinstance(text, list):
         ids = text
@@ -130,7 +132,7 @@ async def _encode_pair(
 ) -> list[int]:
     """Token ids of an encoder-decoder's source, or of its target (``is_target``) with the start
     token."""
-    check_lengths([text], served.characters, served.context, param)
+    check_lengths(served, [text], param)
     encode: Any = partial(looking.token_ids, served.model, served.tokenizer, text, is_target)
     return (await to_thread.run_sync(encode))[0].tolist()  # type: ignore[no-any-return]
 
@@ -298,22 +300,20 @@ def with_inspection(served: ServedModel, body: InspectOptions, request: Request)
     missing = next((position for position in positions or () if not 0 <= position < end), None)
     message = f"Position {missing} is not there; at most {end} tokens are read, 0 to {end - 1}."
     refuse(missing is not None, message, "positions")
-    size = partial(_size, served.engine.shapes, patterns)
-    count = end - since if positions is None else len(positions)
-    _check_size(request.n * size(end - since, end))
-    _check_sent(request.n * size(count, end))
-    if not paged(served):
-        looking.must_match(patterns, [*served.engine.shapes])
+    shapes, count = served.engine.shapes, end - since if positions is None else len(positions)
+    _check_size(request.n * _size(shapes, patterns, end - since, end))
+    _check_sent(request.n * _size(shapes, patterns, count, end))
     if "lens" in outputs:
         streams.needs_head(served.model, "it has no lens.")
-    if "lens" in outputs and paged(served):
-        patterns += LENS_VALUES
-        depth = served.config.decoder.depth  # type: ignore[union-attr]
-        _check_size(request.n * (end - since) * served.config.dim * (depth + 2))
     for word in body.track:
         streams.word_id(served.model, served.tokenizer, word)
     if not paged(served):
+        looking.must_match(patterns, [*shapes])
         return request  # Inspector makes a pass of its own
+    if "lens" in outputs:
+        patterns += LENS_VALUES
+        depth = served.config.decoder.depth  # type: ignore[union-attr]
+        _check_size(request.n * (end - since) * served.config.dim * (depth + 2))
     if "top_tokens" in outputs:
         request = replace(
             request,
@@ -373,10 +373,10 @@ class Inspector:
             [],
         )
         if patterns:
-            rows, selected = [position - capture.start for position in positions], {}
+            rows = torch.tensor(positions, dtype=torch.long) - capture.start
+            selected = {}
             for path, x in matching(capture.values, patterns).items():
-                is_whole = len(positions) == x.shape[token_axis(path)]
-                selected[path] = x if is_whole else _rows(path, x, rows)
+                selected[path] = x.index_select(token_axis(path), rows.to(x.device))
             inspection["values"] = _values(selected, None)
             for value in inspection["values"].values():
                 value["positions"] = None if len(positions) == end - start else positions
@@ -385,8 +385,16 @@ class Inspector:
                 capture, positions if requested is not None else positions[-lens.MOST :]
             )
         if "top_tokens" in outputs:
+            self._add_prompt_logprobs()
             inspection["top_tokens"] = [self._top_tokens(position) for position in positions]
         return inspection
+
+    def _add_prompt_logprobs(self) -> None:
+        since = self.handle.request.since  # type: ignore[union-attr]
+        for position, entry in enumerate(self.handle.prompt_logprobs or (), since):
+            self.logprobs.setdefault(position, entry.logprob)
+            if position > since:
+                self.top_logprobs.setdefault(position - 1, entry.top)
 
     def _separate_pass(self, start: int, positions: list[int]) -> Inspection:
         """Inspection by a separate forward pass over all tokens, for models that the engine cannot
@@ -412,11 +420,6 @@ class Inspector:
 
     def _top_tokens(self, position: int) -> dict[str, Any]:
         """Token at a position, its log-probability, and the top tokens after it."""
-        for number, entry in enumerate(self.handle.prompt_logprobs or ()):
-            at = self.handle.request.since + number  # type: ignore[union-attr]
-            self.logprobs.setdefault(at, entry.logprob)
-            if number:
-                self.top_logprobs.setdefault(at - 1, entry.top)
         named = self._scored_token(self.tokens[position], self.logprobs.get(position))
         likely = self.top_logprobs.get(position, ())[: self.body.top]
         return {
@@ -427,7 +430,3 @@ class Inspector:
 
     def _scored_token(self, token: int, logprob: float | None) -> dict[str, Any]:
         return {"token": token, "piece": self.served.tokenizer.token(token), "logprob": logprob}
-
-
-def _rows(path: str, x: Tensor, rows: Sequence[int]) -> Tensor:
-    return x[:, :, list(rows)] if token_axis(path) == 2 else x[:, list(rows)]

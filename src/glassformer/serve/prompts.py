@@ -24,32 +24,37 @@ def as_list(texts: str | list[str] | list[int] | list[list[int]]) -> list[str | 
     return [texts] if is_ids(texts) else list(texts)  # type: ignore[list-item, arg-type]
 
 
-def check_lengths(texts: Sequence[object], max_characters: int, context: int, param: str) -> None:
+def check_lengths(served: ServedModel, texts: Sequence[object], param: str) -> None:
     """Raises HttpError 400 for texts that cannot fit, by their characters alone."""
+    check_count(texts, param)
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    message = (
+        f"A text of {longest} characters cannot fit in the context of {served.context} tokens; "
+        "shorten it."
+    )
+    refuse(longest > served.characters, message, param, "context_length_exceeded")
+
+
+def check_count(texts: Sequence[object], param: str) -> None:
+    """Raises HttpError 400 for more texts, or more characters of them, than a request may hold."""
     refuse(
         len(texts) > MOST_TEXTS,
         f"These are {len(texts)} texts; a request may hold {MOST_TEXTS}.",
         param,
     )
-    lengths = [len(text) for text in texts if isinstance(text, str)]
-    total = sum(lengths)
+    total = sum(len(text) for text in texts if isinstance(text, str))
     refuse(
         total > MOST_CHARACTERS,
         f"The texts have {total} characters; {MOST_CHARACTERS} are read at most.",
         param,
     )
-    longest = max(lengths, default=0)
-    message = (
-        f"A text of {longest} characters cannot fit in the context of {context} tokens; shorten it."
-    )
-    refuse(longest > max_characters, message, param, "context_length_exceeded")
 
 
 async def encode_prompts(
     served: ServedModel, texts: Sequence[str | list[int]], special: bool = True
 ) -> list[list[int]]:
     """Token ids of each prompt. Raises HttpError for prompts that are empty or too long."""
-    check_lengths(texts, served.characters, served.context, "prompt")
+    check_lengths(served, texts, "prompt")
     encode_texts = partial(
         _encode_texts, served.tokenizer, served.config, bos=None if special else False
     )

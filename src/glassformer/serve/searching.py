@@ -4,7 +4,7 @@ translation."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, NotRequired
+from typing import Any, NotRequired
 
 import torch
 from anyio import to_thread
@@ -15,6 +15,7 @@ from ..engine import Encode, Request
 from ..generation.beam import check_beams, source_ids
 from ..generation.predictions import Filling
 from ..generation.prompt import first_tokens
+from .encoding import ListAnswer, list_answer
 from .inspecting import Inspection, run_inspection
 from .prompts import check_lengths
 from .schemas import FillRequest, TranslateRequest
@@ -30,11 +31,9 @@ class FillCandidate(TypedDict):
     text: str
 
 
-class FillAnswer(TypedDict):
+class FillAnswer(ListAnswer):
     """Candidates by probability: a list for each blank, or one list of joint fillings."""
 
-    object: Literal["list"]
-    model: str
     data: list[list[FillCandidate]]
 
 
@@ -56,19 +55,17 @@ class Translation(TypedDict):
     best: list[TranslationCandidate]
 
 
-class TranslateAnswer(TypedDict):
+class TranslateAnswer(ListAnswer):
     """The translations in the order of the sources."""
 
-    object: Literal["list"]
-    model: str
     data: list[Translation]
 
 
-async def fill(context: Context, body: FillRequest) -> FillAnswer:
+async def fill(context: Context, body: FillRequest) -> Any:
     """Candidates for the blanks of a text."""
     served = context.served
     context.require(served.fills, "fill blanks")
-    check_lengths([body.input], served.characters, served.context, "input")
+    check_lengths(served, [body.input], "input")
     work = partial(Filling, served.tokenizer, body.input, served.context, body.top, body.order)
     filling = await to_thread.run_sync(work)
     segments = filling.segments if served.config.embed.segments else None
@@ -76,16 +73,16 @@ async def fill(context: Context, body: FillRequest) -> FillAnswer:
         requests = [Encode(row, segments, "logits", filling.blanks, context.client) for row in rows]
         filling.update(torch.stack(await context.outputs(requests)))
     candidates: Any = [[candidate.to_dict() for candidate in blank] for blank in filling.results]
-    return {"object": "list", "model": served.id, "data": candidates}
+    return list_answer(context, candidates)
 
 
-async def translate(context: Context, body: TranslateRequest) -> TranslateAnswer:
+async def translate(context: Context, body: TranslateRequest) -> Any:
     """Beam-search translations of each source."""
     served = context.served
     context.require(served.translates, "translate")
     texts = [body.input] if isinstance(body.input, str) else body.input
     refuse(not all(texts), "A text is empty; give some text.", "input")
-    check_lengths(texts, served.characters, served.context, "input")
+    check_lengths(served, texts, "input")
     message = "A search is not edited; POST /v1/inspect takes edits of one text."
     refuse(bool(body.edits), message, "edits")
     positions_only = body.positions is not None and body.inspect is None
@@ -116,4 +113,4 @@ async def translate(context: Context, body: TranslateRequest) -> TranslateAnswer
             target = [*start, *candidate["tokens"][:-1]]
             work = partial(run_inspection, served, target, body, source)
             candidate["inspect"] = await context.run_exclusively(work)
-    return {"object": "list", "model": served.id, "data": data}
+    return list_answer(context, data)

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..asgi.replies import CancelCheck, not_found
@@ -21,6 +22,7 @@ FORMAT = 1
 MAX_TEXT = 1 << 20  # characters of a text
 
 
+@dataclass
 class Run:
     """Cached trace with its id, model and response.
 
@@ -28,17 +30,12 @@ class Run:
     and edits.
     """
 
-    def __init__(
-        self,
-        id: str,
-        loaded: Loaded,
-        trace: Trace,
-        answer: dict[str, Any],
-        text: Any,
-        read_args: dict[str, Any],
-    ) -> None:
-        self.id, self.loaded, self.trace, self.answer = id, loaded, trace, answer
-        self.text, self.read_args = text, read_args
+    id: str
+    loaded: Loaded
+    trace: Trace
+    answer: dict[str, Any]
+    text: Any
+    read_args: dict[str, Any]
 
     def measure_error(self, check: CancelCheck) -> dict[str, Any]:
         """Largest difference between the traced and the plain forward pass, computed at first

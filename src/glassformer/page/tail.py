@@ -7,6 +7,7 @@ import json
 import math
 import threading
 from array import array
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +83,15 @@ class Tail:
             size = 1
             while (self.rows - since) / size > max_rows:
                 size *= 2
-            edges = sorted(
-                {since, *range(since // size * size, self.rows, size)} - set(range(since))
-            )
-            spans = (
-                list(zip(edges, [*edges[1:], self.rows], strict=True)) if self.rows > since else []
-            )
+            later = range((since // size + 1) * size, self.rows, size)
+            edges = [*dict.fromkeys([since, *later, self.rows])]
+            spans = [*pairwise(edges)]
             steps = self.columns.get("step", array("d"))
-            buckets: dict[str, Any] = {}
-            for name, column in self.columns.items():
-                if name != "step":
-                    buckets[name] = [_bucket(column[low:high]) for low, high in spans]
+            buckets = {
+                name: [_bucket(column[low:high]) for low, high in spans]
+                for name, column in self.columns.items()
+                if name != "step"
+            }
             return {
                 "cursor": self.rows,
                 "since": since,

@@ -32,12 +32,10 @@ def values(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
     pool, span = wire.pool_of(query.get("pool")), _span(query.get("range"))
     with run.loaded.acquire(check):
         tensor_slice = wire.Part(run.trace, address)
-        sizes = tensor_slice.shape
+        sizes = [*tensor_slice.shape]
+        pool = pool[-len(sizes) :] if pool and sizes else None
         if pool is not None:
-            pool = pool[-len(sizes) :] if sizes else None
-        if pool is not None:
-            last = sizes[-len(pool) :]
-            sizes = [*sizes[: -len(pool)], *map(min, last, pool)]
+            sizes[-len(pool) :] = map(min, sizes[-len(pool) :], pool)
         size = math.prod(sizes) * wire.KINDS[kind]
         if size > MAX_BYTES - 4096:
             suggested = _suggested_pool(tensor_slice.shape)
@@ -99,10 +97,9 @@ def thumbnails(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
     ]
     need(bool(squares), "This model has no attention with heads.")
     low, _, high = query.get("layers", "").partition(":")
-    first, last = (
-        int_field({"layers": text or None}, "layers", default, 0, len(squares))
-        for text, default in ((low, 0), (high, len(squares)))
-    )
+    count = len(squares)
+    first = int_field({"layers": low or None}, "layers", 0, 0, count)
+    last = int_field({"layers": high or None}, "layers", count, 0, count)
     shape, span = ("sqrt", (0.0, 1.0)) if kind == "pattern" else ("lin", None)
     tensors, layers, total = {}, {}, 0
     for address in squares[first:last]:
@@ -112,14 +109,12 @@ def thumbnails(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
         tensors[address], facts = wire.coded(array, "u8", shape, span)
         total += array.size
         if total > MAX_BYTES - 65536:
-            count = max(1, len(tensors) - 1)
+            fitting = max(1, len(tensors) - 1)
             message = "That is more than an answer has; ask for fewer layers or smaller pictures."
-            smaller = {"kind": kind, "px": str(px), "layers": f"{first}:{first + count}"}
+            smaller = {"kind": kind, "px": str(px), "layers": f"{first}:{first + fitting}"}
             raise too_large(message, run, "thumbs", smaller)
         layers[address] = {**facts, **wire.facts(tensor_slice, (px, px))}
-    return wire.packed(
-        tensors, {"layers": json.dumps(layers), "total": str(len(squares)), "px": str(px)}
-    )
+    return wire.packed(tensors, {"layers": json.dumps(layers), "total": str(count), "px": str(px)})
 
 
 def logits(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .. import cost
@@ -202,29 +203,23 @@ class Tokenizers:
         return rows
 
     def __getitem__(self, name: str) -> Any:
-        tokenizer = self._load(name)
-        if tokenizer is None:
-            raise not_found(
-                f'There is no tokenizer "{name[:80]}" here; api/tokenizers lists what there is.'
-            )
-        return tokenizer
-
-    def _load(self, name: str) -> Any:
         from ..tokenizer import pretrained
 
-        # a training's checkpoint is found too
+        key = name
+        load: Callable[[], Any] = partial(pretrained.at_hand, name)
+        message = f'There is no tokenizer "{name[:80]}" here; api/tokenizers lists what there is.'
+        # a model of that name goes before it; a training's checkpoint is found too
         if name in self.models.entries or name not in pretrained.KNOWN:
             try:
                 entry = self.models[name]
             except HttpError:
-                return None
-            key = f"{name} {entry.stamp}"
-            if key not in self._open:
-                self._open[key] = entry.open_tokenizer()
-            return self._open[key]
-        if name not in self._open:
-            self._open[name] = pretrained.at_hand(name)
-        return self._open[name]
+                raise not_found(message) from None
+            key, load = f"{name} {entry.stamp}", entry.open_tokenizer
+        tokenizer = self._open.get(key) or load()
+        if tokenizer is None:
+            raise not_found(message)
+        self._open[key] = tokenizer
+        return tokenizer
 
     def compare(self, payload: dict[str, Any], check: CancelCheck) -> list[dict[str, Any]]:
         """Compares tokenizers: {text, tokenizers} -> tokens of each, or the error."""

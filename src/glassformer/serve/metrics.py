@@ -40,20 +40,31 @@ SECONDS = (
     160,
     640,
 )
-GAUGES = {
-    "num_requests_running": "Requests that are being computed.",
-    "num_requests_waiting": "Requests that wait for their turn.",
-    "kv_cache_usage_perc": "Share of the memory of keys and values in use, 0 to 1.",
-}
-TOTALS = {
+STATS = {
+    "num_requests_running": (GaugeMetricFamily, "running", "Requests that are being computed."),
+    "num_requests_waiting": (GaugeMetricFamily, "waiting", "Requests that wait for their turn."),
+    "kv_cache_usage_perc": (
+        GaugeMetricFamily,
+        "used_share",
+        "Share of the memory of keys and values in use, 0 to 1.",
+    ),
     "num_preemptions": (
+        CounterMetricFamily,
         "preempted",
         "Continuations that gave their pages back for others, to be read again.",
     ),
-    "spec_decode_num_draft_tokens": ("drafted_tokens", "Tokens that were guessed ahead."),
-    "spec_decode_num_accepted_tokens": ("accepted_tokens", "Guessed tokens that were right."),
+    "spec_decode_num_draft_tokens": (
+        CounterMetricFamily,
+        "drafted_tokens",
+        "Tokens that were guessed ahead.",
+    ),
+    "spec_decode_num_accepted_tokens": (
+        CounterMetricFamily,
+        "accepted_tokens",
+        "Guessed tokens that were right.",
+    ),
 }
-"""Counted by the engines: names with the field of their Stats."""
+"""Read from the engines: the kind of metric and the field of their Stats, by name."""
 COUNTERS = {
     "prompt_tokens": "Tokens of prompts that were answered.",
     "generation_tokens": "Tokens that were generated.",
@@ -67,30 +78,20 @@ HISTOGRAMS = {
 }
 
 
-class Gauges(Collector):
+class EngineStats(Collector):
     """Gauges and totals of every engine, read at each scrape."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
 
     def collect(self) -> Iterable[Metric]:
-        """Returns one sample per model and metric."""
-        families = {
-            name: GaugeMetricFamily(PREFIX + name, help_text, labels=["model_name"])
-            for name, help_text in GAUGES.items()
-        }
-        totals = {
-            name: CounterMetricFamily(PREFIX + name, help_text, labels=["model_name"])
-            for name, (_, help_text) in TOTALS.items()
-        }
-        for id, served in self.registry.entries.items():
-            now = served.engine.stats()
-            for name, (field, _) in TOTALS.items():
-                totals[name].add_metric([id], getattr(now, field))
-            families["num_requests_running"].add_metric([id], now.running)
-            families["num_requests_waiting"].add_metric([id], now.waiting)
-            families["kv_cache_usage_perc"].add_metric([id], now.used_share)
-        return [*families.values(), *totals.values()]
+        """Yields one sample per model and metric."""
+        stats = {id: served.engine.stats() for id, served in self.registry.entries.items()}
+        for name, (family, field, help_text) in STATS.items():
+            metric = family(PREFIX + name, help_text, labels=["model_name"])
+            for id, values in stats.items():
+                metric.add_metric([id], getattr(values, field))
+            yield metric
 
 
 class Metrics:
@@ -99,7 +100,7 @@ class Metrics:
     def __init__(self, registry: Registry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.collectors = CollectorRegistry()
-        self.collectors.register(Gauges(registry))
+        self.collectors.register(EngineStats(registry))
         named = {name: ["model_name"] for name in (*COUNTERS, *HISTOGRAMS)}
         named["request_success"] = ["model_name", "finished_reason"]
         self.counters = {

@@ -230,7 +230,7 @@ class Worker:
             "TIMES", str(times)
         )
         code = code.replace("CLOCK", clock)
-        kept = {
+        saved = {
             **os.environ,
             "PYTHONPATH": str(tree / "src"),
             "OMP_NUM_THREADS": "1",
@@ -238,7 +238,7 @@ class Worker:
         }
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code], env=kept, text=True, **pipes
+            [sys.executable, "-W", "ignore", "-c", code], env=saved, text=True, **pipes
         )
         self.seconds: list[float] = []
         assert self.answer() == "ready"
@@ -296,13 +296,13 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=0.03, help="how much slower is too slow (0.03)"
     )
-    given = parser.parse_args()
-    trees = [tree.resolve() for tree in given.trees]
+    args = parser.parse_args()
+    trees = [tree.resolve() for tree in args.trees]
     print(
         "| row | what | first, ms | second, ms | ratio | range | of the fastest "
         "|\n|---|---|---|---|---|---|---|"
     )
-    met = [compare(trees, row, given.turns, given.limit, given.clock) for row in given.rows]
+    met = [compare(trees, row, args.turns, args.limit, args.clock) for row in args.rows]
     return 0 if all(met) else 1
 
 

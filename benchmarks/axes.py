@@ -66,19 +66,19 @@ def peak(model: Any, batch: Batch) -> int:
 def longest(group: Any, size: int, limit: int) -> list[tuple[int, int]]:
     """(context, largest peak of any process in bytes) for contexts that grow by an eighth until one
     does not fit."""
-    model, found, length = build_model(shape(), seed=0), list[tuple[int, int]](), 1024 * size
+    model, result, length = build_model(shape(), seed=0), list[tuple[int, int]](), 1024 * size
     ring = Ring(group) if size > 1 else None
     if ring is not None:
         ring.attach(model)
     while True:
         batch = piece(length)
-        held = peak(model, batch if ring is None else ring.shard(batch))
-        most = torch.tensor([held])
+        stored = peak(model, batch if ring is None else ring.shard(batch))
+        most = torch.tensor([stored])
         if size > 1:
             dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-        found.append((length, int(most)))
+        result.append((length, int(most)))
         if int(most) > limit:
-            return found
+            return result
         length = -(-length * 9 // 8 // 64) * 64
 
 
@@ -103,15 +103,17 @@ def measured(groups: dict[int, Any], rank: int, rounds: int) -> list[dict[str, A
     """Seconds of a step and of the processor, for each axis and number of processes, in turn."""
     rows = []
     for axis in ("context", "tensor", "expert"):
-        made = {size: works(axis, groups[size], size, rank) for size in SIZES if rank < size}
+        result = {size: works(axis, groups[size], size, rank) for size in SIZES if rank < size}
         taken: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
         for turn in range(rounds + 1):
             for size in SIZES:
                 dist.barrier()
                 if rank < size:
-                    begun, used = time.perf_counter(), time.process_time()
-                    step(*made[size])
-                    spent = torch.tensor([time.perf_counter() - begun, time.process_time() - used])
+                    start, in_use = time.perf_counter(), time.process_time()
+                    step(*result[size])
+                    spent = torch.tensor(
+                        [time.perf_counter() - start, time.process_time() - in_use]
+                    )
                     if size > 1:
                         dist.all_reduce(spent, group=groups[size])
                     if turn:  # the first one warms up
@@ -133,29 +135,29 @@ def worker(memory: int, rounds: int) -> dict[str, Any]:
     return {"memory": memory, "contexts": contexts, "steps": measured(groups, rank, rounds)}
 
 
-def report(found: dict[str, Any]) -> None:
+def report(result: dict[str, Any]) -> None:
     print(
-        f"the longest context whose step (forward, backward) holds at most {found['memory']} "
+        f"the longest context whose step (forward, backward) holds at most {result['memory']} "
         "MiB a process"
     )
     print("processes   context   peak (MiB)   the next did not fit")
-    for size, tried in found["contexts"].items():
-        (length, held), (more, over) = tried[-2:]
-        print(f"{size:>9} {length:>9,} {held / MIB:>12.0f}   {more:,} ({over / MIB:.0f} MiB)")
+    for size, tried in result["contexts"].items():
+        (length, stored), (more, over) = tried[-2:]
+        print(f"{size:>9} {length:>9,} {stored / MIB:>12.0f}   {more:,} ({over / MIB:.0f} MiB)")
     print(
         "\naxis      processes   seconds a step (range)   beside one   processor's time of "
         "all, beside one"
     )
     for axis in ("context", "tensor", "expert"):
-        rows = {row["processes"]: row["taken"] for row in found["steps"] if row["axis"] == axis}
+        rows = {row["processes"]: row["taken"] for row in result["steps"] if row["axis"] == axis}
         for size, taken in rows.items():
-            wall = [one for one, _ in taken]
-            ratios = [one[0] / alone[0] for one, alone in zip(taken, rows[1], strict=True)]
-            cpu = [one[1] / alone[1] for one, alone in zip(taken, rows[1], strict=True)]
+            wall = [item for item, _ in taken]
+            ratios = [item[0] / alone[0] for item, alone in zip(taken, rows[1], strict=True)]
+            cpu = [item[1] / alone[1] for item, alone in zip(taken, rows[1], strict=True)]
             spread = f"{statistics.median(wall):.2f} ({min(wall):.2f} to {max(wall):.2f})"
             beside = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            used = f"{statistics.median(cpu):.2f} ({min(cpu):.2f} to {max(cpu):.2f})"
-            print(f"{axis:<9} {size:>9}   {spread:<22}   {beside:<20}   {used}")
+            in_use = f"{statistics.median(cpu):.2f} ({min(cpu):.2f} to {max(cpu):.2f})"
+            print(f"{axis:<9} {size:>9}   {spread:<22}   {beside:<20}   {in_use}")
 
 
 def main() -> None:
@@ -165,33 +167,36 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="steps of each kind (5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything measured")
-    given = parser.parse_args()
+    args = parser.parse_args()
     if "RANK" in os.environ:
-        found = worker(given.memory, given.rounds)
+        result = worker(args.memory, args.rounds)
         if os.environ["RANK"] == "0":
-            print(json.dumps(found))
+            print(json.dumps(result))
         return
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    where = {
+    with socket.socket() as item:
+        item.bind(("127.0.0.1", 0))
+        port = item.getsockname()[1]
+    places = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "4",
         "OMP_NUM_THREADS": "1",
     }
-    words = [sys.executable, __file__, "--memory", str(given.memory), "--rounds", str(given.rounds)]
+    words = [sys.executable, __file__, "--memory", str(args.memory), "--rounds", str(args.rounds)]
     four = [
         subprocess.Popen(
-            words, env={**os.environ, **where, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            words,
+            env={**os.environ, **places, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(4)
     ]
-    answers = [one.communicate()[0] for one in four]
-    found = json.loads(answers[0])
-    if given.json is not None:
-        given.json.write_text(json.dumps(found))
-    report(found)
+    answers = [item.communicate()[0] for item in four]
+    result = json.loads(answers[0])
+    if args.json is not None:
+        args.json.write_text(json.dumps(result))
+    report(result)
 
 
 if __name__ == "__main__":

@@ -59,11 +59,13 @@ class Ggml:
         """Its memory for weights in an order of its own (Q4_0), where it has one: what a loaded
         model lies in."""
         reg = ctypes.c_void_p(self.cpu.ggml_backend_cpu_reg())
-        found = self.base.ggml_backend_reg_get_proc_address(
+        ggml_backend_reg_get_proc_address = self.base.ggml_backend_reg_get_proc_address(
             reg, b"ggml_backend_dev_get_extra_bufts"
         )
         device = self.base.ggml_backend_reg_dev_get(reg, ctypes.c_size_t(0))
-        extra = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(found)(device)
+        extra = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(
+            ggml_backend_reg_get_proc_address
+        )(device)
         named = self.base.ggml_backend_buft_name
         named.restype = ctypes.c_char_p
         for place in range(8):
@@ -87,36 +89,36 @@ class Ggml:
             self.base.ggml_quantize_chunk(
                 TYPES[kind], ctypes.c_void_p(weight.data_ptr()), packed, *arguments
             )
-        made = []
+        results = []
         while self.held:
-            free, one = self.held.pop()
-            free(one)
+            free, item = self.held.pop()
+            free(item)
         for _ in range(copies):
-            matrices, others = self._context(), self._context()
+            matrices, remaining = self._context(), self._context()
             matrix = self._tensor(matrices, TYPES[kind], inputs, outputs)
-            row = self._tensor(others, 0, inputs, rows)
-            y = ctypes.c_void_p(self.base.ggml_mul_mat(others, matrix, row))
-            graph = ctypes.c_void_p(self.base.ggml_new_graph(others))
+            row = self._tensor(remaining, 0, inputs, rows)
+            y = ctypes.c_void_p(self.base.ggml_mul_mat(remaining, matrix, row))
+            graph = ctypes.c_void_p(self.base.ggml_new_graph(remaining))
             self.base.ggml_build_forward_expand(graph, y)
             if kind == "int4" and self.repacked is not None:
-                where = self.base.ggml_backend_alloc_ctx_tensors_from_buft(matrices, self.repacked)
+                places = self.base.ggml_backend_alloc_ctx_tensors_from_buft(matrices, self.repacked)
             else:
-                where = self.base.ggml_backend_alloc_ctx_tensors(matrices, self.backend)
-            buffers = where, self.base.ggml_backend_alloc_ctx_tensors(others, self.backend)
-            self.held += [(self.base.ggml_free, context) for context in (matrices, others)]
+                places = self.base.ggml_backend_alloc_ctx_tensors(matrices, self.backend)
+            buffers = places, self.base.ggml_backend_alloc_ctx_tensors(remaining, self.backend)
+            self.held += [(self.base.ggml_free, context) for context in (matrices, remaining)]
             self.held += [
                 (self.base.ggml_backend_buffer_free, ctypes.c_void_p(buffer)) for buffer in buffers
             ]
             size = ctypes.c_size_t(self.base.ggml_nbytes(matrix))
             self.base.ggml_backend_tensor_set(matrix, packed, ctypes.c_size_t(0), size)
-            there = ctypes.c_void_p(x.data_ptr())
+            present = ctypes.c_void_p(x.data_ptr())
             self.base.ggml_backend_tensor_set(
-                row, there, ctypes.c_size_t(0), ctypes.c_size_t(x.nbytes)
+                row, present, ctypes.c_size_t(0), ctypes.c_size_t(x.nbytes)
             )
-            made.append(
+            results.append(
                 lambda graph=graph: self.base.ggml_backend_graph_compute(self.backend, graph)
             )
-        return made
+        return results
 
     def _context(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(self.base.ggml_init(_Params(1 << 20, None, True)))
@@ -164,7 +166,7 @@ def ours(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]
         first = (kernels.pack_bf16 if kind == "bf16" else kernels.pack_fp32)(weight)
     x = x.to(first.data.dtype) if kind in ("bf16", "fp32") else x
     packed = [replace(first, data=library.in_large_pages(first.data)) for _ in range(copies)]
-    return [lambda one=one: kernels.matmul(x, one) for one in packed]
+    return [lambda item=item: kernels.matmul(x, item) for item in packed]
 
 
 def onednn(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]:
@@ -177,7 +179,7 @@ def onednn(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any
         torch.ops.mkldnn._linear_pointwise.default,
     )
     x, packed = x.to(dtype), [reorder(weight.to(dtype), 32) for _ in range(copies)]
-    return [lambda one=one: product(x, one, None, "none", [], "") for one in packed]
+    return [lambda item=item: product(x, item, None, "none", [], "") for item in packed]
 
 
 def turns(
@@ -189,7 +191,7 @@ def turns(
             call()
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(repeats):
-        for which in sorted(range(len(sides)), key=lambda one: (one + turn) % len(sides)):
+        for which in sorted(range(len(sides)), key=lambda item: (item + turn) % len(sides)):
             call = sides[which][turn % len(sides[which])]
             start = clock()
             call()
@@ -197,9 +199,9 @@ def turns(
     return times
 
 
-def compared(ours: list[float], theirs: list[float]) -> str:
+def compared(actual: list[float], reference: list[float]) -> str:
     """theirs / ours."""
-    ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
+    ratios = sorted(b / a for a, b in zip(actual, reference, strict=True))
     low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
 
@@ -209,19 +211,19 @@ def limits(threads: int, clock: Callable[[], float]) -> tuple[float, float]:
     import torch
 
     numbers, square = torch.ones(1 << 25), torch.randn(1024, 1024)
-    (read, _), (multiply, _) = (
-        (statistics.median(one), None)
-        for one in turns([[numbers.sum], [lambda: square @ square]], 7, clock)
+    (ids, _), (multiply, _) = (
+        (statistics.median(turn), None)
+        for turn in turns([[numbers.sum], [lambda: square @ square]], 7, clock)
     )
-    return numbers.nbytes / read / 1e9, 2 * 1024**3 / multiply / 1e9
+    return numbers.nbytes / ids / 1e9, 2 * 1024**3 / multiply / 1e9
 
 
-def matrices(given: argparse.Namespace) -> Iterator[str]:
+def matrices(args: argparse.Namespace) -> Iterator[str]:
     """A line for each shape, type and number of rows."""
     import torch
 
-    clock = time.thread_time if given.threads == 1 else time.perf_counter
-    ggml = Ggml(given.llama, given.threads) if given.llama else None
+    clock = time.thread_time if args.threads == 1 else time.perf_counter
+    ggml = Ggml(args.llama, args.threads) if args.llama else None
     yield (
         "| matrix | type | rows | ours, ms | llama.cpp / ours | oneDNN / ours | GB/s | GFLOP/s "
         "| of the limit |"
@@ -229,24 +231,24 @@ def matrices(given: argparse.Namespace) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|"
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs)
-        for kind in given.types:
-            for rows in given.rows:
+        for kind in args.types:
+            for rows in args.rows:
                 x = torch.randn(rows, inputs)
                 size = (
                     outputs
                     * inputs
                     * {"fp32": 4, "bf16": 2, "int8": 8.5 / 8, "int4": 4.5 / 8}[kind]
                 )
-                copies = min(given.repeats, max(2, round(COLD / size)))
+                copies = min(args.repeats, max(2, round(COLD / size)))
                 sides = [ours(kind, weight, x, copies)]
                 sides += [ggml.products(kind, weight, x, copies)] if ggml else []
                 sides += [onednn(kind, weight, x, copies)] if kind in ("fp32", "bf16") else []
-                times = turns(sides, given.repeats, clock)
-                ratios = [compared(times[0], other) for other in times[1:]]
+                times = turns(sides, args.repeats, clock)
+                ratios = [compared(times[0], second) for second in times[1:]]
                 ratios = (
                     ([] if ggml else [""]) + ratios + ([] if kind in ("fp32", "bf16") else [""])
                 )
-                memory, cores = limits(given.threads, clock)
+                memory, cores = limits(args.threads, clock)
                 best = statistics.median(times[0])
                 speed, flops = size / best / 1e9, 2 * rows * outputs * inputs / best / 1e9
                 most = {"fp32": 1, "bf16": 2, "int8": 4, "int4": 4}[kind]
@@ -273,7 +275,7 @@ def shaped(name: str, depth: int) -> Any:
     return find("gpt2/124m") if name == "gpt2" else llama.llama2(2048, depth, 32, 4, 5632)
 
 
-def decoding(given: argparse.Namespace) -> Iterator[str]:
+def decoding(args: argparse.Namespace) -> Iterator[str]:
     """A line for each type: tokens a second of one sequence, and of its prompt."""
     import tempfile
 
@@ -283,35 +285,35 @@ def decoding(given: argparse.Namespace) -> Iterator[str]:
     from glassformer.generation.session import Session
     from glassformer.nn import build_model
 
-    sys.path.insert(0, str(given.llama))
+    sys.path.insert(0, str(args.llama))
     import llama_cpp
 
-    clock = time.thread_time if given.threads == 1 else time.perf_counter
-    cfg = shaped(given.shape, given.depth)
+    clock = time.thread_time if args.threads == 1 else time.perf_counter
+    cfg = shaped(args.shape, args.depth)
     described, vocab = gguf.recipe.write_fields, cfg.embed.vocab
     # without it llama.cpp asks
-    nothing = {"tokenizer.ggml.model": "no_vocab", f"{given.shape}.vocab_size": vocab}
+    nothing = {"tokenizer.ggml.model": "no_vocab", f"{args.shape}.vocab_size": vocab}
     gguf.recipe.write_fields = lambda cfg: (described(cfg)[0] | nothing, described(cfg)[1])
     draw = torch.Generator().manual_seed(0)
-    prompt = torch.randint(vocab, (given.prompt,), generator=draw).tolist()
+    prompt = torch.randint(vocab, (args.prompt,), generator=draw).tolist()
     yield (
-        f"| {given.shape}, {cfg.decoder.depth} layers | ours, tokens/s | llama.cpp / ours, "
+        f"| {args.shape}, {cfg.decoder.depth} layers | ours, tokens/s | llama.cpp / ours, "
         "seconds a token | "
-    ) + (f"ours, prompt of {given.prompt}, tokens/s | llama.cpp / ours | of the memory |")
+    ) + (f"ours, prompt of {args.prompt}, tokens/s | llama.cpp / ours | of the memory |")
     yield "|---|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as folder:
-        for kind in (kind for kind in given.types if kind != "fp32"):
+        for kind in (kind for kind in args.types if kind != "fp32"):
             path = Path(folder) / f"{kind}.gguf"
             model = build_model(cfg, seed=0).bfloat16()
             gguf.save(model, path, {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}[kind], None)
             model = gguf.load(path, torch.bfloat16 if kind == "bf16" else None).eval()
             sizes = {
-                "n_ctx": given.prompt + 8 * (given.repeats + 8),
+                "n_ctx": args.prompt + 8 * (args.repeats + 8),
                 "n_batch": 512,
                 "n_ubatch": 512,
             }
-            threads = {"n_threads": given.threads, "n_threads_batch": given.threads}
-            other = llama_cpp.Llama(str(path), verbose=False, **sizes, **threads)
+            threads = {"n_threads": args.threads, "n_threads_batch": args.threads}
+            llama = llama_cpp.Llama(str(path), verbose=False, **sizes, **threads)
             sessions = []
 
             def start(model: Any = model, sessions: list[Any] = sessions) -> None:
@@ -322,25 +324,25 @@ def decoding(given: argparse.Namespace) -> Iterator[str]:
                 for token in prompt[:8]:
                     sessions[0].decode(torch.tensor([token]))
 
-            def begin(other: Any = other) -> None:
-                other.reset()
-                other.eval(prompt)
+            def begin(second: Any = llama) -> None:
+                second.reset()
+                second.eval(prompt)
 
-            def go(other: Any = other) -> None:
+            def go(second: Any = llama) -> None:
                 for token in prompt[:8]:
-                    other.eval([token])
+                    second.eval([token])
 
             start()
             sessions[0].prepack(steps=8)  # the copies, which later prompts read too
             prompts = turns([[start], [begin]], 3, clock)
-            sessions[0].prepack(steps=8 * (given.repeats + 4))
-            times = turns([[step], [go]], given.repeats, clock)
-            memory, _ = limits(given.threads, clock)
+            sessions[0].prepack(steps=8 * (args.repeats + 4))
+            times = turns([[step], [go]], args.repeats, clock)
+            memory, _ = limits(args.threads, clock)
             speed = path.stat().st_size * 8 / statistics.median(times[0]) / 1e9
-            told = f"{8 / statistics.median(times[0]):.1f} | {compared(*times)} | "
-            told += f"{given.prompt / statistics.median(prompts[0]):.0f} | {compared(*prompts)}"
-            yield f"| {kind} | {told} | {speed / memory:.0%} of {memory:.0f} GB/s |"
-            del other
+            text = f"{8 / statistics.median(times[0]):.1f} | {compared(*times)} | "
+            text += f"{args.prompt / statistics.median(prompts[0]):.0f} | {compared(*prompts)}"
+            yield f"| {kind} | {text} | {speed / memory:.0%} of {memory:.0f} GB/s |"
+            del llama
             path.unlink()
 
 
@@ -359,14 +361,14 @@ def main() -> int:
     parser.add_argument("--shape", choices=("llama", "gpt2"), default="llama")
     parser.add_argument("--depth", type=int, default=22)
     parser.add_argument("--prompt", type=int, default=128)
-    given = parser.parse_args()
+    args = parser.parse_args()
     import torch
 
     from glassformer.nn import kernels
 
-    torch.set_num_threads(given.threads)
-    print(f"torch {torch.__version__}, kernels {kernels.path()}, {given.threads} threads")
-    for line in (decoding if given.model else matrices)(given):
+    torch.set_num_threads(args.threads)
+    print(f"torch {torch.__version__}, kernels {kernels.path()}, {args.threads} threads")
+    for line in (decoding if args.model else matrices)(args):
         print(line, flush=True)
     return 0
 

@@ -22,7 +22,7 @@ import time
 
 
 def main() -> None:
-    read = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     for name, default in (
         ("rows", 32),
         ("prompt", 128),
@@ -31,14 +31,14 @@ def main() -> None:
         ("repeats", 3),
         ("dim", 512),
     ):
-        read.add_argument(f"--{name}", type=int, default=default)
+        parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in (("heads", 8), ("kv-heads", 2), ("layers", 8)):
-        read.add_argument(f"--{name}", type=int, default=default)
-    read.add_argument("--dtype", default="bfloat16")
-    said = "count the processor's seconds, on a machine that others use (with one thread)"
-    read.add_argument("--processor", action="store_true", help=said)
-    given = read.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", str(given.threads))
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dtype", default="bfloat16")
+    message = "count the processor's seconds, on a machine that others use (with one thread)"
+    parser.add_argument("--processor", action="store_true", help=message)
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
     import torch
 
     from glassformer import config as c
@@ -47,76 +47,75 @@ def main() -> None:
     from glassformer.generation.sample import Sampling
     from glassformer.nn import build_model, kernels
 
-    torch.set_num_threads(given.threads)
-    clock = time.process_time if given.processor else time.perf_counter
+    torch.set_num_threads(args.threads)
+    clock = time.process_time if args.processor else time.perf_counter
     block = c.Block(
-        c.Attention(given.heads, given.kv_heads), c.GatedMLP(given.dim * 11 // 4 // 32 * 32)
+        c.Attention(args.heads, args.kv_heads), c.GatedMLP(args.dim * 11 // 4 // 32 * 32)
     )
-    stack = c.Stack(given.layers, (block,), c.Rotary(), last_norm=c.RMSNorm())
-    cfg = c.Decoder(given.dim, 2048, c.Embed(32000), stack, c.Head(tied=False))
-    model = build_model(cfg, dtype=getattr(torch, given.dtype), seed=1).eval()
+    stack = c.Stack(args.layers, (block,), c.Rotary(), last_norm=c.RMSNorm())
+    cfg = c.Decoder(args.dim, 2048, c.Embed(32000), stack, c.Head(tied=False))
+    model = build_model(cfg, dtype=getattr(torch, args.dtype), seed=1).eval()
     lot = random.Random(0)
-    lengths = {"even": [given.prompt] * given.rows}
-    lengths["ragged"] = [
-        lot.randint(min(35, given.prompt), given.prompt) for _ in range(given.rows)
-    ]
-    sizes = f"{given.rows} rows, {given.tokens} new tokens, {given.dtype}"
-    print(f"{kernels.path()}, {given.threads} threads, {sizes}, {clock.__name__}")
+    lengths = {"even": [args.prompt] * args.rows}
+    lengths["ragged"] = [lot.randint(min(35, args.prompt), args.prompt) for _ in range(args.rows)]
+    sizes = f"{args.rows} rows, {args.tokens} new tokens, {args.dtype}"
+    print(f"{kernels.path()}, {args.threads} threads, {sizes}, {clock.__name__}")
     print(
         "| prompts | engine tokens/s | generation tokens/s | ratio | engine decode | generation "
         "decode | ratio | same |"
     )
-    sizes_of = {"max_sequences": given.rows, "max_context": given.prompt + given.tokens}
-    with Engine(model, **sizes_of, step_tokens=given.rows * given.prompt, lookup=False) as engine:
+    sizes_of = {"max_sequences": args.rows, "max_context": args.prompt + args.tokens}
+    with Engine(model, **sizes_of, step_tokens=args.rows * args.prompt, lookup=False) as engine:
         print(engine.memory_plan, file=sys.stderr)
         for name, sizes in lengths.items():
             times: dict[str, list[tuple[float, float]]] = {"engine": [], "generation": []}
-            for turn in range(given.repeats + 1):
+            for turn in range(args.repeats + 1):
                 # new ones: no prefix hits
                 prompts = [[lot.randrange(32000) for _ in range(size)] for size in sizes]
 
                 def by_engine(prompts: list[list[int]] = prompts) -> tuple[list[list[int]], float]:
                     requests = [
-                        Request(one, sampling=Sampling(0), max_new=given.tokens) for one in prompts
+                        Request(prompt, sampling=Sampling(0), max_new=args.tokens)
+                        for prompt in prompts
                     ]
-                    handles = [engine.submit(one) for one in requests]
+                    handles = [engine.submit(request) for request in requests]
                     next(iter(handles[-1]))
                     first = clock()
-                    found = [[event.token for event in handle] for handle in handles]
-                    return found, clock() - first
+                    result = [[event.token for event in handle] for handle in handles]
+                    return result, clock() - first
 
                 def by_generation(
                     prompts: list[list[int]] = prompts,
                 ) -> tuple[list[list[int]], float]:
-                    told = generate(model, None, prompts, temperature=0, max_new=given.tokens)
-                    steps = iter(told)
+                    output = generate(model, None, prompts, temperature=0, max_new=args.tokens)
+                    steps = iter(output)
                     for _ in prompts:
                         next(steps)
                     first = clock()
-                    told.run()
-                    return told.tokens, clock() - first
+                    output.run()
+                    return output.tokens, clock() - first
 
                 answers = []
-                ways = [("engine", by_engine), ("generation", by_generation)]
-                for who, way in ways if turn % 2 else reversed(ways):
+                variants = [("engine", by_engine), ("generation", by_generation)]
+                for who, variant in variants if turn % 2 else reversed(variants):
                     start = clock()
-                    found, decode = way()
+                    result, decode = variant()
                     if turn:
                         times[who].append((clock() - start, decode))
-                    answers.append(found)
+                    answers.append(result)
                 pairs = zip(*(answers if turn % 2 else reversed(answers)), strict=True)
-                same = sum(a[-5:] == b[-5:] for a, b in pairs)
-            work, decoded = given.rows * given.tokens, given.rows * (given.tokens - 1)
-            whole, decode = (
-                {who: statistics.median(one[side] for one in times[who]) for who in times}
+                total = sum(a[-5:] == b[-5:] for a, b in pairs)
+            work, decoded = args.rows * args.tokens, args.rows * (args.tokens - 1)
+            full, decode = (
+                {who: statistics.median(item[side] for item in times[who]) for who in times}
                 for side in (0, 1)
             )
             print(
-                f"| {name} | {work / whole['engine']:.0f} | {work / whole['generation']:.0f} "
-                f"| {whole['generation'] / whole['engine']:.2f} | {decoded / decode['engine']:.0f} "
+                f"| {name} | {work / full['engine']:.0f} | {work / full['generation']:.0f} "
+                f"| {full['generation'] / full['engine']:.2f} | {decoded / decode['engine']:.0f} "
                 f"| {decoded / decode['generation']:.0f} | "
                 f"{decode['generation'] / decode['engine']:.2f} "
-                f"| {same}/{given.rows} |"
+                f"| {total}/{args.rows} |"
             )
 
 

@@ -40,11 +40,11 @@ def main() -> None:
         answers = recorded(server.stdout.readline().strip())
     finally:
         server.terminate()
-    told = {"model": SHIPPED, "text": TEXT}
+    fields = {"model": SHIPPED, "text": TEXT}
     tensors = {
         request: np.frombuffer(answer, np.uint8) for request, answer in sorted(answers.items())
     }
-    data = gzip.compress(wire.packed(tensors, told), 9, mtime=0)
+    data = gzip.compress(wire.packed(tensors, fields), 9, mtime=0)
     if len(data) > MOST:
         sys.exit(f"{len(data):,} bytes are more than {MOST:,}; keep fewer screens.")
     files.write(TARGET, data)
@@ -55,15 +55,17 @@ def recorded(link: str) -> dict[str, bytes]:
     """Each answer of the api by its request, as the screens ask."""
     from playwright.sync_api import sync_playwright
 
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
 
     def keep(response: Any) -> None:
-        asked = response.request
-        path = asked.url.removeprefix(link)
+        request = response.request
+        path = request.url.removeprefix(link)
         if path.startswith("api/") and response.status == 200:
-            sent = f" {canonical(json.loads(asked.post_data))}" if asked.method == "POST" else ""
+            sent = (
+                f" {canonical(json.loads(request.post_data))}" if request.method == "POST" else ""
+            )
             # as it was when first asked
-            found.setdefault(f"{asked.method} {path}{sent}", response.body())
+            result.setdefault(f"{request.method} {path}{sent}", response.body())
 
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
@@ -71,13 +73,13 @@ def recorded(link: str) -> dict[str, bytes]:
             tab = browser.new_page(viewport={"width": 1366, "height": 900})
             # the one before answers nothing
             tab.route("**/example.trace", lambda route: route.abort())
-            tab.on("requestfinished", lambda asked: keep(asked.response()))
+            tab.on("requestfinished", lambda query: keep(query.response()))
             tab.goto(f"{link}#{view}")
             tab.wait_for_selector("footer .badge", timeout=60_000)
             tab.wait_for_load_state("networkidle")
             tab.wait_for_timeout(1000)
         browser.close()
-    return found
+    return result
 
 
 if __name__ == "__main__":

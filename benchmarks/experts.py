@@ -119,46 +119,52 @@ def their_model(name: str) -> Any:
         "aux_loss_weight": 0.01,
         "router_z_loss_weight": 0.001,
     }
-    how = {"dropout": 0.0, "bias": False, "router_use_full_prec": True}
+    options = {"dropout": 0.0, "bias": False, "router_use_full_prec": True}
     torch.manual_seed(0)
-    return GPT(GPTConfig(context, VOCAB, depth, heads, dim, **mixture, **losses, **how))
+    return GPT(GPTConfig(context, VOCAB, depth, heads, dim, **mixture, **losses, **options))
 
 
 def same(name: str) -> float:
     """How far our logits are from nanoMoE's while training, its capacity and its weights in
     both."""
     with contextlib.redirect_stdout(sys.stderr):
-        theirs = their_model(name).double()
+        reference = their_model(name).double()
     model: Any = build_model(shape_of(name, mixture=True, capacity=CAPACITY), dtype=torch.float64)
     state = {
-        "embed.token.weight": theirs.transformer.wte.weight,
-        "decoder.last_norm.weight": theirs.transformer.ln_f.weight,
+        "embed.token.weight": reference.transformer.wte.weight,
+        "decoder.last_norm.weight": reference.transformer.ln_f.weight,
     }
-    state["decoder.position.weight"] = theirs.transformer.wpe.weight
-    for index, block in enumerate(theirs.transformer.h):
-        own = {
-            f"attn.{part}.weight": w
-            for part, w in zip("qkv", block.attn.c_attn.weight.chunk(3), strict=True)
+    state["decoder.position.weight"] = reference.transformer.wpe.weight
+    for index, block in enumerate(reference.transformer.h):
+        individual = {
+            f"attn.{piece}.weight": w
+            for piece, w in zip("qkv", block.attn.c_attn.weight.chunk(3), strict=True)
         }
-        own |= {"attn.out.weight": block.attn.c_proj.weight, "attn_norm.weight": block.ln_1.weight}
-        own["ffn_norm.weight"] = block.ln_2.weight
+        individual |= {
+            "attn.out.weight": block.attn.c_proj.weight,
+            "attn_norm.weight": block.ln_1.weight,
+        }
+        individual["ffn_norm.weight"] = block.ln_2.weight
         if hasattr(block.mlp, "router"):
             experts = block.mlp.experts
-            own |= {"ffn.router.weight": block.mlp.router.w_g.weight, "ffn.up": experts.c_fc.mT}
-            own["ffn.down"] = experts.c_proj.mT
+            individual |= {
+                "ffn.router.weight": block.mlp.router.w_g.weight,
+                "ffn.up": experts.c_fc.mT,
+            }
+            individual["ffn.down"] = experts.c_proj.mT
         else:
-            own |= {
+            individual |= {
                 "ffn.up.weight": block.mlp.c_fc.weight,
                 "ffn.down.weight": block.mlp.c_proj.weight,
             }
-        state |= {f"decoder.blocks.{index}.{path}": weight for path, weight in own.items()}
+        state |= {f"decoder.blocks.{index}.{path}": weight for path, weight in individual.items()}
     model.load_state_dict(state)
     tokens, targets = next(batches(name))
     with torch.no_grad():
         output = model.train()(tokens)
         dropped = [f"{100 * float(share):.1f} %" for share in output.metrics["dropped"]]
         print(f"nanoMoE's weights in ours, choices dropped by block: {', '.join(dropped)}")
-        return float((output.logits - theirs.train()(tokens, targets)[0]).abs().max())
+        return float((output.logits - reference.train()(tokens, targets)[0]).abs().max())
 
 
 def main() -> int:
@@ -174,32 +180,32 @@ def main() -> int:
         "--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine that others use"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    clock = time.process_time if given.clock == "cpu" else time.perf_counter
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    clock = time.process_time if args.clock == "cpu" else time.perf_counter
     contenders = {
-        "ours": ours(given.shape, True, given.dtype),
-        "ours, dense": ours(given.shape, False, given.dtype),
+        "ours": ours(args.shape, True, args.dtype),
+        "ours, dense": ours(args.shape, False, args.dtype),
     }
-    if given.nanomoe:
-        sys.path.insert(0, str(given.nanomoe))
-        print(f"largest difference of the logits: {same(given.shape):.1e}")
-        contenders["nanoMoE"] = nanomoe(given.shape, given.dtype)
+    if args.nanomoe:
+        sys.path.insert(0, str(args.nanomoe))
+        print(f"largest difference of the logits: {same(args.shape):.1e}")
+        contenders["nanoMoE"] = nanomoe(args.shape, args.dtype)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    turn = SHAPES[given.shape][-1]
+    turn = SHAPES[args.shape][-1]
     # in bf16 a mixture's first steps write the programs for their shapes
     for name in ("ours", "ours, dense"):
         for _ in range(WARM):
             next(contenders[name])
-    for number in range(given.rounds + 1):
+    for number in range(args.rounds + 1):
         for name, steps in contenders.items():
-            begun = clock()
+            started = clock()
             for _ in range(turn):
                 next(steps)
             if number:  # the first warms up
-                seconds[name].append((clock() - begun) / turn)
+                seconds[name].append((clock() - started) / turn)
     for mixture in (True, False):
-        price = cost(shape_of(given.shape, mixture))
+        price = cost(shape_of(args.shape, mixture))
         print(
             f"{price.total:,} parameters, {price.active:,} active, {price.training_flops:,.0f} "
             "FLOPs a token"

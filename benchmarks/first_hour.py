@@ -75,15 +75,16 @@ WAYS = {"chosen": None, "fixed": '[data]\ntrain = "{path}"\n', "nanogpt": NANOGP
 
 def parts(name: str) -> tuple[bytes, bytes]:
     """The text to learn from, and its end, which is held out."""
-    whole = [
-        b"\n".join(one.encode() for one in find_corpus(part).documents()) for part in TEXTS[name]
+    full = [
+        b"\n".join(document.encode() for document in find_corpus(text).documents())
+        for text in TEXTS[name]
     ]
-    held = HELD_OUT // len(whole)
-    return b"\n".join(one[:-held] for one in whole), b"\n".join(one[-held:] for one in whole)
+    stored = HELD_OUT // len(full)
+    return b"\n".join(item[:-stored] for item in full), b"\n".join(item[-stored:] for item in full)
 
 
 def measure(
-    way: str, content: bytes, held_out: bytes, changes: list[str]
+    kind: str, content: bytes, held_out: bytes, changes: list[str]
 ) -> dict[str, float | str]:
     """One training and what came of it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +92,7 @@ def measure(
         (place / "mine.txt").write_bytes(content.decode(errors="ignore").encode())
         (place / "held.txt").write_bytes(held_out.decode(errors="ignore").encode())
         words = ["--data.train", str(place / "mine.txt"), *(f"--{change}" for change in changes)]
-        if (table := WAYS[way]) is not None:
+        if (table := WAYS[kind]) is not None:
             (place / "run.toml").write_text(table.format(path=place / "mine.txt"))
             words = [str(place / "run.toml")]
         out = place / "out"
@@ -102,9 +103,9 @@ def measure(
             "GLASSFORMER_CACHE": str(place / "cache"),
         }
 
-        def call(*rest: str) -> str:
+        def call(*args: str) -> str:
             return subprocess.run(
-                [*command, *rest],
+                [*command, *args],
                 env=environment,
                 check=True,
                 stdout=subprocess.PIPE,
@@ -126,12 +127,12 @@ def measure(
             "float32",
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found = json.loads(call("eval", str(out), "--data", str(place / "held.txt"), "--json"))
-        about = json.loads((out / "run.json").read_text())
+        result = json.loads(call("eval", str(out), "--data", str(place / "held.txt"), "--json"))
+        topic = json.loads((out / "run.json").read_text())
         lines = (out / "log.jsonl").read_text().splitlines()
-        data, model = about["data"], about["model"]
+        data, model = topic["data"], topic["model"]
         return {
-            "bits": found["bits_per_byte"],
+            "bits": result["bits_per_byte"],
             "seconds": after.ru_utime - before.ru_utime,
             "tokenizer": f"{data['tokenizer'] or 'bpe'} {model['embed']['vocab']:,}",
             "model": f"{model['decoder']['depth']} x {model['dim']}",
@@ -148,22 +149,22 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", type=int, default=[20, 200], metavar="KB")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
-    given = parser.parse_args()
+    args = parser.parse_args()
     print(
         "| text | KB | way | bits per byte | tokenizer | model | best of steps | processor "
         "seconds |\n|" + "---|" * 8
     )
-    for name in given.texts:
+    for name in args.texts:
         learnt, held_out = parts(name)
-        for size in given.sizes:
-            for way in given.ways:
-                row = measure(way, learnt[: 1000 * size], held_out, given.set)
-                told = (
+        for size in args.sizes:
+            for variant in args.ways:
+                row = measure(variant, learnt[: 1000 * size], held_out, args.set)
+                text = (
                     f"{row['bits']:.3f} | {row['tokenizer']} | {row['model']} | {row['steps']} | "
                     f"{row['seconds']:.0f}"
                 )
                 kb = min(size, len(learnt) // 1000)
-                print(f"| {name} | {kb:,} | {way} {' '.join(given.set)}| {told} |", flush=True)
+                print(f"| {name} | {kb:,} | {variant} {' '.join(args.set)}| {text} |", flush=True)
     return 0
 
 

@@ -51,7 +51,7 @@ class Contest:
 
     def run(self, repeats: int) -> bool:
         """Alternate, print a line, tell whether the aim was met."""
-        same = agreement(self.ours(), self.theirs())
+        repeated = agreement(self.ours(), self.theirs())
         times: tuple[list[float], list[float]] = ([], [])
         memory = []
         for turn in range(repeats):
@@ -59,15 +59,15 @@ class Contest:
             order = (0, 1) if turn % 2 == 0 else (1, 0)
             for who in order:
                 start = time.perf_counter()
-                told = (self.ours, self.theirs)[who]()
-                whole = time.perf_counter() - start
-                times[who].append(told.seconds if isinstance(told, Decoded) else whole)
+                output = (self.ours, self.theirs)[who]()
+                full = time.perf_counter() - start
+                times[who].append(output.seconds if isinstance(output, Decoded) else full)
         ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
         met = ratio >= self.aim
-        both = " | ".join(spread(self.work, seconds) for seconds in times)
+        pair = " | ".join(spread(self.work, seconds) for seconds in times)
         print(
-            f"| {self.name} | {both} | {ratio:.2f} | {self.aim:g} | {'yes' if met else 'NO'} "
-            f"|{same}",
+            f"| {self.name} | {pair} | {ratio:.2f} | {self.aim:g} | {'yes' if met else 'NO'} "
+            f"|{repeated}",
             flush=True,
         )
         pairs = zip(times[0], times[1], memory, strict=True)
@@ -100,13 +100,13 @@ def spread(work: int, seconds: list[float]) -> str:
     )
 
 
-def agreement(ours: object, theirs: object) -> str:
+def agreement(actual: object, reference: object) -> str:
     """How many of the greedy tokens are the same from the start, where both gave tokens."""
-    if not isinstance(ours, list) or not isinstance(theirs, list):
+    if not isinstance(actual, list) or not isinstance(reference, list):
         return ""
-    both = list(zip(chain(*ours), chain(*theirs), strict=True))
-    same = next((place for place, (a, b) in enumerate(both) if a != b), len(both))
-    return f" the first {same} of {len(both)} greedy tokens agree"
+    pair = list(zip(chain(*actual), chain(*reference), strict=True))
+    repeated = next((place for place, (a, b) in enumerate(pair) if a != b), len(pair))
+    return f" the first {repeated} of {len(pair)} greedy tokens agree"
 
 
 def shape(name: str) -> Any:
@@ -134,9 +134,9 @@ def pair(name: str, dtype: Any, folder: Path) -> tuple[Any, Any]:
     import glassformer
 
     source = saved(name, dtype, folder)
-    ours, _ = glassformer.load(source)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
-    return ours.eval(), theirs
+    model, _ = glassformer.load(source)
+    reference_model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
+    return model.eval(), reference_model
 
 
 def we(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list[int]]]:
@@ -154,17 +154,15 @@ def padded(prompts: list[list[int]]) -> dict[str, Any]:
 
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    there = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    how = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    return {"inputs": ids, "attention_mask": there, **how}
+    present = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    return {"inputs": ids, "attention_mask": present, **options}
 
 
 def they(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list[int]]]:
     """Transformers' greedy continuation."""
-    given = padded(prompts)
-    return lambda: model.generate(**given, max_new_tokens=new)[
-        :, given["inputs"].shape[1] :
-    ].tolist()
+    args = padded(prompts)
+    return lambda: model.generate(**args, max_new_tokens=new)[:, args["inputs"].shape[1] :].tolist()
 
 
 def we_decode(model: Any, prompts: list[list[int]], new: int) -> Callable[[], Decoded]:
@@ -185,7 +183,7 @@ def we_decode(model: Any, prompts: list[list[int]], new: int) -> Callable[[], De
 
 def they_decode(model: Any, prompts: list[list[int]], new: int) -> Callable[[], Decoded]:
     """Theirs, from the first tokens on."""
-    given, times = padded(prompts), []
+    args, times = padded(prompts), []
 
     def watch(ids: Any, scores: Any) -> Any:  # called before each token is chosen
         times.append(time.perf_counter())
@@ -193,7 +191,7 @@ def they_decode(model: Any, prompts: list[list[int]], new: int) -> Callable[[], 
 
     def run() -> Decoded:
         times.clear()
-        model.generate(**given, max_new_tokens=new, logits_processor=[watch])
+        model.generate(**args, max_new_tokens=new, logits_processor=[watch])
         return Decoded(time.perf_counter() - times[0])
 
     return run
@@ -214,23 +212,27 @@ def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
 
     if 6 in rows:
         for dtype in (torch.float32, torch.bfloat16):
-            ours, theirs = pair("gpt2", dtype, folder)
+            actual, reference = pair("gpt2", dtype, folder)
             text = prompts(1, PROMPT)
             name = f"6: 124M {str(dtype)[6:]}, {tokens} tokens after {PROMPT}"
-            yield Contest(name, we(ours, text, tokens), they(theirs, text, tokens), tokens, 2.5)
+            yield Contest(
+                name, we(actual, text, tokens), they(reference, text, tokens), tokens, 2.5
+            )
     if rows & {7, 8, 9, 13}:
-        ours, theirs = pair("llama", torch.bfloat16, folder)
+        actual, reference = pair("llama", torch.bfloat16, folder)
         if 7 in rows:
             text, name = prompts(1, PROMPT), f"7: 1.1 B bf16, {tokens} tokens after {PROMPT}"
-            yield Contest(name, we(ours, text, tokens), they(theirs, text, tokens), tokens, 1.5)
+            yield Contest(
+                name, we(actual, text, tokens), they(reference, text, tokens), tokens, 1.5
+            )
         if 8 in rows:
-            we(ours, prompts(1, PROMPT), 32)()  # packs, as any earlier answer of the model has
+            we(actual, prompts(1, PROMPT), 32)()  # packs, as any earlier answer of the model has
             for length in (128, 1024):
                 text = prompts(1, length)
                 yield Contest(
                     f"8: 1.1 B prefill of {length}",
-                    we(ours, text, 1),
-                    they(theirs, text, 1),
+                    we(actual, text, 1),
+                    they(reference, text, 1),
                     length,
                     1.4,
                 )
@@ -240,7 +242,7 @@ def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
                 prompts(32, PROMPT),
                 (f"9: 1.1 B, 32 prompts of {PROMPT}, {new} tokens each, after the first"),
             )
-            sides = we_decode(ours, text, new), they_decode(theirs, text, new)
+            sides = we_decode(actual, text, new), they_decode(reference, text, new)
             yield Contest(name, *sides, 32 * (new - 1), 1.4)
         if 13 in rows:
             new = max(2, tokens // 8)
@@ -248,10 +250,12 @@ def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
             text = [prompt[: PROMPT - 3 * row] for row, prompt in enumerate(even)]
             name, work = f"13: the same, prompts of {len(text[-1])} to {PROMPT}", 32 * (new - 1)
             yield Contest(
-                name, we_decode(ours, text, new), they_decode(theirs, text, new), work, 1.4
+                name, we_decode(actual, text, new), they_decode(reference, text, new), work, 1.4
             )
             name += ", beside even ones of ours"
-            yield Contest(name, we_decode(ours, text, new), we_decode(ours, even, new), work, 0.8)
+            yield Contest(
+                name, we_decode(actual, text, new), we_decode(actual, even, new), work, 0.8
+            )
     if 12 in rows:
         yield from looking(tokens // 4, folder)
 
@@ -262,13 +266,13 @@ def blind() -> Iterator[None]:
     from glassformer.nn import Flow
 
     names = ("look", "watches", "changes")
-    kept = [getattr(Flow, name) for name in names]
-    Flow.look = lambda flow, part, name, x: x  # type: ignore[method-assign]
-    Flow.watches = Flow.changes = lambda flow, part, *names: False  # type: ignore[method-assign]
+    saved = [getattr(Flow, name) for name in names]
+    Flow.look = lambda flow, piece, name, x: x  # type: ignore[method-assign]
+    Flow.watches = Flow.changes = lambda flow, piece, *names: False  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for name, method in zip(names, kept, strict=True):
+        for name, method in zip(names, saved, strict=True):
             setattr(Flow, name, method)
 
 
@@ -285,16 +289,16 @@ def looking(tokens: int, folder: Path) -> Iterator[Contest]:
     model.eval()
 
     def decode(patterns: tuple[str, ...]) -> list[list[int]]:
-        cache, told, fast = Cache(model.config), [], prepack(model).model
+        cache, outputs, fast = Cache(model.config), [], prepack(model).model
         with torch.no_grad():
             logits = fast(prompt, cache=cache, logits="last").logits
             for _ in range(tokens):
-                told.append(int(logits.argmax()))
+                outputs.append(int(logits.argmax()))
                 tape = Tape(*patterns) if patterns else None
                 logits = fast(
-                    torch.tensor([told[-1:]]), cache=cache, logits="last", tape=tape
+                    torch.tensor([outputs[-1:]]), cache=cache, logits="last", tape=tape
                 ).logits
-        return [told]
+        return [outputs]
 
     def train(patterns: tuple[str, ...]) -> None:
         model.zero_grad()
@@ -337,16 +341,16 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--folder", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import transformers
 
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {given.threads} "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} "
         "threads"
     )
     print(
@@ -354,10 +358,9 @@ def main() -> int:
         "|\n|---|---|---|---|---|---|"
     )
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary)
+        folder = args.folder or Path(temporary)
         met = [
-            contest.run(given.repeats)
-            for contest in contests(set(given.rows), given.tokens, folder)
+            contest.run(args.repeats) for contest in contests(set(args.rows), args.tokens, folder)
         ]
     return 0 if all(met) else 1
 

@@ -132,10 +132,10 @@ gives."""
 def sheet(name: str) -> tuple[float, float] | None:
     """FLOP/s and bytes/s of the card of this name: of the entries that it has as words, the
     longest. None: not known, or a part of a card."""
-    known = [card for card in SHEETS if re.search(rf"\b{card}\b", name)]
-    if not known or "MIG" in name:
+    cards = [card for card in SHEETS if re.search(rf"\b{card}\b", name)]
+    if not cards or "MIG" in name:
         return None
-    teraflops, terabytes = SHEETS[max(known, key=len)]
+    teraflops, terabytes = SHEETS[max(cards, key=len)]
     return teraflops * 1e12, terabytes * 1e12
 
 
@@ -146,64 +146,66 @@ def device(rehearse: bool) -> str:
     return "cpu" if rehearse else "cuda"
 
 
-def clock(work: Callable[[], object], where: str) -> float:
+def clock(work: Callable[[], object], places: str) -> float:
     """Seconds, the device's queue emptied before and after."""
     import torch
 
-    if where == "cuda":
+    if places == "cuda":
         torch.cuda.synchronize()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
-    if where == "cuda":
+    if places == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
-def peaks(given: argparse.Namespace) -> dict[str, Any]:
+def peaks(args: argparse.Namespace) -> dict[str, Any]:
     """The fastest measured bf16 matrix product (FLOP/s) and copy (bytes read and written a
     second)."""
     import torch
 
-    where, size = device(given.rehearse), 512 if given.rehearse else 8192
-    left, right = (torch.randn(size, size, device=where, dtype=torch.bfloat16) for _ in range(2))
-    block = torch.empty((1 << 22) if given.rehearse else (1 << 30), device=where, dtype=torch.uint8)
-    other = torch.empty_like(block)
-    product = min(clock(lambda: left @ right, where) for _ in range(10))
-    copy = min(clock(lambda: other.copy_(block), where) for _ in range(10))
-    name = torch.cuda.get_device_name() if where == "cuda" else "CPU, a rehearsal"
+    places, size = device(args.rehearse), 512 if args.rehearse else 8192
+    remaining, right = (
+        torch.randn(size, size, device=places, dtype=torch.bfloat16) for _ in range(2)
+    )
+    block = torch.empty((1 << 22) if args.rehearse else (1 << 30), device=places, dtype=torch.uint8)
+    second = torch.empty_like(block)
+    product = min(clock(lambda: remaining @ right, places) for _ in range(10))
+    copy = min(clock(lambda: second.copy_(block), places) for _ in range(10))
+    name = torch.cuda.get_device_name() if places == "cuda" else "CPU, a rehearsal"
     return {"flops": 2 * size**3 / product, "bytes": 2 * block.numel() / copy, "device": name}
 
 
-def train(given: argparse.Namespace) -> dict[str, Any]:
+def train(args: argparse.Namespace) -> dict[str, Any]:
     """The best tokens/s of one contender at one shape over the batches that fit."""
     import torch
 
-    where, context = device(given.rehearse), 64 if given.rehearse else 1024
-    shape = (TOYS if given.rehearse else SHAPES)[given.shape]
+    places, context = device(args.rehearse), 64 if args.rehearse else 1024
+    shape = (TOYS if args.rehearse else SHAPES)[args.shape]
     best: dict[str, Any] = {"tokens": 0.0}
-    for batch in BATCHES[:2] if given.rehearse else given.batches:
+    for batch in BATCHES[:2] if args.rehearse else args.batches:
         try:
-            step = (nanogpt_step if given.who.startswith("nanoGPT") else our_step)(
-                given, shape, context, batch, where
+            step = (nanogpt_step if args.who.startswith("nanoGPT") else our_step)(
+                args, shape, context, batch, places
             )
             for _ in range(3):
                 step()
             rate = (
                 batch
                 * context
-                / statistics.median(clock(step, where) for _ in range(3 if given.rehearse else 10))
+                / statistics.median(clock(step, places) for _ in range(3 if args.rehearse else 10))
             )
         except torch.OutOfMemoryError:
             break
         if rate > best["tokens"]:
             best = {"tokens": rate, "batch": batch}
     best["flops"] = shape.flops(context) * best["tokens"]
-    best["memory"] = torch.cuda.max_memory_allocated() / 2**30 if where == "cuda" else 0.0
+    best["memory"] = torch.cuda.max_memory_allocated() / 2**30 if places == "cuda" else 0.0
     return best
 
 
 def our_step(
-    given: argparse.Namespace, shape: Shape, context: int, batch: int, where: str
+    args: argparse.Namespace, shape: Shape, context: int, batch: int, places: str
 ) -> Callable[[], object]:
     """One step of our trainer after another."""
     import itertools
@@ -234,17 +236,17 @@ def our_step(
         position=config.Learned(length=context),
         last_norm=norm,
     )
-    made = config.Decoder(
+    decoder = config.Decoder(
         dim=shape.dim, context=context, embed=config.Embed(vocab=shape.vocab), decoder=stack
     )
-    model = build_model(made, device=where, seed=0)
-    model.engine = "sdpa" if given.who.endswith("masked") else "auto"
-    compiled = {"compiled": "yes", "blocks": "blocks"}.get(given.who.split()[-1], "no")
+    model = build_model(decoder, device=places, seed=0)
+    model.engine = "sdpa" if args.who.endswith("masked") else "auto"
+    compiled = {"compiled": "yes", "blocks": "blocks"}.get(args.who.split()[-1], "no")
     settings = run.Train(
         steps=10**9, batch=batch, optimizer=run.AdamW(lr=6e-4), dtype="bfloat16", compile=compiled
     )
     draw = torch.Generator().manual_seed(0)
-    some = [torch.randint(shape.vocab, (batch, context + 1), generator=draw) for _ in range(8)]
+    group = [torch.randint(shape.vocab, (batch, context + 1), generator=draw) for _ in range(8)]
     place = torch.arange(context).expand(batch, -1)
     packed = (
         {"pos": place % (context // 4), "document_ids": place // (context // 4)}
@@ -252,37 +254,38 @@ def our_step(
         else {}
     )
     feed = (
-        Batch(tokens=part[:, :-1], targets=part[:, 1:], **packed) for part in itertools.cycle(some)
+        Batch(tokens=piece[:, :-1], targets=piece[:, 1:], **packed)
+        for piece in itertools.cycle(group)
     )
     going = steps(model, feed, settings=settings)
     return lambda: next(going)
 
 
 def nanogpt_step(
-    given: argparse.Namespace, shape: Shape, context: int, batch: int, where: str
+    args: argparse.Namespace, shape: Shape, context: int, batch: int, places: str
 ) -> Callable[[], object]:
     """One step of nanoGPT's train.py after another, without what it logs."""
     import torch
 
-    sys.path.insert(0, str(given.nanogpt))
+    sys.path.insert(0, str(args.nanogpt))
     from model import GPT, GPTConfig
 
-    said, sys.stdout = sys.stdout, sys.stderr  # it prints
+    output, sys.stdout = sys.stdout, sys.stderr  # it prints
     sizes = {
         "n_layer": shape.depth,
         "n_head": shape.heads,
         "n_embd": shape.dim,
         "vocab_size": shape.vocab,
     }
-    plain = GPT(GPTConfig(block_size=context, dropout=0.0, bias=False, **sizes)).to(where)
-    optimizer = plain.configure_optimizers(0.1, 6e-4, (0.9, 0.95), where)
-    sys.stdout = said
-    model = torch.compile(plain) if given.who.endswith("compiled") else plain
-    some = torch.randint(shape.vocab, (batch, context + 1)).to(where)
+    plain = GPT(GPTConfig(block_size=context, dropout=0.0, bias=False, **sizes)).to(places)
+    optimizer = plain.configure_optimizers(0.1, 6e-4, (0.9, 0.95), places)
+    sys.stdout = output
+    model = torch.compile(plain) if args.who.endswith("compiled") else plain
+    group = torch.randint(shape.vocab, (batch, context + 1)).to(places)
 
     def step() -> None:
-        with torch.autocast(where, torch.bfloat16):
-            loss = model(some[:, :-1].contiguous(), some[:, 1:].contiguous())[1]
+        with torch.autocast(places, torch.bfloat16):
+            loss = model(group[:, :-1].contiguous(), group[:, 1:].contiguous())[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizer.step()
@@ -291,39 +294,39 @@ def nanogpt_step(
     return step
 
 
-def decode(given: argparse.Namespace) -> dict[str, Any]:
+def decode(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens/s of one sequence, and the bytes of the weights."""
-    return continued(given, 1, 16 if given.rehearse else 128, 8 if given.rehearse else 256)
+    return continued(args, 1, 16 if args.rehearse else 128, 8 if args.rehearse else 256)
 
 
-def engine(given: argparse.Namespace) -> dict[str, Any]:
+def engine(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens/s of many sequences, and the bytes of the weights."""
-    if given.rehearse:  # what a GPU gets, on a CPU
+    if args.rehearse:  # what a GPU gets, on a CPU
         from glassformer.engine import memory
 
         memory.by_kernels = lambda model: False
-    return continued(given, *((4, 16, 8) if given.rehearse else (32, 128, 128)))
+    return continued(args, *((4, 16, 8) if args.rehearse else (32, 128, 128)))
 
 
-def continued(given: argparse.Namespace, rows: int, length: int, count: int) -> dict[str, Any]:
+def continued(args: argparse.Namespace, rows: int, length: int, count: int) -> dict[str, Any]:
     """Tokens/s of ``rows`` prompts of so many tokens, continued by ``count``, and the bytes of the
     weights."""
     import generate
     import torch
 
-    where = device(given.rehearse)
+    places = device(args.rehearse)
     draw = torch.Generator().manual_seed(0)
     prompts = torch.randint(256, (rows, length), generator=draw).tolist()
     with tempfile.TemporaryDirectory() as folder:
         saved = generate.saved(
-            "gpt2" if given.rehearse else DECODED[given.shape], torch.bfloat16, Path(folder)
+            "gpt2" if args.rehearse else DECODED[args.shape], torch.bfloat16, Path(folder)
         )
-        if given.who == "transformers":
+        if args.who == "transformers":
             from transformers import AutoModelForCausalLM
 
-            model = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).to(where)
-            ids = torch.tensor(prompts, device=where)
-            static = {} if given.rehearse else {"cache_implementation": "static"}
+            model = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).to(places)
+            ids = torch.tensor(prompts, device=places)
+            static = {} if args.rehearse else {"cache_implementation": "static"}
 
             def work() -> object:
                 return model.generate(
@@ -334,9 +337,9 @@ def continued(given: argparse.Namespace, rows: int, length: int, count: int) -> 
             from glassformer.engine import Engine, Request
             from glassformer.generation import Sampling
 
-            model, _ = glassformer.load(str(saved), device=where)
+            model, _ = glassformer.load(str(saved), device=places)
             serving = (
-                Engine(model, lookup=False, max_sequences=rows) if given.who == "engine" else None
+                Engine(model, lookup=False, max_sequences=rows) if args.who == "engine" else None
             )
 
             def work() -> object:
@@ -344,17 +347,19 @@ def continued(given: argparse.Namespace, rows: int, length: int, count: int) -> 
                     return glassformer.generate(
                         model, None, prompts, max_new=count, temperature=0, eos=()
                     ).run()
-                asked = [
-                    Request(one, sampling=Sampling(0), max_new=count, stop_tokens=())
-                    for one in prompts
+                requests = [
+                    Request(prompt, sampling=Sampling(0), max_new=count, stop_tokens=())
+                    for prompt in prompts
                 ]
-                return [handle.result() for handle in [serving.submit(one) for one in asked]]
+                return [
+                    handle.result() for handle in [serving.submit(request) for request in requests]
+                ]
 
-        for _ in range(1 if given.rehearse else 3):
+        for _ in range(1 if args.rehearse else 3):
             work()
-        seconds = statistics.median(clock(work, where) for _ in range(1 if given.rehearse else 5))
-        held = sum(p.numel() * p.element_size() for p in model.parameters())
-    return {"tokens": rows * count / seconds, "bytes": held}
+        seconds = statistics.median(clock(work, places) for _ in range(1 if args.rehearse else 5))
+        total = sum(p.numel() * p.element_size() for p in model.parameters())
+    return {"tokens": rows * count / seconds, "bytes": total}
 
 
 PARTS = {"peaks": peaks, "train": train, "decode": decode, "engine": engine}
@@ -364,60 +369,62 @@ PARTS = {"peaks": peaks, "train": train, "decode": decode, "engine": engine}
 
 
 def measure(
-    given: argparse.Namespace, part: str, who: str = "", shape: str = ""
+    args: argparse.Namespace, name: str, who: str = "", shape: str = ""
 ) -> dict[str, Any] | None:
     """One measurement in a process of its own; None where it failed, with its last words
     printed."""
-    command = [sys.executable, __file__, "--part", part, "--who", who, "--shape", shape]
-    command += ["--nanogpt", str(given.nanogpt)] if given.nanogpt else []
-    command += ["--rehearse"] if given.rehearse else []
-    command += ["--batches", *map(str, given.batches)]
+    command = [sys.executable, __file__, "--part", name, "--who", who, "--shape", shape]
+    command += ["--nanogpt", str(args.nanogpt)] if args.nanogpt else []
+    command += ["--rehearse"] if args.rehearse else []
+    command += ["--batches", *map(str, args.batches)]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "0"}
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         print(
-            f"{part} {who} {shape} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}",
+            f"{name} {who} {shape} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}",
             flush=True,
         )
         return None
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    data: dict[str, Any] = json.loads(lines[-1])
+    return data
 
 
 def best_of(
-    given: argparse.Namespace, part: str, names: list[str], shape: str
+    args: argparse.Namespace, piece: str, names: list[str], shape: str
 ) -> dict[str, dict[str, Any]]:
     """The median round of each contender, who take turns."""
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for _ in range(given.rounds):
+    for _ in range(args.rounds):
         for name in names:
-            found = measure(given, part, name, shape)
-            if found is not None:
-                rounds[name].append(found)
+            result = measure(args, piece, name, shape)
+            if result is not None:
+                rounds[name].append(result)
     return {
-        n: sorted(f, key=lambda one: one["tokens"])[len(f) // 2] for n, f in rounds.items() if f
+        n: sorted(f, key=lambda item: item["tokens"])[len(f) // 2] for n, f in rounds.items() if f
     }
 
 
-def learn(given: argparse.Namespace) -> bool:
+def learn(args: argparse.Namespace) -> bool:
     """Seconds to the loss, whole processes."""
-    shakespeare.TARGET = 9.0 if given.rehearse else TARGET
+    shakespeare.TARGET = 9.0 if args.rehearse else TARGET
     data = shakespeare.find_text(None)
-    steps = 4 if given.rehearse else None
-    mine = [shakespeare.ours("shakespeare-gpu.toml", data, steps) for _ in range(given.rounds)]
-    reached = [one.reached for one in mine if one.reached is not None]
+    steps = 4 if args.rehearse else None
+    local = [shakespeare.ours("shakespeare-gpu.toml", data, steps) for _ in range(args.rounds)]
+    reached = [item.reached for item in local if item.reached is not None]
     row = (
-        f"{statistics.median(reached):.1f} s to the loss" if len(reached) == len(mine) else "missed"
+        f"{statistics.median(reached):.1f} s to the loss"
+        if len(reached) == len(local)
+        else "missed"
     )
     print(
-        f"| learn | ours, {mine[0].parameters:,} parameters | {row} | {mine[0].loss:.4f} at "
+        f"| learn | ours, {local[0].parameters:,} parameters | {row} | {local[0].loss:.4f} at "
         "the end |",
         flush=True,
     )
-    if not given.nanogpt:
-        return len(reached) == len(mine)
+    if not args.nanogpt:
+        return len(reached) == len(local)
     small = {
         "device": "cpu",
         "compile": False,
@@ -426,13 +433,13 @@ def learn(given: argparse.Namespace) -> bool:
         "eval_iters": 1,
         "n_layer": 1,
     }
-    theirs = shakespeare.nanogpt(given.nanogpt, data, small if given.rehearse else {})
+    reference = shakespeare.nanogpt(args.nanogpt, data, small if args.rehearse else {})
     print(
-        f"| learn | nanoGPT's GPU settings | {theirs.seconds:.1f} s in all | {theirs.loss:.4f} "
+        f"| learn | nanoGPT's GPU settings | {reference.seconds:.1f} s in all | {reference.loss:.4f} "
         "at the end |",
         flush=True,
     )
-    return bool(reached) and statistics.median(reached) <= theirs.seconds / 3
+    return bool(reached) and statistics.median(reached) <= reference.seconds / 3
 
 
 def main() -> int:
@@ -457,70 +464,70 @@ def main() -> int:
     )
     for hidden in ("--part", "--who", "--shape"):
         parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.part:
-        print(json.dumps(PARTS[given.part](given)), flush=True)
+    args = parser.parse_args()
+    if args.part:
+        print(json.dumps(PARTS[args.part](args)), flush=True)
         return 0
-    top = measure(given, "peaks")
+    top = measure(args, "peaks")
     if top is None:
         return 2
     print(
         f"{top['device']}: measured {top['flops'] / 1e12:.3g} TFLOP/s in bf16, "
         f"{top['bytes'] / 1e9:.4g} GB/s"
     )
-    told = sheet(top["device"])
-    if told is not None:
-        top["flops"], top["bytes"] = told
-    from_where = "measured: the card is not in SHEETS" if told is None else "of the data sheet"
+    output = sheet(top["device"])
+    if output is not None:
+        top["flops"], top["bytes"] = output
+    from_where = "measured: the card is not in SHEETS" if output is None else "of the data sheet"
     print(
         f"Peaks {from_where}: {top['flops'] / 1e12:.3g} TFLOP/s, {top['bytes'] / 1e9:.4g} GB/s\n",
         flush=True,
     )
     print("| part | who | figure | of the peak |\n|---|---|---|---|", flush=True)
     well = True
-    if "learn" in given.only:
-        well &= learn(given)
-    if "train" in given.only:
-        for shape, made in (
-            TOYS if given.rehearse else {n: s for n, s in SHAPES.items() if n in given.shapes}
+    if "learn" in args.only:
+        well &= learn(args)
+    if "train" in args.only:
+        for shape, value in (
+            TOYS if args.rehearse else {n: s for n, s in SHAPES.items() if n in args.shapes}
         ).items():
-            mixed = bool(made.experts or made.packed)
-            theirs = given.nanogpt and not mixed
+            mixed = bool(value.experts or value.packed)
+            reference = args.nanogpt and not mixed
             names = [
                 n
-                for n in given.contenders
-                if (theirs if "nanoGPT" in n else made.packed or "masked" not in n)
+                for n in args.contenders
+                if (reference if "nanoGPT" in n else value.packed or "masked" not in n)
             ]
-            found = best_of(given, "train", names, shape)
-            well &= len(found) == len(names)
-            for name, one in found.items():
-                share = f"{one['flops'] / top['flops']:.1%} of the peak, {one['memory']:.1f} GiB"
-                batch = one.get("batch", 0)
+            result = best_of(args, "train", names, shape)
+            well &= len(result) == len(names)
+            for name, item in result.items():
+                share = f"{item['flops'] / top['flops']:.1%} of the peak, {item['memory']:.1f} GiB"
+                batch = item.get("batch", 0)
                 print(
-                    f"| train {shape} | {name}, batch {batch} | {one['tokens']:,.0f} tokens/s | "
+                    f"| train {shape} | {name}, batch {batch} | {item['tokens']:,.0f} tokens/s | "
                     f"{share} |",
                     flush=True,
                 )
-    if "decode" in given.only:
-        for shape in [one for one in DECODED if one in given.shapes][
-            : 1 if given.rehearse else None
+    if "decode" in args.only:
+        for shape in [item for item in DECODED if item in args.shapes][
+            : 1 if args.rehearse else None
         ]:
-            found = best_of(given, "decode", ["ours", "transformers"], shape)
-            well &= len(found) == 2
-            for name, one in found.items():
-                share = f"{one['tokens'] * one['bytes'] / top['bytes']:.1%} of the bandwidth"
+            result = best_of(args, "decode", ["ours", "transformers"], shape)
+            well &= len(result) == 2
+            for name, item in result.items():
+                share = f"{item['tokens'] * item['bytes'] / top['bytes']:.1%} of the bandwidth"
                 print(
-                    f"| decode {shape} | {name} | {one['tokens']:.1f} tokens/s | {share} |",
+                    f"| decode {shape} | {name} | {item['tokens']:.1f} tokens/s | {share} |",
                     flush=True,
                 )
-    if "engine" in given.only:
-        for shape in [one for one in DECODED if one in given.shapes][
-            : 1 if given.rehearse else None
+    if "engine" in args.only:
+        for shape in [item for item in DECODED if item in args.shapes][
+            : 1 if args.rehearse else None
         ]:
-            found = best_of(given, "engine", ["engine", "generate", "transformers"], shape)
-            well &= len(found) == 3
-            for name, one in found.items():
-                print(f"| engine {shape} | {name} | {one['tokens']:,.0f} tokens/s | |", flush=True)
+            result = best_of(args, "engine", ["engine", "generate", "transformers"], shape)
+            well &= len(result) == 3
+            for name, item in result.items():
+                print(f"| engine {shape} | {name} | {item['tokens']:,.0f} tokens/s | |", flush=True)
     return 0 if well else 1
 
 

@@ -70,17 +70,17 @@ class Bench:
             )
         return ended.stdout
 
-    def make(self, made: Path, *words: Any) -> float:
+    def make(self, folder: Path, *words: Any) -> float:
         """``glassformer WORDS`` unless what it makes is there; the processor's seconds it took, its
         start counted."""
-        if not (self.folder / made).exists():
+        if not (self.folder / folder).exists():
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             self.call(*words)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            self.seconds[made.name] = round(used, 1)
+            in_use = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            self.seconds[folder.name] = round(in_use, 1)
             self.record.write_text(json.dumps(self.seconds, indent=1))
-        return self.seconds[made.name]
+        return self.seconds[folder.name]
 
     def compared(self, out: str, names: list[str], *words: Any) -> list[dict[str, Any]]:
         """The rows of ``glassformer compare``."""
@@ -111,13 +111,13 @@ class Bench:
 def backwards(captions: list[str], seed: int) -> list[tuple[str, str]]:
     """Beginnings of captions, up to 8 words, and the same from the end; letters parted by
     blanks."""
-    chosen, made = random.Random(seed), list[tuple[str, str]]()
+    chosen, result = random.Random(seed), list[tuple[str, str]]()
     for caption in captions:
         words = [word for word in caption.lower().split() if word.isalpha() and word.isascii()]
         letters = "_".join(words[: chosen.randint(1, 8)])[:32].strip("_")
         if letters:
-            made.append((" ".join(letters), " ".join(reversed(letters))))
-    return made
+            result.append((" ".join(letters), " ".join(reversed(letters))))
+    return result
 
 
 def put(folder: Path, name: str, lines: list[str]) -> None:
@@ -149,7 +149,7 @@ def written(bench: Bench, name: str) -> dict[str, Any]:
     """Exact answers of a pair model, greedy, as ``glassformer eval`` counts them, in all and by
     length."""
     files = [f"{WORK}/data/backwards.test.{side}" for side in ("source", "target")]
-    asked = (
+    query = (
         "--figures",
         "exact",
         "--beams",
@@ -161,22 +161,22 @@ def written(bench: Bench, name: str) -> dict[str, Any]:
         "--json",
     )
     model = WORK / "backwards" / name
-    found: dict[str, Any] = json.loads(
-        bench.call("eval", model, "--data", files[0], "--target", files[1], *asked)
+    data: dict[str, Any] = json.loads(
+        bench.call("eval", model, "--data", files[0], "--target", files[1], *query)
     )
-    return found
+    return data
 
 
-def turned_round(row: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:
+def turned_round(row: dict[str, Any], result: list[dict[str, Any]]) -> dict[str, Any]:
     """What the page shows of a row of ``compare`` and its tests: means over seeds, and by length
     each seed's too."""
     lengths = {}
-    for span, group in found[0]["by length"].items():
-        seeds = [one["by length"][span]["exact"] for one in found]
+    for span, group in result[0]["by length"].items():
+        seeds = [item["by length"][span]["exact"] for item in result]
         lengths[span] = {"texts": group["texts"], "exact": statistics.fmean(seeds), "seeds": seeds}
-    kept = {name: row[name] for name in ("name", "parameters", "tokens", "valid")}
-    exact = statistics.fmean(one["exact"] for one in found)
-    return {**kept, "seconds": round(row["processor"], 1), "exact": exact, "by length": lengths}
+    saved = {name: row[name] for name in ("name", "parameters", "tokens", "valid")}
+    exact = statistics.fmean(item["exact"] for item in result)
+    return {**saved, "seconds": round(row["processor"], 1), "exact": exact, "by length": lengths}
 
 
 def sentences(bench: Bench) -> list[dict[str, Any]]:
@@ -191,17 +191,17 @@ def sentences(bench: Bench) -> list[dict[str, Any]]:
     reading, losses = dict[str, list[float]](word2vec=[]), dict[str, list[float]]()
     for seed in seeds:
         vectors = WORK / f"vectors.seed-{seed}.bin"
-        how = ("--least", 2, "--dim", DIM, "--epochs", EPOCHS, "--seed", seed)
+        options = ("--least", 2, "--dim", DIM, "--epochs", EPOCHS, "--seed", seed)
         reading["word2vec"].append(
-            bench.make(vectors, "words", "train", text, *how, "--out", vectors)
+            bench.make(vectors, "words", "train", text, *options, "--out", vectors)
         )
         averaged = WORK / f"word2vec.seed-{seed}"
         bench.make(averaged, "words", "average", vectors, "--out", averaged)
     under = ("--seeds", bench.seeds)
     for name in READERS:
-        (read,) = bench.compared("read", [f"{name}-reads"], *under)
-        reading[name] = [run["processor"] for run in read.get("seeds", [read])]
-        losses[name] = [run["valid"]["loss"] for run in read.get("seeds", [read])]
+        (ids,) = bench.compared("read", [f"{name}-reads"], *under)
+        reading[name] = [run["processor"] for run in ids.get("seeds", [ids])]
+        losses[name] = [run["valid"]["loss"] for run in ids.get("seeds", [ids])]
     rows = bench.compared("labels", [*PEOPLE], *under, "--bag", "--test", "sst2/test.tsv")
     return [labelled(row, reading.get(row["name"]), losses.get(row["name"])) for row in rows]
 
@@ -239,35 +239,35 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="put the figures into docs/history.json"
     )
-    given = parser.parse_args()
-    folder = given.out.resolve()
+    args = parser.parse_args()
+    folder = args.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    bench = Bench(folder, given.steps, 3 if given.steps is None else 1)
+    bench = Bench(folder, args.steps, 3 if args.steps is None else 1)
     import torch
 
     work = {"backwards": by_length, "sentences": sentences}
     before: dict[str, Any] = (
-        json.loads(KEPT.read_text(encoding="utf-8")) if given.write and KEPT.exists() else {}
+        json.loads(KEPT.read_text(encoding="utf-8")) if args.write and KEPT.exists() else {}
     )
-    found, about = dict[str, Any](), dict[str, Any]()
-    for part in given.only:
-        rows = work[part](bench)
-        if given.steps is not None:
-            losses = {row["name"]: row["valid"]["loss"] for row in rows if part == "backwards"}
-            found["cut"] = {"steps": given.steps, "losses": losses}
+    result, topic = dict[str, Any](), dict[str, Any]()
+    for piece in args.only:
+        rows = work[piece](bench)
+        if args.steps is not None:
+            losses = {row["name"]: row["valid"]["loss"] for row in rows if piece == "backwards"}
+            result["cut"] = {"steps": args.steps, "losses": losses}
             continue
-        found[part] = rows
-        about[part] = {
-            "command": f"{COMMAND} --out FOLDER --only {part} --write",
+        result[piece] = rows
+        topic[piece] = {
+            "command": f"{COMMAND} --out FOLDER --only {piece} --write",
             "machine": f"one thread of {platform.machine()}, {os.cpu_count()} cores, torch "
             f"{torch.__version__}",
             "date": date.today().isoformat(),
         }
-    about = {**before.get("about", {}), **about}  # parts may be run one by one
-    said = json.dumps({**before, **found, "about": about}, indent=1) + "\n"
-    if given.write:
-        KEPT.write_text(said, encoding="utf-8")
-    print(said)
+    topic = {**before.get("about", {}), **topic}  # parts may be run one by one
+    message = json.dumps({**before, **result, "about": topic}, indent=1) + "\n"
+    if args.write:
+        KEPT.write_text(message, encoding="utf-8")
+    print(message)
 
 
 if __name__ == "__main__":

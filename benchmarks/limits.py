@@ -61,26 +61,26 @@ def products(shapes: list[tuple[int, int]], rows: int, dtype: torch.dtype, repea
 def attention(heads: int, shared: int, length: int, repeats: int) -> None:
     """A line: one layer's attention of a prompt."""
     q, k, v = (torch.randn(1, h, length, 64).bfloat16() for h in (heads, shared, shared))
-    how = {"is_causal": True, "scale": 0.125, "enable_gqa": heads != shared}
-    fused = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v, **how), repeats)
+    options = {"is_causal": True, "scale": 0.125, "enable_gqa": heads != shared}
+    fused = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v, **options), repeats)
     pos = torch.arange(length)[None]
     inputs = AttentionInputs(q, k, v, Mask(pos, pos, causal=True, contiguous=True), None, 0.125)
-    ours = milliseconds(lambda: ENGINES["prefill"].run(inputs), repeats)
+    actual = milliseconds(lambda: ENGINES["prefill"].run(inputs), repeats)
     pages, slots = Pages.empty(-(-length // PAGE), shared, 64, torch.bfloat16), torch.arange(length)
     pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), slots)
-    rows, seen = torch.zeros(length, dtype=torch.int32), (slots + 1).int()
-    told = (
+    rows, observed = torch.zeros(length, dtype=torch.int32), (slots + 1).int()
+    output = (
         q[0].transpose(0, 1).contiguous(),
         pages,
         torch.arange(-(-length // PAGE)).int()[None],
         rows,
-        seen,
+        observed,
         0.125,
     )
-    paged = milliseconds(lambda: paged_attention(*told), repeats)
+    paged = milliseconds(lambda: paged_attention(*output), repeats)
     name = f"attention {heads}/{shared} x 64, {length} tokens"
     print(
-        f"{name:36} {fused:8.2f} ms fused       {ours:8.2f} ms ours, {paged:8.2f} ms in pages",
+        f"{name:36} {fused:8.2f} ms fused       {actual:8.2f} ms ours, {paged:8.2f} ms in pages",
         flush=True,
     )
 
@@ -92,19 +92,19 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     numbers, square = torch.ones(1 << 26), torch.randn(2048, 2048).bfloat16()
     print(f"memory {numbers.nbytes / milliseconds(numbers.sum, 8) / 1e6:.0f} GB/s", end=", ")
     print(
         f"bf16 2048^3 {2 * 2048**3 / milliseconds(lambda: square @ square, 20) / 1e9:.2f} TFLOP/s"
     )
     for dtype in (torch.float32, torch.bfloat16):
-        products(SMALL, 1, dtype, 4 * given.repeats)
+        products(SMALL, 1, dtype, 4 * args.repeats)
     for rows in (128, 1024):
-        products(LARGE, rows, torch.bfloat16, given.repeats)
+        products(LARGE, rows, torch.bfloat16, args.repeats)
     for shape in ((32, 4, 128), (32, 4, 1024), (12, 12, 1024)):
-        attention(*shape, given.repeats)
+        attention(*shape, args.repeats)
 
 
 if __name__ == "__main__":

@@ -74,27 +74,27 @@ def run(code: str, folder: Path, threads: int) -> tuple[str, float, int]:
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert process.stdout is not None
-    said = process.stdout.readline().strip()
+    message = process.stdout.readline().strip()
     seconds = time.perf_counter() - start
-    _, status, used = os.wait4(process.pid, 0)
+    _, status, in_use = os.wait4(process.pid, 0)
     process.returncode = status
-    if status or not said:
+    if status or not message:
         raise SystemExit(
             f"this process failed; run it to see why:\n{code.format(folder=str(folder))}"
         )
-    return said, seconds, used.ru_maxrss * 1024
+    return message, seconds, in_use.ru_maxrss * 1024
 
 
 def first_token(folder: Path, repeats: int, threads: int) -> bool:
     """Row 10."""
     runs = [[run(code, folder, threads) for code in (OURS, THEIRS)] for _ in range(repeats + 1)][1:]
-    same = len({said for pair in runs for said, _, _ in pair}) == 1
-    ours, theirs = ([pair[who][1] for pair in runs] for who in (0, 1))
-    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    repeated = len({message for pair in runs for message, _, _ in pair}) == 1
+    actual, reference = ([pair[who][1] for pair in runs] for who in (0, 1))
+    ratio = statistics.median(a / b for a, b in zip(actual, reference, strict=True))
     cells = " | ".join(
-        f"{statistics.median(s):.2f} ({min(s):.2f} to {max(s):.2f}) s" for s in (ours, theirs)
+        f"{statistics.median(s):.2f} ({min(s):.2f} to {max(s):.2f}) s" for s in (actual, reference)
     )
-    met = ratio <= 0.5 and same
+    met = ratio <= 0.5 and repeated
     print(
         f"| 10: first token, 124M fp32 | {cells} | {ratio:.2f} | at most 0.5 | "
         f"{'yes' if met else 'NO'} |",
@@ -113,8 +113,8 @@ def memory(folder: Path, repeats: int, threads: int) -> bool:
     before = [statistics.median(int(pair[who][0]) for pair in runs) for who in (0, 1)]
     loading = [(peak - base) / weights for peak, base in zip(peaks, before, strict=True)]
     cells = " | ".join(
-        f"{peak / weights:.2f} x, {own:.2f} x without {base / 2**20:.0f} MiB of imports"
-        for peak, own, base in zip(peaks, loading, before, strict=True)
+        f"{peak / weights:.2f} x, {individual:.2f} x without {base / 2**20:.0f} MiB of imports"
+        for peak, individual, base in zip(peaks, loading, before, strict=True)
     )
     met = peaks[0] <= 1.1 * weights and peaks[0] < peaks[1]
     ratio = peaks[0] / peaks[1]
@@ -134,24 +134,22 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--folder", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     import torch
 
     print("| row | ours | transformers | ratio | aim | met |\n|---|---|---|---|---|---|")
     met = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary)
-        if 10 in given.rows:
+        folder = args.folder or Path(temporary)
+        if 10 in args.rows:
             met.append(
                 first_token(
-                    generate.saved("gpt2", torch.float32, folder), given.repeats, given.threads
+                    generate.saved("gpt2", torch.float32, folder), args.repeats, args.threads
                 )
             )
-        if 11 in given.rows:
+        if 11 in args.rows:
             met.append(
-                memory(
-                    generate.saved("llama", torch.bfloat16, folder), given.repeats, given.threads
-                )
+                memory(generate.saved("llama", torch.bfloat16, folder), args.repeats, args.threads)
             )
     return 0 if all(met) else 1
 

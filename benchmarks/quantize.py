@@ -44,8 +44,8 @@ TABLE = {"Q6_K (its own choice)": None, "Q8_0": 8}  # ggml's number of the type
 def windows(text: str, tokenizer: Any, context: int, count: int) -> list[torch.Tensor]:
     """Windows (1, context), evenly over the text."""
     tokens = tokenise(find(text), tokenizer).tokens
-    there = len(tokens) // context
-    places = [number * there // min(count, there) for number in range(min(count, there))]
+    present = len(tokens) // context
+    places = [number * present // min(count, present) for number in range(min(count, present))]
     return [
         torch.from_numpy(tokens[at * context : (at + 1) * context].astype("int64"))[None]
         for at in places
@@ -68,14 +68,14 @@ def size(model: Any) -> int:
     return sum(weight.nbytes for weight in model.parameters())
 
 
-def ours(given: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
+def ours(args: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
     """This library's ways to hold the model."""
     for dtype in ("float32", "bfloat16"):
-        model, _ = glassformer.load(given.model, dtype=dtype)
+        model, _ = glassformer.load(args.model, dtype=dtype)
         yield {"what": dtype, "bytes": size(model), "perplexity": perplexity(model, rows)}
     for bits in (8, 4):
         for name in ("nearest", "searched")[: 1 + (bits == 4)]:
-            model, _ = glassformer.load(given.model, dtype="bfloat16")
+            model, _ = glassformer.load(args.model, dtype="bfloat16")
             round_ = getattr(rounding, name)
             quantize_weights(model, Layout(bits), lambda _, w, b, g, r=round_: r(w, b, g))
             yield {
@@ -83,30 +83,30 @@ def ours(given: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[s
                 "bytes": size(model),
                 "perplexity": perplexity(model, rows),
             }
-    opened = Checkpoint.open(given.model)
+    opened = Checkpoint.open(args.model)
     model, tokenizer = opened.model(dtype="bfloat16"), opened.tokenizer()
     assert tokenizer is not None
-    text = Text.of(find(given.calibrate), tokenizer, opened.config, given.tokens, 512)
+    text = Text.of(find(args.calibrate), tokenizer, opened.config, args.tokens, 512)
     quantize_model(model, Layout(4), text)
     yield {"what": "int4, calibrated", "bytes": size(model), "perplexity": perplexity(model, rows)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ours.gguf"
         gguf.save(model, path, "F32", tokenizer)
-        if given.llama:
-            found = Llama(given).perplexity(path, rows)
+        if args.llama:
+            result = Llama(args).perplexity(path, rows)
             yield {
                 "what": "int4, calibrated: written as GGUF, read by llama.cpp",
                 "bytes": None,
-                "perplexity": found,
+                "perplexity": result,
             }
 
 
 class Llama:
     """llama.cpp by its own C interface."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        os.environ["LLAMA_CPP_LIB_PATH"] = given.llama
-        sys.path[:0] = [given.llama_python]
+    def __init__(self, args: argparse.Namespace) -> None:
+        os.environ["LLAMA_CPP_LIB_PATH"] = args.llama
+        sys.path[:0] = [args.llama_python]
         import llama_cpp
 
         self.library = llama_cpp
@@ -116,12 +116,12 @@ class Llama:
 
     def quantise(self, source: Path, target: Path, kind: str, table: int | None) -> None:
         """A file of the kind made of another; ``table``: the type of the embedding and the head."""
-        how = self.library.llama_model_quantize_default_params()
-        how.ftype, how.nthread = FTYPES[kind], 1
+        params = self.library.llama_model_quantize_default_params()
+        params.ftype, params.nthread = FTYPES[kind], 1
         if table is not None:
-            how.token_embedding_type = how.output_tensor_type = table
+            params.token_embedding_type = params.output_tensor_type = table
         failed = self.library.llama_model_quantize(
-            str(source).encode(), str(target).encode(), ctypes.byref(how)
+            str(source).encode(), str(target).encode(), ctypes.byref(params)
         )
         assert not failed, f"llama.cpp could not quantise {source}"
 
@@ -129,10 +129,10 @@ class Llama:
         """As ``perplexity``, computed by llama.cpp."""
         lib = self.library
         model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
-        how = lib.llama_context_default_params()
-        how.n_ctx = how.n_batch = how.n_ubatch = rows[0].numel()
-        how.n_threads = how.n_threads_batch = 1
-        context = lib.llama_init_from_model(model, how)
+        params = lib.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = rows[0].numel()
+        params.n_threads = params.n_threads_batch = 1
+        context = lib.llama_init_from_model(model, params)
         width, nats = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)), 0.0
         for row in rows:
             ids = row[0].tolist()
@@ -152,26 +152,26 @@ class Llama:
         return math.exp(nats / sum(row.numel() - 1 for row in rows))
 
 
-def theirs(given: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
+def theirs(args: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
     """llama.cpp's files of the same weights, read by itself and by this library."""
-    llama, opened = Llama(given), Checkpoint.open(given.model)
+    llama, opened = Llama(args), Checkpoint.open(args.model)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "f32.gguf"
         gguf.save(opened.model(dtype="float32"), source, "F32", opened.tokenizer())
         yield {"what": "llama.cpp F32", "bytes": None, "perplexity": llama.perplexity(source, rows)}
         for kind in FTYPES:
-            for said, table in TABLE.items():
+            for message, table in TABLE.items():
                 if kind == "Q8_0" and table is None:
                     continue  # the same
                 target = Path(folder) / f"{kind}-{table}.gguf"
                 llama.quantise(source, target, kind, table)
                 model = gguf.load(target, None)
-                what = f"llama.cpp {kind}, embedding and head {said}"
+                second_kind = f"llama.cpp {kind}, embedding and head {message}"
                 weights = sum(
                     place.end - place.start for place in gguf.GGUF(target).places.values()
                 )
                 line = {
-                    "what": what,
+                    "what": second_kind,
                     "bytes": weights,
                     "perplexity": llama.perplexity(target, rows),
                 }
@@ -179,28 +179,28 @@ def theirs(given: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict
 
 
 def main() -> None:
-    one = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    one.add_argument("model")
-    one.add_argument("--text", required=True)
-    one.add_argument("--calibrate", required=True)
-    one.add_argument("--windows", type=int, default=128)
-    one.add_argument("--context", type=int, default=256)
-    one.add_argument("--tokens", type=int, default=65_536, help="to calibrate with")
-    one.add_argument("--llama", default="")
-    one.add_argument("--llama-python", default="")
-    given = one.parse_args()
-    opened = Checkpoint.open(given.model)
+    parser.add_argument("model")
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--calibrate", required=True)
+    parser.add_argument("--windows", type=int, default=128)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=65_536, help="to calibrate with")
+    parser.add_argument("--llama", default="")
+    parser.add_argument("--llama-python", default="")
+    args = parser.parse_args()
+    opened = Checkpoint.open(args.model)
     rows = windows(
-        given.text, opened.tokenizer(), min(given.context, opened.config.context), given.windows
+        args.text, opened.tokenizer(), min(args.context, opened.config.context), args.windows
     )
     print(
-        f"{given.model}: {len(rows)} windows of {rows[0].numel()} tokens of {given.text}",
+        f"{args.model}: {len(rows)} windows of {rows[0].numel()} tokens of {args.text}",
         flush=True,
     )
     first = None
-    for line in chain(ours(given, rows), theirs(given, rows) if given.llama else ()):
+    for line in chain(ours(args, rows), theirs(args, rows) if args.llama else ()):
         first = first or line["perplexity"]
         print(json.dumps({**line, "change": round(line["perplexity"] / first - 1, 5)}), flush=True)
 

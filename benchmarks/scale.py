@@ -83,15 +83,15 @@ def model_of(name: str, wide: bool) -> c.Decoder:
 def steps(mesh: Mesh, name: str, wide: bool) -> tuple[Any, State]:
     """A training of this case, a step at a time; ``mesh`` are all processes that there are."""
     layout, cfg = Parallel(**CASES[name]), model_of(name, wide)
-    own = Mesh(layout, mesh.rank, mesh.device, mesh.store)
-    model = build_model(cfg, seed=0, device=None if own.alone else "meta")
-    how = run.Train(
+    individual = Mesh(layout, mesh.rank, mesh.device, mesh.store)
+    model = build_model(cfg, seed=0, device=None if individual.alone else "meta")
+    options = run.Train(
         steps=1 << 20, batch=ROWS, accumulate=PIECES, schedule=run.Constant(), optimizer=run.AdamW()
     )
-    if not own.alone:
-        shard(model, own, exact=layout.exact)
+    if not individual.alone:
+        shard(model, individual, exact=layout.exact)
         model.to_empty(device="cpu")
-        draw(model, own, 0)
+        draw(model, individual, 0)
 
     def batches() -> Any:
         draw = torch.Generator().manual_seed(1)
@@ -100,18 +100,18 @@ def steps(mesh: Mesh, name: str, wide: bool) -> tuple[Any, State]:
             yield Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
     feed = batches()
-    state = State(model, Optimizer(model, how.optimizer, own), feed, mesh=own)
+    state = State(model, Optimizer(model, options.optimizer, individual), feed, mesh=individual)
     execution = ExecutionSettings(dtype="float32")
-    return train(model, feed, Causal(), how, state=state, execution=execution), state
+    return train(model, feed, Causal(), options, state=state, execution=execution), state
 
 
 def step(mesh: Mesh, name: str) -> tuple[float, float]:
     """Seconds of the next step of this case, and those of the processor."""
     if name not in held:
         held[name] = steps(mesh, name, False)[0]
-    begun, used = time.perf_counter(), time.process_time()
+    start, in_use = time.perf_counter(), time.process_time()
     next(held[name])
-    return time.perf_counter() - begun, time.process_time() - used
+    return time.perf_counter() - start, time.process_time() - in_use
 
 
 class Cursor:
@@ -128,8 +128,8 @@ def memory(mesh: Mesh, name: str, folder: str) -> dict[str, float]:
     small = steps(mesh, name, False)[0]
     next(small)  # everything is imported, the kernels' code is there
     small.close()
-    found = cost(cfg, ROWS // PIECES)
-    said = Layout(found, layout, PIECES).memory
+    result = cost(cfg, ROWS // PIECES)
+    memory = Layout(result, layout, PIECES).memory
     reset_peak_memory()
     before = peak_memory()
     training, state = steps(mesh, name, True)
@@ -138,10 +138,10 @@ def memory(mesh: Mesh, name: str, folder: str) -> dict[str, float]:
     most, saved = peak_memory() - before, []
     state.batches = Cursor()
     for number in range(3):
-        state.step, begun = number, time.perf_counter()
+        state.step, start = number, time.perf_counter()
         run_checkpoints.save(Path(folder), state)
-        saved.append(time.perf_counter() - begun)
-    return {"measured": most, "formula": said, "save": statistics.median(saved), "base": before}
+        saved.append(time.perf_counter() - start)
+    return {"measured": most, "formula": memory, "save": statistics.median(saved), "base": before}
 
 
 def contexts(mesh: Mesh, limit: int) -> list[tuple[int, int]]:
@@ -187,9 +187,9 @@ def measure_steps(rounds: int, names: list[str]) -> dict[str, list[list[float]]]
     )
     for name, steps in taken.items():
         base = taken["one process, experts" if "expert" in name else "one process"]
-        wall = [one for one, _ in steps]
+        wall = [item for item, _ in steps]
         ratio, cpu = (
-            [one[i] / alone[i] for one, alone in zip(steps, base, strict=True)] for i in (0, 1)
+            [step[i] / alone[i] for step, alone in zip(steps, base, strict=True)] for i in (0, 1)
         )
         print(
             f"{name:<24} {processes(name):>9}   {spread(wall):<22}  {spread(ratio):<19}  "
@@ -198,10 +198,10 @@ def measure_steps(rounds: int, names: list[str]) -> dict[str, list[list[float]]]
     for size in (
         size for size in (2, 4) if {f"data {size}", f"data {size}, exact = false"} <= taken.keys()
     ):
-        both = zip(taken[f"data {size}"], taken[f"data {size}, exact = false"], strict=True)
-        price = [(one[0] / other[0], one[1] / other[1]) for one, other in both]
+        pairs = zip(taken[f"data {size}"], taken[f"data {size}, exact = false"], strict=True)
+        price = [(item[0] / second[0], item[1] / second[1]) for item, second in pairs]
         words = (
-            f"{spread([one for one, _ in price])} of the time, "
+            f"{spread([item for item, _ in price])} of the time, "
             f"{spread([cpu for _, cpu in price])} of the processor's"
         )
         print(f"exactness, {size} processes: {words}")
@@ -215,22 +215,22 @@ def measure_memory(names: list[str]) -> dict[str, Any]:
         "tokens a piece, AdamW"
     )
     print(f"{'':<24} processes   measured    cost's formula   ratio   a checkpoint   before")
-    found = {}
+    result = {}
     for name in (name for name in names if "exact" not in name):
         with tempfile.TemporaryDirectory() as folder:
             pool = Processes(processes(name))
             answers = pool.call(memory, name=name, folder=folder)
             pool.close()
         most = max(answer["measured"] for answer in answers)
-        found[name] = {**answers[0], "measured": most}
-        said, save = answers[0]["formula"], answers[0]["save"]
+        result[name] = {**answers[0], "measured": most}
+        message, save = answers[0]["formula"], answers[0]["save"]
         numbers = (
-            f"{most / MIB:>7.0f} MiB  {said / MIB:>11.0f} MiB   {most / said:>5.2f}   "
+            f"{most / MIB:>7.0f} MiB  {message / MIB:>11.0f} MiB   {most / message:>5.2f}   "
             f"{save:>7.2f} s"
         )
         base = f"{answers[0]['base'] / MIB:>5.0f} MiB"
         print(f"{name:<24} {processes(name):>9}   {numbers}   {base}", flush=True)
-    return found
+    return result
 
 
 def measure_contexts(limit: int) -> dict[int, Any]:
@@ -238,17 +238,17 @@ def measure_contexts(limit: int) -> dict[int, Any]:
         f"\nthe longest row whose step (forward, backward) holds at most {limit} MiB a "
         "process, 3 M parameters"
     )
-    found = {}
+    result = {}
     for size in (1, 2, 4):
         pool = Processes(size)
-        found[size] = pool.call(contexts, limit=limit * MIB)[0]
+        result[size] = pool.call(contexts, limit=limit * MIB)[0]
         pool.close()
-        (length, most), (more, over) = found[size][-2:]
+        (length, most), (more, over) = result[size][-2:]
         print(
             f"{size} processes: {length:,} ({most / MIB:.0f} MiB); {more:,} took {over / MIB:.0f}",
             flush=True,
         )
-    return found
+    return result
 
 
 def spread(numbers: list[float]) -> str:
@@ -276,19 +276,19 @@ def main() -> None:
         metavar="CASE",
         help="some rows",
     )
-    given = parser.parse_args()
-    beside = {"one process, experts" if "expert" in name else "one process" for name in given.cases}
-    names = [name for name in CASES if name in beside.union(given.cases)]
-    begun, found = time.monotonic(), dict[str, Any]()
-    if "steps" in given.only:
-        found["steps"] = measure_steps(given.rounds, names)
-    if "memory" in given.only:
-        found["memory"] = measure_memory(names)
-    if "context" in given.only:
-        found["contexts"] = measure_contexts(given.memory)
-    print(f"\n{time.monotonic() - begun:.0f} s in all")
-    if given.json is not None:
-        given.json.write_text(json.dumps(found))
+    args = parser.parse_args()
+    beside = {"one process, experts" if "expert" in name else "one process" for name in args.cases}
+    names = [name for name in CASES if name in beside.union(args.cases)]
+    start, result = time.monotonic(), dict[str, Any]()
+    if "steps" in args.only:
+        result["steps"] = measure_steps(args.rounds, names)
+    if "memory" in args.only:
+        result["memory"] = measure_memory(names)
+    if "context" in args.only:
+        result["contexts"] = measure_contexts(args.memory)
+    print(f"\n{time.monotonic() - start:.0f} s in all")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -45,24 +45,24 @@ class Load:
 
 async def one_request(client: httpx.AsyncClient, prompt: str, tokens: int, load: Load) -> int:
     """Stream one completion; the tokens that it counted."""
-    asked = {
+    body = {
         "prompt": prompt,
         "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
     }
-    asked["stream_options"] = {"include_usage": True}
-    begun, seen, counted = time.perf_counter(), False, 0
-    async with client.stream("POST", "/v1/completions", json=asked) as answer:
+    body["stream_options"] = {"include_usage": True}
+    start, observed, counted = time.perf_counter(), False, 0
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):
                 continue
             chunk = json.loads(line[6:])
-            if not seen and chunk["choices"]:
-                seen = True
-                load.first.append(time.perf_counter() - begun)
+            if not observed and chunk["choices"]:
+                observed = True
+                load.first.append(time.perf_counter() - start)
             counted = (chunk.get("usage") or {}).get("completion_tokens", counted)
     return counted
 
@@ -82,9 +82,9 @@ async def crowd(url: str, clients: int, requests: int, tokens: int, words: int) 
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         counted = await asyncio.gather(*(one(number, client) for number in range(clients)))
-        load.rate = sum(counted) / (time.perf_counter() - begun)
+        load.rate = sum(counted) / (time.perf_counter() - start)
     return load
 
 
@@ -98,10 +98,10 @@ async def keep_alive(url: str, requests: int) -> dict[str, list[float]]:
     latency: dict[str, list[float]] = {name: [] for name in calls}
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         for _ in range(requests):
-            for name, (method, path, asked) in calls.items():
-                begun = time.perf_counter()
-                (await client.request(method, path, json=asked)).raise_for_status()
-                latency[name].append(1000 * (time.perf_counter() - begun))
+            for name, (method, path, query) in calls.items():
+                start = time.perf_counter()
+                (await client.request(method, path, json=query)).raise_for_status()
+                latency[name].append(1000 * (time.perf_counter() - start))
     return latency
 
 
@@ -142,32 +142,32 @@ def make(folder: Path, depth: int, words: str) -> None:
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    given.add_argument("model", nargs="?")
-    given.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
-    given.add_argument("--requests", type=int, default=3)
-    given.add_argument("--tokens", type=int, default=64)
-    given.add_argument("--words", type=int, default=32, help="words of a prompt, about")
-    given.add_argument("--repeats", type=int, default=3)
-    given.add_argument("--bits", type=int)
-    given.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
-    given.add_argument("--make", type=Path, metavar="FOLDER")
-    given.add_argument("--tokenizer", help="of the model that --make writes")
-    given.add_argument("--depth", type=int, default=22, help="of the model that --make writes")
-    given.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--requests", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--words", type=int, default=32, help="words of a prompt, about")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--bits", type=int)
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--make", type=Path, metavar="FOLDER")
+    parser.add_argument("--tokenizer", help="of the model that --make writes")
+    parser.add_argument("--depth", type=int, default=22, help="of the model that --make writes")
+    parser.add_argument(
         "--keep-alive", type=int, metavar="REQUESTS", help="requests over one connection instead"
     )
-    args = given.parse_args()
+    args = parser.parse_args()
     if args.make:
         return make(args.make, args.depth, args.tokenizer)
     process, url = start(args.model, args.bits)
-    servers = {"glassformer": url, **dict(one.split("=", 1) for one in args.peer)}
+    servers = {"glassformer": url, **dict(item.split("=", 1) for item in args.peer)}
     try:
-        for where in servers.values():
-            asyncio.run(crowd(where, 1, 1, 8, args.words))  # warm
+        for server in servers.values():
+            asyncio.run(crowd(server, 1, 1, 8, args.words))  # warm
         print(f"load of the machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
-        for name, where in servers.items() if args.keep_alive else ():
-            for call, times in asyncio.run(keep_alive(where, args.keep_alive)).items():
+        for name, server in servers.items() if args.keep_alive else ():
+            for call, times in asyncio.run(keep_alive(server, args.keep_alive)).items():
                 spread = f"{statistics.median(times):.1f} ms ({min(times):.1f} to {max(times):.1f})"
                 print(f"{name:13} {call:12} {spread}", flush=True)
         if args.keep_alive:
@@ -176,17 +176,17 @@ def main() -> None:
             "clients  server         tokens/s (least to greatest)      first token, ms (greatest)"
         )
         for clients in args.clients:
-            found: dict[str, list[Load]] = {name: [] for name in servers}
+            result: dict[str, list[Load]] = {name: [] for name in servers}
             for turn in range(args.repeats):
                 order = list(servers.items())
-                for name, where in order if turn % 2 == 0 else order[::-1]:
-                    found[name].append(
-                        asyncio.run(crowd(where, clients, args.requests, args.tokens, args.words))
+                for name, server in order if turn % 2 == 0 else order[::-1]:
+                    result[name].append(
+                        asyncio.run(crowd(server, clients, args.requests, args.tokens, args.words))
                     )
-            for name, loads in found.items():
+            for name, loads in result.items():
                 rates, first = (
-                    [one.rate for one in loads],
-                    [1000 * s for one in loads for s in one.first],
+                    [item.rate for item in loads],
+                    [1000 * s for item in loads for s in item.first],
                 )
                 spread = f"{statistics.median(rates):9.1f} ({min(rates):.1f} to {max(rates):.1f})"
                 print(

@@ -31,18 +31,18 @@ from glassformer.serve.schemas import CompletionRequest
 
 def processor(thread: int) -> float:
     """Seconds of processor of one thread of this process (Linux)."""
-    told = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
-    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+    pieces = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    return (int(pieces[11]) + int(pieces[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def tell(
-    served: ServedModel, asked: CompletionRequest, handle: RequestHandle, sent: list[int]
+    served: ServedModel, query: CompletionRequest, handle: RequestHandle, sent: list[int]
 ) -> None:
     """Every part of what is seen, as a stream sends it."""
-    inspector = Inspector(served, asked, handle)
+    inspector = Inspector(served, query, handle)
     for event in handle:
         inspector.push(event)
-        sent.append(len(to_json(inspector.drain())) if asked.inspect else 0)
+        sent.append(len(to_json(inspector.drain())) if query.inspect else 0)
 
 
 def turn(
@@ -51,55 +51,57 @@ def turn(
     """The crowd's seconds, those of the engine's thread, the crowd's answers, bytes told to the one
     that looks."""
     engine, encode = served.engine, served.tokenizer.encode
-    how: dict[str, Any] = {"sampling": Sampling(0), "max_new": tokens, "stop_tokens": ()}
-    asked = CompletionRequest.model_validate(
+    options: dict[str, Any] = {"sampling": Sampling(0), "max_new": tokens, "stop_tokens": ()}
+    query = CompletionRequest.model_validate(
         {"prompt": "a", "inspect": wishes, "positions": "new"} if wishes else {"prompt": "a"}
     )
     thread, sent = engine._thread.native_id or 0, list[int]()
-    begun, used = time.perf_counter(), processor(thread)
-    one = engine.submit(
+    start, in_use = time.perf_counter(), processor(thread)
+    handle = engine.submit(
         with_inspection(
-            served, asked, Request(encode("A look inside: there was a king and a queen"), **how)
+            served, query, Request(encode("A look inside: there was a king and a queen"), **options)
         )
     )
     handles = [
-        engine.submit(Request(encode(f"Story {number}: once upon"), **how))
+        engine.submit(Request(encode(f"Story {number}: once upon"), **options))
         for number in range(crowd)
     ]
-    looker = threading.Thread(target=tell, args=(served, asked, one, sent))
+    looker = threading.Thread(target=tell, args=(served, query, handle, sent))
     looker.start()
-    told = [handle.result().completions for handle in handles]
-    took = time.perf_counter() - begun
+    completions = [handle.result().completions for handle in handles]
+    took = time.perf_counter() - start
     looker.join()
-    return took, processor(thread) - used, told, sum(sent)
+    return took, processor(thread) - in_use, completions, sum(sent)
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    given.add_argument("model", nargs="?", default=str(shipped()))
-    given.add_argument("--crowd", type=int, default=8)
-    given.add_argument("--tokens", type=int, default=96)
-    given.add_argument("--repeats", type=int, default=15)
-    given.add_argument("--wish", nargs="+", default=["*.2.attn.pattern", "*.2.resid", "top_tokens"])
-    args = given.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default=str(shipped()))
+    parser.add_argument("--crowd", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument(
+        "--wish", nargs="+", default=["*.2.attn.pattern", "*.2.resid", "top_tokens"]
+    )
+    args = parser.parse_args()
     (served,) = open_models([args.model], EngineLimits()).entries.values()
     served.engine.lookup = False  # guesses that turn out right would count as speed
     for side in (None, args.wish):
         turn(served, args.crowd, 8, side)
     walls, cores = [], []
     for number in range(args.repeats):
-        found = {}
+        result = {}
         for side in (None, args.wish) if number % 2 == 0 else (args.wish, None):
-            found[side is not None] = turn(served, args.crowd, args.tokens, side)
-        assert found[True][2] == found[False][2], "the crowd's answers changed"
-        walls.append(found[True][0] / found[False][0])
-        cores.append(found[True][1] / found[False][1])
+            result[side is not None] = turn(served, args.crowd, args.tokens, side)
+        assert result[True][2] == result[False][2], "the crowd's answers changed"
+        walls.append(result[True][0] / result[False][0])
+        cores.append(result[True][1] / result[False][1])
     print(
         f"load of the machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; "
         f"{' '.join(args.wish)}"
     )
     print(
-        f"{found[True][3] / 1024:.0f} KiB told of {args.tokens} tokens, a crowd of "
+        f"{result[True][3] / 1024:.0f} KiB told of {args.tokens} tokens, a crowd of "
         f"{args.crowd} beside it"
     )
     for name, ratios in (("the crowd's seconds", walls), ("the engine's thread", cores)):

@@ -74,28 +74,28 @@ def ours(run: str, data: Path, steps: int | None = None) -> Result:
             command += ["--steps", str(steps), "--evaluate-every", str(steps)]
         # nothing tokenised beforehand
         environment = {**os.environ, "GLASSFORMER_CACHE": str(Path(folder) / "cache")}
-        begun = time.perf_counter()
+        start = time.perf_counter()
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        reached, read = None, 0
+        reached, ids = None, 0
         log = out / "log.jsonl"
         while process.poll() is None:
             time.sleep(0.02)
-            lines = log.read_text().splitlines(keepends=True)[read:] if log.exists() else []
-            whole = [line for line in lines if line.endswith("\n")]
-            read += len(whole)
+            lines = log.read_text().splitlines(keepends=True)[ids:] if log.exists() else []
+            full = [line for line in lines if line.endswith("\n")]
+            ids += len(full)
             good = [
                 line
-                for line in map(json.loads, whole)
+                for line in map(json.loads, full)
                 if line.get("valid_loss", TARGET + 1) <= TARGET
             ]
             if good and reached is None:
-                reached = time.perf_counter() - begun
-        seconds = time.perf_counter() - begun
-        said = process.stderr.read() if process.stderr else ""
+                reached = time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        message = process.stderr.read() if process.stderr else ""
         if process.returncode:
-            raise SystemExit(f"our run failed:\n{said}")
+            raise SystemExit(f"our run failed:\n{message}")
         last = json.loads(log.read_text().splitlines()[-1])
-        parameters = int(re.search(r"([\d,]+) parameters", said)[1].replace(",", ""))
+        parameters = int(re.search(r"([\d,]+) parameters", message)[1].replace(",", ""))
         if reached is None and last["valid_loss"] <= TARGET:
             reached = seconds
         return Result(reached, seconds, last["valid_loss"], parameters, last["step"])
@@ -119,21 +119,21 @@ def nanogpt(folder: Path, data: Path, settings: dict[str, object] | None = None)
             f"--{name}={value}"
             for name, value in (SETTINGS if settings is None else settings).items()
         ]
-        begun, reached, loss, said = time.perf_counter(), None, float("inf"), []
+        start, reached, loss, messages = time.perf_counter(), None, float("inf"), []
         process = subprocess.Popen(
             command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         for line in process.stdout or ():
-            said.append(line)
-            found = re.match(r"step \d+: train loss [\d.]+, val loss ([\d.]+)", line)
-            if found:
-                loss = float(found[1])
+            messages.append(line)
+            result = re.match(r"step \d+: train loss [\d.]+, val loss ([\d.]+)", line)
+            if result:
+                loss = float(result[1])
                 if loss <= TARGET and reached is None:
-                    reached = time.perf_counter() - begun
+                    reached = time.perf_counter() - start
         if process.wait():
-            raise SystemExit("nanoGPT failed:\n" + "".join(said[-20:]))
-        seconds = time.perf_counter() - begun
-        counted = re.search(r"number of parameters: ([\d.]+)M", "".join(said))
+            raise SystemExit("nanoGPT failed:\n" + "".join(messages[-20:]))
+        seconds = time.perf_counter() - start
+        counted = re.search(r"number of parameters: ([\d.]+)M", "".join(messages))
         return Result(
             reached, seconds, loss, round(float(counted[1]) * 1e6) if counted else 0, 2000
         )
@@ -144,10 +144,10 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.1f} s ({min(values):.1f} to {max(values):.1f})"
 
 
-def find_text(given: str | None) -> Path:
+def find_text(args: str | None) -> Path:
     """Shakespeare's 1,115,394 characters: named, or wherever our own data commands find them."""
-    if given:
-        return Path(given).resolve()
+    if args:
+        return Path(args).resolve()
     from glassformer import UserError
     from glassformer.data import find as find_corpus
 
@@ -165,23 +165,23 @@ def main() -> int:
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (3)")
     parser.add_argument("--data", help="Shakespeare's text, when it is somewhere else")
-    given = parser.parse_args()
-    data = find_text(given.data)
+    args = parser.parse_args()
+    data = find_text(args.data)
     sprints, longs, peers = [], [], []
     step = None
-    for turn in range(given.repeats):
+    for turn in range(args.repeats):
         sprints.append(ours("shakespeare.toml", data))
-        one = sprints[-1]
+        item = sprints[-1]
         print(
-            f"ours {turn + 1}: {one.loss:.4f} after {one.steps} steps, {one.seconds:.1f} s",
+            f"ours {turn + 1}: {item.loss:.4f} after {item.steps} steps, {item.seconds:.1f} s",
             flush=True,
         )
-        if not given.nanogpt:
+        if not args.nanogpt:
             continue
-        peers.append(nanogpt(given.nanogpt, data))
-        one = peers[-1]
+        peers.append(nanogpt(args.nanogpt, data))
+        item = peers[-1]
         print(
-            f"nanoGPT {turn + 1}: {one.loss:.4f} after {one.steps} steps, {one.seconds:.1f} s",
+            f"nanoGPT {turn + 1}: {item.loss:.4f} after {item.steps} steps, {item.seconds:.1f} s",
             flush=True,
         )
         budget = statistics.median(peer.seconds for peer in peers)
@@ -190,12 +190,12 @@ def main() -> int:
             start = statistics.median(s.seconds for s in sprints) / 2
             step = (probe.seconds - start) / 100
         longs.append(ours("shakespeare-long.toml", data, int(0.9 * (budget - 5) / step)))
-        one = longs[-1]
+        item = longs[-1]
         print(
-            f"ours, long {turn + 1}: {one.loss:.4f} after {one.steps} steps, {one.seconds:.1f} s",
+            f"ours, long {turn + 1}: {item.loss:.4f} after {item.steps} steps, {item.seconds:.1f} s",
             flush=True,
         )
-        step = one.seconds / one.steps
+        step = item.seconds / item.steps
 
     reached = [s.reached for s in sprints if s.reached is not None]
     if len(reached) < len(sprints):
@@ -214,24 +214,24 @@ def main() -> int:
         else f" (its whole run: it ended at {peers[0].loss}, above {TARGET})"
     )
     print(f"nanoGPT  to {TARGET}: {spread(best)}, {peers[0].parameters:,} parameters{note}")
-    ratios = [theirs / mine for theirs, mine in zip(best, reached, strict=True)]
+    ratios = [reference / local for reference, local in zip(best, reached, strict=True)]
     print(
         f"ratio: {statistics.median(ratios):.1f} times faster ({min(ratios):.1f} to "
         f"{max(ratios):.1f})"
     )
     within = [run for run, peer in zip(longs, peers, strict=True) if run.seconds <= peer.seconds]
-    mine, theirs = (
+    local, reference = (
         statistics.median(run.loss for run in longs),
         statistics.median(peer.loss for peer in peers),
     )
-    print(f"at nanoGPT's wall clock: ours {mine:.4f}, nanoGPT {theirs:.4f}")
+    print(f"at nanoGPT's wall clock: ours {local:.4f}, nanoGPT {reference:.4f}")
     print(
         f"  ours {spread([r.seconds for r in longs])}, nanoGPT "
         f"{spread([p.seconds for p in peers])}, ",
         end="",
     )
     print(f"{len(within)} of {len(longs)} of ours within it")
-    return 0 if statistics.median(ratios) > 1 and mine < theirs else 1
+    return 0 if statistics.median(ratios) > 1 and local < reference else 1
 
 
 if __name__ == "__main__":

@@ -38,43 +38,43 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--beside", action="store_true")
     options.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.one is not None:
-        measure(given)
+    args = options.parse_args()
+    if args.one is not None:
+        measure(args)
         return
     print(
         "tokens  columns  lens, s: median (range)        pass, s: median     lens / pass   "
         "memory above the model, MiB"
     )
-    for length in given.lengths:
-        words = [sys.executable, __file__, "--one", str(length), "--repeats", str(given.repeats)]
-        words += ["--threads", str(given.threads), *(["--all"] if given.all else [])]
-        words += ["--beside"] if given.beside else []
+    for length in args.lengths:
+        words = [sys.executable, __file__, "--one", str(length), "--repeats", str(args.repeats)]
+        words += ["--threads", str(args.threads), *(["--all"] if args.all else [])]
+        words += ["--beside"] if args.beside else []
         environment = {
             **os.environ,
-            "OMP_NUM_THREADS": str(given.threads),
-            "MKL_NUM_THREADS": str(given.threads),
+            "OMP_NUM_THREADS": str(args.threads),
+            "MKL_NUM_THREADS": str(args.threads),
         }
         subprocess.run(words, check=True, env=environment)
 
 
-def measure(given: argparse.Namespace) -> None:
+def measure(args: argparse.Namespace) -> None:
     """One length: a line."""
     import torch
 
-    torch.set_num_threads(given.threads)
-    length = given.one
+    torch.set_num_threads(args.threads)
+    length = args.one
     tokens = torch.randint(0, 50257, (1, length), generator=torch.Generator().manual_seed(0))
-    lens, own, columns = (theirs if given.beside else ours)(tokens, given.all)
-    own()
-    held = resident()
+    lens, individual, columns = (theirs if args.beside else ours)(tokens, args.all)
+    individual()
+    stored = resident()
     with Peak() as peak:
         lens()
-    seconds = [timed(lens) for _ in range(given.repeats)]
-    alone = statistics.median(timed(own) for _ in range(given.repeats))
+    seconds = [timed(lens) for _ in range(args.repeats)]
+    alone = statistics.median(timed(individual) for _ in range(args.repeats))
     middle = statistics.median(seconds)
     spread = f"{middle:.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
-    more = (peak.most - held) / 2**20
+    more = (peak.most - stored) / 2**20
     print(
         f"{length:6}  {columns:7}  {spread:29}  {alone:17.3f}  {middle / alone:13.2f}  "
         f"{more:12.0f}",
@@ -129,10 +129,15 @@ def theirs(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[],
                 :, 0, -columns:
             ].contiguous()
             logprobs = model.unembed(stream).log_softmax(-1)
-            own = logprobs[-1]
+            individual = logprobs[-1]
             rank = (logprobs > logprobs[..., 262:263]).sum(-1)
             entropy = -(logprobs.exp() * logprobs).sum(-1)
-            return logprobs.topk(5), rank, entropy, (own.exp() * (own - logprobs)).sum(-1)
+            return (
+                logprobs.topk(5),
+                rank,
+                entropy,
+                (individual.exp() * (individual - logprobs)).sum(-1),
+            )
 
     def own() -> object:
         with torch.no_grad():

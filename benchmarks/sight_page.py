@@ -94,28 +94,28 @@ def main() -> None:
     options.add_argument("--big", type=Path, metavar="DIR", help="for 2,048 tokens")
     options.add_argument("--tries", type=int, default=3)
     options.add_argument("--chromium", default="/usr/bin/chromium")
-    given = options.parse_args()
+    args = options.parse_args()
     from playwright.sync_api import sync_playwright
 
     print(
         f"load {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores; milliseconds: median "
-        f"(worst) of {given.tries}"
+        f"(worst) of {args.tries}"
     )
-    with sync_playwright() as play, tempfile.TemporaryDirectory() as made:
-        browser = play.chromium.launch(executable_path=given.chromium, args=FLAGS)
-        for row in given.rows:
+    with sync_playwright() as play, tempfile.TemporaryDirectory() as result:
+        browser = play.chromium.launch(executable_path=args.chromium, args=FLAGS)
+        for row in args.rows:
             if row == "start":
-                tries = [start(browser) for _ in range(given.tries)]
+                tries = [start(browser) for _ in range(args.tries)]
             else:
                 length = 400 if row == "long" else 2048
-                folder = (given.model if row == "long" else given.big) or random_model(
-                    Path(made) / row, length
+                folder = (args.model if row == "long" else args.big) or random_model(
+                    Path(result) / row, length
                 )
-                tries = long(browser, folder, length, given.tries)
+                tries = long(browser, folder, length, args.tries)
             for name in tries[0]:
-                found = [one[name] for one in tries]
+                actual_result = [item[name] for item in tries]
                 print(
-                    f"{row:<6} {name:<28} {statistics.median(found):>8.1f} ({max(found):.1f})",
+                    f"{row:<6} {name:<28} {statistics.median(actual_result):>8.1f} ({max(actual_result):.1f})",
                     flush=True,
                 )
         browser.close()
@@ -125,7 +125,7 @@ def main() -> None:
 def server(*models: str) -> Iterator[tuple[str, float, float]]:
     """The command, its link, when it was begun and when it printed the link (seconds since the
     epoch)."""
-    begun = time.time()
+    start = time.time()
     command = [sys.executable, "-m", "glassformer", "page", *models, "--port", "0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -133,7 +133,7 @@ def server(*models: str) -> Iterator[tuple[str, float, float]]:
     try:
         assert process.stdout is not None
         link = process.stdout.readline().strip()
-        yield link, begun, time.time()
+        yield link, start, time.time()
     finally:
         process.terminate()
         process.wait(10)
@@ -143,26 +143,26 @@ def start(browser: Any) -> dict[str, float]:
     """From the start of the process to what is seen first."""
     tab = browser.new_context(viewport={"width": 1366, "height": 900}).new_page()
     tab.add_init_script(WATCH)
-    with server() as (link, begun, printed):
+    with server() as (link, started, printed):
         tab.goto(link)
         tab.wait_for_function("() => __seen.number && __seen.live", timeout=120_000)
-        seen = tab.evaluate("() => __seen")
+        metrics = tab.evaluate("() => __seen")
         paint = tab.evaluate(PAINT)
         opened = tab.evaluate("() => performance.timeOrigin")
     tab.context.close()
-    told = {
+    fields = {
         "link printed": printed * 1000,
         "first paint": paint,
-        "first number": seen["number"],
-        "live": seen["live"],
+        "first number": metrics["number"],
+        "live": metrics["live"],
     }
-    told = {name: at - begun * 1000 for name, at in told.items()}
-    return told | {"navigation to first number": seen["number"] - opened}
+    fields = {name: at - started * 1000 for name, at in fields.items()}
+    return fields | {"navigation to first number": metrics["number"] - opened}
 
 
 def long(browser: Any, folder: Path, length: int, tries: int) -> list[dict[str, float]]:
     """A text of so many tokens on the Attention screen."""
-    found = []
+    results = []
     with server(str(folder)) as (link, _, _):
         for turn in range(tries):
             tab = browser.new_context(viewport={"width": 1366, "height": 900}).new_page()
@@ -175,22 +175,27 @@ def long(browser: Any, folder: Path, length: int, tries: int) -> list[dict[str, 
             text = f"{turn} " + WORDS * (length // 10)
             tab.goto(f"{link}#attention?{urlencode({'m': folder.name, 't': text[: 5 * length]})}")
             tab.wait_for_function("() => __seen.matrix", timeout=120_000)
-            seen, opened = (
+            metrics, opened = (
                 tab.evaluate("() => __seen"),
                 tab.evaluate("() => performance.timeOrigin"),
             )
-            asked, read = tab.evaluate(RUN)
-            told = {"navigation to matrix": seen["matrix"] - opened, "of it the run": read - asked}
-            told["run to matrix"] = seen["matrix"] - opened - read
+            query, ids = tab.evaluate(RUN)
+            fields = {
+                "navigation to matrix": metrics["matrix"] - opened,
+                "of it the run": ids - query,
+            }
+            fields["run to matrix"] = metrics["matrix"] - opened - ids
             tab.wait_for_timeout(1500)
-            told["longest task of opening"] = max([0, *tab.evaluate("() => __seen.tasks")])
-            for what in ("hover", "zoom", "pan"):
-                for name, value in tab.evaluate(FRAMES, [what, 90]).items():
-                    told[f"{what}: {name}"] = value
-            told["tokens"] = tab.evaluate("() => document.querySelectorAll('.text .token').length")
-            found.append(told)
+            fields["longest task of opening"] = max([0, *tab.evaluate("() => __seen.tasks")])
+            for kind in ("hover", "zoom", "pan"):
+                for name, value in tab.evaluate(FRAMES, [kind, 90]).items():
+                    fields[f"{kind}: {name}"] = value
+            fields["tokens"] = tab.evaluate(
+                "() => document.querySelectorAll('.text .token').length"
+            )
+            results.append(fields)
             tab.context.close()
-    return found
+    return results
 
 
 def random_model(folder: Path, context: int) -> Path:

@@ -33,7 +33,7 @@ def texts(length: int, differ: str) -> tuple[list[int], list[int]]:
     clean = [(7919 * (place + 1)) % 50_000 for place in range(length)]
     places = range(length) if differ == "all" else (length // 4, length // 4 + 1)
     return clean, [
-        (one + 11) % 50_000 if place in places else one for place, one in enumerate(clean)
+        (item + 11) % 50_000 if place in places else item for place, item in enumerate(clean)
     ]
 
 
@@ -43,13 +43,13 @@ def ours(
     import glassformer
 
     model, _ = glassformer.load(folder)
-    how: dict[str, Any] = {"answer": ANSWER, "wrong": WRONG, "progress": False}
+    options: dict[str, Any] = {"answer": ANSWER, "wrong": WRONG, "progress": False}
     if one_part:
-        how["parts"] = "attn.write"
+        options["parts"] = "attn.write"
 
     def work() -> dict[str, Any]:
-        grid = glassformer.patch_grid(model, None, clean, corrupted, **how)
-        return {part.name: part.value for part in grid.parts}
+        grid = glassformer.patch_grid(model, None, clean, corrupted, **options)
+        return {piece.name: piece.value for piece in grid.parts}
 
     return work
 
@@ -64,19 +64,19 @@ def theirs(
     torch.set_grad_enabled(False)
     published = GPT2LMHeadModel.from_pretrained(folder)
     model = TransformerBridge.boot_transformers(folder, hf_model=published, device="cpu")
-    one, other = (torch.tensor([text]) for text in (clean, corrupted))
+    item, second = (torch.tensor([text]) for text in (clean, corrupted))
 
     def metric(logits: torch.Tensor) -> torch.Tensor:
         return logits[0, -1, ANSWER] - logits[0, -1, WRONG]
 
     def work() -> dict[str, Any]:
-        _, cache = model.run_with_cache(one)
+        _, cache = model.run_with_cache(item)
         if one_part:
             return {
-                "attn.write": patching.get_act_patch_attn_out(model, other, cache, metric).tolist()
+                "attn.write": patching.get_act_patch_attn_out(model, second, cache, metric).tolist()
             }
-        found = patching.get_act_patch_block_every(model, other, cache, metric)
-        return dict(zip(("resid_pre", "attn.write", "ffn.write"), found.tolist(), strict=True))
+        result = patching.get_act_patch_block_every(model, second, cache, metric)
+        return dict(zip(("resid_pre", "attn.write", "ffn.write"), result.tolist(), strict=True))
 
     return work
 
@@ -88,17 +88,17 @@ def measure(who: str, folder: str, length: int, differ: str, repeats: int, one_p
     before = memory("VmRSS")
     clock, processor, cells = [], [], {}
     for _ in range(repeats):
-        start, used = time.perf_counter(), time.process_time()
+        start, in_use = time.perf_counter(), time.process_time()
         cells = work()
         clock.append(time.perf_counter() - start)
-        processor.append(time.process_time() - used)
-    told = {
+        processor.append(time.process_time() - in_use)
+    fields = {
         "clock": min(clock),
         "processor": min(processor),
         "MB": memory("VmHWM") - before,
         "cells": cells,
     }
-    print("\n" + json.dumps(told))
+    print("\n" + json.dumps(fields))
 
 
 def memory(name: str) -> float:
@@ -107,53 +107,55 @@ def memory(name: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 
-def largest(one: dict[str, Any], other: dict[str, Any]) -> float:
+def largest(item: dict[str, Any], second: dict[str, Any]) -> float:
     """The largest difference of a cell; the stream after a layer is the one before the next."""
-    pairs = [(one[part], other[part]) for part in ("attn.write", "ffn.write") if part in one]
-    pairs += [(one["resid"][:-1], other["resid_pre"][1:])] if "resid" in one else []
+    pairs = [(item[name], second[name]) for name in ("attn.write", "ffn.write") if name in item]
+    pairs += [(item["resid"][:-1], second["resid_pre"][1:])] if "resid" in item else []
     rows = [
-        zip(a, b, strict=True) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True)
+        zip(a, b, strict=True)
+        for local, reference in pairs
+        for a, b in zip(local, reference, strict=True)
     ]
     return max(abs(a - b) for row in rows for a, b in row)
 
 
 def main() -> None:
-    given = argparse.ArgumentParser()
-    given.add_argument("--peer", help="a Python with transformer_lens")
-    given.add_argument("--tokens", type=int, nargs="+", default=[12, 64])
-    given.add_argument(
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--peer", help="a Python with transformer_lens")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[12, 64])
+    parser.add_argument(
         "--differ", nargs="+", default=["two", "all"], choices=("two", "all"), help="(both)"
     )
-    given.add_argument("--threads", type=int, default=2)
-    given.add_argument(
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
         "--repeats", type=int, nargs=2, default=[3, 1], metavar=("OURS", "THEIRS"), help="(3 1)"
     )
-    given.add_argument(
+    parser.add_argument(
         "--one-part", action="store_true", help="what attention writes alone, a third of the grid"
     )
-    given.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
-    said = given.parse_args()
-    if said.measure:
-        who, folder, length, differ, repeats = said.measure
-        measure(who, folder, int(length), differ, int(repeats), said.one_part)
+    parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        who, folder, length, differ, repeats = args.measure
+        measure(who, folder, int(length), differ, int(repeats), args.one_part)
         return
     import glassformer
     from glassformer.nn import build_model
     from glassformer.recipes import find
 
     threads = {
-        "OMP_NUM_THREADS": str(said.threads),
+        "OMP_NUM_THREADS": str(args.threads),
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    pythons = {"ours": sys.executable, **({"theirs": said.peer} if said.peer else {})}
+    pythons = {"ours": sys.executable, **({"theirs": args.peer} if args.peer else {})}
     with tempfile.TemporaryDirectory() as folder:
         glassformer.save(build_model(find("gpt2/124m"), seed=1), folder, layout="hf")
-        for length in said.tokens:
-            for differ in said.differ:
-                found = {}
+        for length in args.tokens:
+            for differ in args.differ:
+                result = {}
                 for who, python in pythons.items():
-                    repeats = str(said.repeats[who == "theirs"])
+                    repeats = str(args.repeats[who == "theirs"])
                     command = [
                         python,
                         str(Path(__file__)),
@@ -164,7 +166,7 @@ def main() -> None:
                         differ,
                         repeats,
                     ]
-                    command += ["--one-part"] if said.one_part else []
+                    command += ["--one-part"] if args.one_part else []
                     done = subprocess.run(
                         command,
                         env={**os.environ, **threads},
@@ -174,17 +176,17 @@ def main() -> None:
                     )
                     if done.returncode:
                         raise SystemExit(done.stderr[-3000:])
-                    found[who] = json.loads(done.stdout.splitlines()[-1])
-                    row = found[who]
+                    result[who] = json.loads(done.stdout.splitlines()[-1])
+                    row = result[who]
                     times = f"{row['processor']:7.2f} s of the processor, {row['clock']:7.2f} s"
                     print(
                         f"{length:3} tokens, {differ} differ, {who:6}: {times}, "
                         f"{row['MB']:6.0f} MB",
                         flush=True,
                     )
-                if len(found) > 1:
-                    apart = largest(found["ours"]["cells"], found["theirs"]["cells"])
-                    faster = found["theirs"]["processor"] / found["ours"]["processor"]
+                if len(result) > 1:
+                    apart = largest(result["ours"]["cells"], result["theirs"]["cells"])
+                    faster = result["theirs"]["processor"] / result["ours"]["processor"]
                     print(
                         f"{'':26}{faster:.1f} times less processor; cells differ by at most "
                         f"{apart:.1e}",

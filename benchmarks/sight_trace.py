@@ -37,27 +37,27 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--peer", metavar="PYTHON")
     options.add_argument("--one", nargs=2, metavar=("ROW", "LENGTH"), help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.one is not None:
-        measure(given.one[0], int(given.one[1]), given.repeats)
+    args = options.parse_args()
+    if args.one is not None:
+        measure(args.one[0], int(args.one[1]), args.repeats)
         return
     rows = [("plain", sys.executable), ("trace", sys.executable), ("cell", sys.executable)]
-    rows += [("transformer_lens", given.peer)] if given.peer else []
+    rows += [("transformer_lens", args.peer)] if args.peer else []
     print(f"{'tokens':>6}  {'':<16}  {'ms, median':>10}  {'range':>15}  {'peak rose by, MiB':>17}")
-    for length in given.lengths:
+    for length in args.lengths:
         for row, python in rows:
-            told = child(row, python, length, given)
-            span = f"{told['least']:.1f}-{told['most']:.1f}"
+            output = child(row, python, length, args)
+            span = f"{output['least']:.1f}-{output['most']:.1f}"
             print(
-                f"{length:>6}  {row:<16}  {told['median']:>10.1f}  {span:>15}  "
-                f"{told['peak']:>17.1f}",
+                f"{length:>6}  {row:<16}  {output['median']:>10.1f}  {span:>15}  "
+                f"{output['peak']:>17.1f}",
                 flush=True,
             )
 
 
-def child(row: str, python: str, length: int, given: argparse.Namespace) -> dict[str, float]:
+def child(row: str, python: str, length: int, args: argparse.Namespace) -> dict[str, float]:
     """One row in a process of its own."""
-    threads = str(given.threads)
+    threads = str(args.threads)
     env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     if row == "transformer_lens":
         env.pop("PYTHONPATH", None)  # the peer's own packages, not this tree
@@ -65,38 +65,38 @@ def child(row: str, python: str, length: int, given: argparse.Namespace) -> dict
         python,
         str(Path(__file__)),
         "--repeats",
-        str(given.repeats),
+        str(args.repeats),
         "--one",
         row,
         str(length),
     ]
-    made = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise SystemExit(f"{row} at {length} tokens failed:\n{made.stderr[-2000:]}")
-    told: dict[str, float] = json.loads(made.stdout.splitlines()[-1])
-    return told
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"{row} at {length} tokens failed:\n{result.stderr[-2000:]}")
+    data: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+    return data
 
 
 def measure(row: str, length: int, repeats: int) -> None:
     """Print one row's figures as JSON."""
     run = {"plain": ours, "trace": ours, "cell": ours, "transformer_lens": theirs}[row](row, length)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    kept = run()
+    result = run()
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    del kept
+    del result
     seconds = []
     for _ in range(repeats):
         started = time.process_time()
-        kept = run()
+        result = run()
         seconds.append(1000 * (time.process_time() - started))
-        del kept
-    told = {
+        del result
+    fields = {
         "median": statistics.median(seconds),
         "least": min(seconds),
         "most": max(seconds),
         "peak": peak,
     }
-    print(json.dumps(told))
+    print(json.dumps(fields))
 
 
 def ours(row: str, length: int) -> Callable[[], Any]:

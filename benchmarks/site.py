@@ -57,7 +57,7 @@ TIMES = ("first-paint", "first-contentful-paint", "largest", "interactive", "loa
 
 def pages_of(site: Path) -> dict[str, tuple[int, int]]:
     """The bytes of each page, and of it with its scripts and styles."""
-    found = {}
+    result = {}
     for path in site.rglob("*.html"):
         if "live" in path.parts:
             continue
@@ -65,9 +65,12 @@ def pages_of(site: Path) -> dict[str, tuple[int, int]]:
             (path.parent / name).resolve()
             for name in LOADS.findall(path.read_text(encoding="utf-8"))
         }
-        own = path.stat().st_size
-        found[str(path.relative_to(site))] = own, own + sum(one.stat().st_size for one in beside)
-    return dict(sorted(found.items(), key=lambda one: -one[1][1]))
+        st_size = path.stat().st_size
+        result[str(path.relative_to(site))] = (
+            st_size,
+            st_size + sum(item.stat().st_size for item in beside),
+        )
+    return dict(sorted(result.items(), key=lambda item: -item[1][1]))
 
 
 def weight(site: Path) -> None:
@@ -85,10 +88,10 @@ def weight(site: Path) -> None:
             ] += path.stat().st_size
     print(f"{site}: {sum(kinds.values()):,} bytes, {len(pages)} pages")
     print("  " + ", ".join(f"{kind or 'no ending'} {size:,}" for kind, size in kinds.most_common()))
-    middle = statistics.median(both for _, both in pages.values())
+    middle = statistics.median(pair for _, pair in pages.values())
     print(f"  a page with its scripts and styles: {middle:,.0f} bytes (median)")
-    for name, (own, both) in list(pages.items())[:8]:
-        print(f"  {own:>9,} {both:>9,}  {name}")
+    for name, (individual, pair) in list(pages.items())[:8]:
+        print(f"  {individual:>9,} {pair:>9,}  {name}")
 
 
 @contextmanager
@@ -96,7 +99,7 @@ def served(site: Path) -> Iterator[str]:
     """The site behind a plain server of this machine."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *given: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             pass
 
     server = http.server.ThreadingHTTPServer(
@@ -113,9 +116,9 @@ def painted(browser: Any, url: str, rate: int) -> dict[str, float]:
     tab = context.new_page()
     context.new_cdp_session(tab).send("Emulation.setCPUThrottlingRate", {"rate": rate})
     tab.goto(url)
-    found: dict[str, float] = tab.evaluate(SEEN)
+    metrics: dict[str, float] = tab.evaluate(SEEN)
     context.close()
-    return found
+    return metrics
 
 
 def paints(sites: list[Path], count: int, repeats: int, rates: list[int], chromium: str) -> None:
@@ -137,28 +140,28 @@ def paints(sites: list[Path], count: int, repeats: int, rates: list[int], chromi
                 runs: dict[str, list[dict[str, float]]] = {}
                 for _ in range(repeats):
                     for number, site in enumerate(sites):
-                        own = f" {number}" if len(sites) > 1 else ""
-                        runs.setdefault(f"disk{own}", []).append(
+                        individual = f" {number}" if len(sites) > 1 else ""
+                        runs.setdefault(f"disk{individual}", []).append(
                             painted(browser, (site / name).as_uri(), rate)
                         )
                         with served(site) as address:
-                            runs.setdefault(f"server{own}", []).append(
+                            runs.setdefault(f"server{individual}", []).append(
                                 painted(browser, f"{address}/{name}", rate)
                             )
-                for where, found in runs.items():
-                    told = [[one[key] for one in found] for key in TIMES]
-                    said = "  ".join(
-                        f"{statistics.median(one):5.0f} ({max(one):5.0f})" for one in told
+                for places, run in runs.items():
+                    output = [[item[key] for item in run] for key in TIMES]
+                    message = "  ".join(
+                        f"{statistics.median(item):5.0f} ({max(item):5.0f})" for item in output
                     )
-                    print(f"{name:28} {rate}x slower  {where:9} {said}")
+                    print(f"{name:28} {rate}x slower  {places:9} {message}")
         browser.close()
 
 
-def build(source: Path, ways: list[int], repeats: int) -> None:
+def build(source: Path, variants: list[int], repeats: int) -> None:
     """Seconds of a build by each number of processes, in turns."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    result: dict[int, list[tuple[float, float]]] = {}
     for _ in range(repeats):
-        for processes in ways:
+        for processes in variants:
             with tempfile.TemporaryDirectory() as folder:
                 command = [
                     sys.executable,
@@ -179,14 +182,14 @@ def build(source: Path, ways: list[int], repeats: int) -> None:
                     time.perf_counter() - began,
                     resource.getrusage(resource.RUSAGE_CHILDREN),
                 )
-                used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-                found.setdefault(processes, []).append((wall, used))
+                in_use = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                result.setdefault(processes, []).append((wall, in_use))
                 print(
-                    f"build, {processes} at once: {wall:.1f} s, {used:.1f} of the processors",
+                    f"build, {processes} at once: {wall:.1f} s, {in_use:.1f} of the processors",
                     flush=True,
                 )
     if repeats > 1:
-        for processes, runs in found.items():
+        for processes, runs in result.items():
             print(
                 f"median, {processes} at once: {statistics.median(wall for wall, _ in runs):.1f} s"
             )
@@ -229,17 +232,19 @@ def main() -> None:
     add("--source", type=Path, default=ROOT / "docs", metavar="FOLDER", help="what is built (docs)")
     add("--checks", action="store_true", help="run the site's tests, slow ones too")
     add("--chromium", default="/usr/bin/chromium")
-    given = parser.parse_args()
-    print(json.dumps({"cores": os.cpu_count(), "load": [round(one, 1) for one in os.getloadavg()]}))
-    if given.build:
-        build(given.source, given.build, given.repeats or 1)
-    if given.checks:
+    args = parser.parse_args()
+    print(
+        json.dumps({"cores": os.cpu_count(), "load": [round(item, 1) for item in os.getloadavg()]})
+    )
+    if args.build:
+        build(args.source, args.build, args.repeats or 1)
+    if args.checks:
         checks()
-    if given.site:
-        sites = [one.resolve() for one in (given.site, given.beside) if one]
+    if args.site:
+        sites = [item.resolve() for item in (args.site, args.beside) if item]
         for site in sites:
             weight(site)
-        paints(sites, given.pages, given.repeats or 5, given.rates, given.chromium)
+        paints(sites, args.pages, args.repeats or 5, args.rates, args.chromium)
 
 
 if __name__ == "__main__":

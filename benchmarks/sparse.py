@@ -138,17 +138,17 @@ def main() -> None:
         for rule in options.rule or RULES:
             mask_rule = parse_rule(rule)
             ours(inputs, mask_rule)
-            both = partial(dense, inputs), partial(ours, inputs, mask_rule)
-            turns = [[seconds(work, clock) for work in both] for _ in range(options.rounds)]
-            theirs, own = (statistics.median(side) for side in zip(*turns, strict=True))
+            pair = partial(dense, inputs), partial(ours, inputs, mask_rule)
+            turns = [[seconds(work, clock) for work in pair] for _ in range(options.rounds)]
+            reference, individual = (statistics.median(side) for side in zip(*turns, strict=True))
             pairs = count_pairs(mask_rule, length, causal=True)
             share = pairs / (length * (length + 1) / 2)
             print(
-                f"{length:>7} {rule:24} {pairs:>12,} {share:>9.1%} {theirs:>8.3f} {own:>8.3f}",
+                f"{length:>7} {rule:24} {pairs:>12,} {share:>9.1%} {reference:>8.3f} {individual:>8.3f}",
                 end="",
             )
             print(
-                f" {theirs / own:>6.1f}x {dense_memory:>9.0f} {peak(options, length, rule):>8.0f}",
+                f" {reference / individual:>6.1f}x {dense_memory:>9.0f} {peak(options, length, rule):>8.0f}",
                 flush=True,
             )
     return None

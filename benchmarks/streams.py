@@ -40,9 +40,9 @@ def private() -> float:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def said(name: str, values: list[float], unit: str) -> None:
@@ -54,54 +54,59 @@ def said(name: str, values: list[float], unit: str) -> None:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked.add_argument("--text", type=Path, required=True)
-    asked.add_argument("--tokenizer", default="gpt2")
-    asked.add_argument("--megabytes", type=int, default=48)
-    asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--rows", type=int, default=512)
-    asked.add_argument("--context", type=int, default=1024)
-    given = asked.parse_args()
-    tokenizer = open_tokenizer(given.tokenizer)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--tokenizer", default="gpt2")
+    parser.add_argument("--megabytes", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--context", type=int, default=1024)
+    args = parser.parse_args()
+    tokenizer = open_tokenizer(args.tokenizer)
     with tempfile.TemporaryDirectory() as place:
-        path, content = Path(place) / "text.txt", given.text.read_bytes()
-        path.write_bytes(content * -(-given.megabytes * 10**6 // len(content)))
+        path, content = Path(place) / "text.txt", args.text.read_bytes()
+        path.write_bytes(content * -(-args.megabytes * 10**6 // len(content)))
         source = find(path, separator="<|endoftext|>")
-        ways = {"1 thread": (1, 0), "2 threads": (2, 0), "1 process": (1, 1), "2 processes": (2, 2)}
-        found: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(given.rounds):
-            for name, (workers, processes) in ways.items():
-                cache, begun = Path(place) / f"{turn} {name}", time.perf_counter()
+        variants = {
+            "1 thread": (1, 0),
+            "2 threads": (2, 0),
+            "1 process": (1, 1),
+            "2 processes": (2, 2),
+        }
+        result: dict[str, list[float]] = {name: [] for name in variants}
+        for turn in range(args.rounds):
+            for name, (workers, processes) in variants.items():
+                cache, start = Path(place) / f"{turn} {name}", time.perf_counter()
                 shards = tokenise(
                     source, tokenizer, cache=cache, workers=workers, processes=processes
                 )
-                found[name].append(len(shards) / (time.perf_counter() - begun) / 1e6)
+                result[name].append(len(shards) / (time.perf_counter() - start) / 1e6)
         print(
             f"{source.size / 1e6:.0f} MB, {len(shards):,} tokens, {tokenizer.backend}, "
             f"{os.cpu_count()} cores"
         )
-        for name, speeds in found.items():
+        for name, speeds in result.items():
             said(f"tokenising, {name}", speeds, "M tokens/s")
-        read(shards.tokens.filename, given)
-        batches = Batches(shards, given.rows, given.context)
+        read(shards.tokens.filename, args)
+        batches = Batches(shards, args.rows, args.context)
         collections.deque((next(batches) for _ in range(20)), 0)
         before, speeds = private(), []
-        for _ in range(given.rounds):
+        for _ in range(args.rounds):
             took = seconds(lambda: collections.deque((next(batches) for _ in range(20)), 0))
-            speeds.append(20 * given.rows * given.context / took / 1e6)
-        said(f"rows of {given.context} read, file in memory", speeds, "M tokens/s")
-        print(f"own memory after {given.rounds * 20} more batches: {private() - before:+.1f} MiB")
-    for way, name, rows in (
+            speeds.append(20 * args.rows * args.context / took / 1e6)
+        said(f"rows of {args.context} read, file in memory", speeds, "M tokens/s")
+        print(f"own memory after {args.rounds * 20} more batches: {private() - before:+.1f} MiB")
+    for variant, name, rows in (
         (LISTED, "listed", 10**7),
         (COMPUTED, "computed", 10**7),
         (COMPUTED, "computed", 10**9),
     ):
-        before, begun = private(), time.perf_counter()
-        order = order_of(rows, np.random.SeedSequence(0), way)
+        before, start = private(), time.perf_counter()
+        order = order_of(rows, np.random.SeedSequence(0), variant)
         order(0, 512)
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - start
         print(
             f"order of {rows:,} rows, {name}: {took * 1000:.1f} ms to begin, "
             f"{private() - before:.1f} MiB"
@@ -120,10 +125,10 @@ def read(path: str | os.PathLike[str], given: argparse.Namespace) -> None:
         rows = order_of(size // 2 // given.context, np.random.SeedSequence(turn), LISTED)(
             0, given.rows
         )
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for row in rows:
             tokens[row * given.context : (row + 1) * given.context].sum()
-        speeds.append(len(rows) * given.context / (time.perf_counter() - begun) / 1e6)
+        speeds.append(len(rows) * given.context / (time.perf_counter() - start) / 1e6)
     said(f"rows of {given.context} read, file not in memory", speeds, "M tokens/s")
 
 

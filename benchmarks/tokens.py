@@ -64,37 +64,37 @@ def peer(data: Path) -> tiktoken.Encoding:
 def one_text(data: Path, repeats: int, threads: int) -> None:
     """The engines on Shakespeare in memory."""
     path = data / SHAKESPEARE
-    whole = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     pieces = [piece.text for piece in find_corpus(path).pieces()]
-    ours, theirs = open_tokenizer(data / "tok-gpt2"), peer(data)
-    library = ours._plain
-    expected = theirs.encode_ordinary(whole)
-    assert library.encode(whole, add_special_tokens=False).ids == expected == ours.encode(whole)
-    assert [id for ids in ours.encode_batch(pieces) for id in ids] == expected
+    actual, reference = open_tokenizer(data / "tok-gpt2"), peer(data)
+    library = actual._plain
+    expected = reference.encode_ordinary(text)
+    assert library.encode(text, add_special_tokens=False).ids == expected == actual.encode(text)
+    assert [id for ids in actual.encode_batch(pieces) for id in ids] == expected
 
     rows: list[tuple[str, Callable[[], Any]]] = [
-        ("tokenizers, one string", lambda: library.encode(whole, add_special_tokens=False).ids),
+        ("tokenizers, one string", lambda: library.encode(text, add_special_tokens=False).ids),
         (
             "tokenizers, batch",
             lambda: [e.ids for e in library.encode_batch_fast(pieces, add_special_tokens=False)],
         ),
-        ("tiktoken, one string", lambda: theirs.encode_ordinary(whole)),
-        ("tiktoken, batch", lambda: theirs.encode_ordinary_batch(pieces, num_threads=threads)),
-        ("ours, one string", lambda: ours.encode(whole)),
-        ("ours, batch", lambda: ours.encode_batch(pieces)),
-        ("ours, arrays", lambda: ours.encoder(len(whole))(pieces)),
+        ("tiktoken, one string", lambda: reference.encode_ordinary(text)),
+        ("tiktoken, batch", lambda: reference.encode_ordinary_batch(pieces, num_threads=threads)),
+        ("ours, one string", lambda: actual.encode(text)),
+        ("ours, batch", lambda: actual.encode_batch(pieces)),
+        ("ours, arrays", lambda: actual.encoder(len(text))(pieces)),
     ]
-    size = len(whole.encode()) / 1e6
+    size = len(text.encode()) / 1e6
     print(f"| {size:.2f} MB of Shakespeare, GPT-2 | MB/s |\n|---|---|")
     for name, work in rows:
         print(f"| {name} | {size / seconds(work, repeats):.1f} |")
-    made = (
-        seconds(lambda: TiktokenBackend.of(ours._spec, library), repeats),
+    result = (
+        seconds(lambda: TiktokenBackend.of(actual._spec, library), repeats),
         seconds(lambda: peer(data), repeats),
     )
     print(
-        f"\nOurs is made and proven in {1e3 * made[0]:.0f} ms, tiktoken's tables in "
-        f"{1e3 * made[1]:.0f}."
+        f"\nOurs is made and proven in {1e3 * result[0]:.0f} ms, tiktoken's tables in "
+        f"{1e3 * result[1]:.0f}."
     )
 
 
@@ -107,27 +107,29 @@ def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
             p for pattern in patterns for p in sorted(data.glob(pattern)) if p.name != "SOURCE.txt"
         ]
         source = Source(
-            name, data, tuple(part for path in paths for part in find_corpus(path).corpus_files)
+            name,
+            data,
+            tuple(corpus_file for path in paths for corpus_file in find_corpus(path).corpus_files),
         )
         pieces = [piece.text for piece in source.pieces()]
         size = sum(len(piece.encode()) for piece in pieces) / 1e6
-        peers, ours = [], []
+        peers, actual = [], []
         for _ in range(repeats):
-            tokenizer, theirs = open_tokenizer(data / "tok-gpt2"), peer(data)
+            tokenizer, reference = open_tokenizer(data / "tok-gpt2"), peer(data)
             tokenizer.fingerprint  # noqa: B018 - known to who has the tokenizer, once
             tokenizer.backend  # noqa: B018 - as tiktoken's tables are made before
             peers.append(
-                seconds(partial(theirs.encode_ordinary_batch, pieces, num_threads=threads), 1)
+                seconds(partial(reference.encode_ordinary_batch, pieces, num_threads=threads), 1)
             )
             with tempfile.TemporaryDirectory() as folder:
                 watch = cProfile.Profile()
                 if profile:
                     watch.enable()
-                ours.append(seconds(partial(tokenise, source, tokenizer, cache=Path(folder)), 1))
+                actual.append(seconds(partial(tokenise, source, tokenizer, cache=Path(folder)), 1))
                 watch.disable()
-        ratio = statistics.median(a / b for a, b in zip(peers, ours, strict=True))
+        ratio = statistics.median(a / b for a, b in zip(peers, actual, strict=True))
         met = met and ratio >= AIM
-        speeds = f"{size / statistics.median(ours):.1f} | {size / statistics.median(peers):.1f}"
+        speeds = f"{size / statistics.median(actual):.1f} | {size / statistics.median(peers):.1f}"
         print(f"| {name} | {size:.1f} | {speeds} | {ratio:.2f} |")
         if profile:
             pstats.Stats(watch).sort_stats("tottime").print_stats(12)
@@ -142,7 +144,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     data = Path(os.environ.get("GLASSFORMER_DATA", "../shared/data"))
     if not (data / "tok-gpt2").is_dir():
         print(
@@ -150,8 +152,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    one_text(data, given.repeats, given.threads)
-    return 0 if corpora(data, given.repeats, given.threads, given.profile) else 1
+    one_text(data, args.repeats, args.threads)
+    return 0 if corpora(data, args.repeats, args.threads, args.profile) else 1
 
 
 if __name__ == "__main__":

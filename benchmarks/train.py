@@ -106,28 +106,28 @@ def nanogpt(shape: str, batches: Iterator[Any], kind: str, folder: Path) -> Iter
         yield loss.item()
 
 
-def worker(given: argparse.Namespace) -> None:
+def worker(args: argparse.Namespace) -> None:
     """One contender: reads how many steps to do, writes what they took; the first line is the time
     since its start."""
     import torch
 
-    torch.set_num_threads(given.threads)
-    who, _, kind = given.worker.partition(" ")
-    batches = rows(given.ids, given.shape)
+    torch.set_num_threads(args.threads)
+    who, _, kind = args.worker.partition(" ")
+    batches = rows(args.ids, args.shape)
     steps = (
-        ours(given.shape, batches, kind)
+        ours(args.shape, batches, kind)
         if who == "ours"
-        else nanogpt(given.shape, batches, kind, given.nanogpt)
+        else nanogpt(args.shape, batches, kind, args.nanogpt)
     )
     next(steps)
-    print(json.dumps({"first": time.time() - given.begun}), flush=True)
-    clock = time.process_time if given.clock == "cpu" else time.perf_counter
+    print(json.dumps({"first": time.time() - args.begun}), flush=True)
+    clock = time.process_time if args.clock == "cpu" else time.perf_counter
     for line in sys.stdin:
         seconds, losses = [], []
         for _ in range(int(line)):
-            begun = clock()
+            started = clock()
             losses.append(next(steps))
-            seconds.append(clock() - begun)
+            seconds.append(clock() - started)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps({"seconds": seconds, "losses": losses, "peak": peak}), flush=True)
 
@@ -135,18 +135,18 @@ def worker(given: argparse.Namespace) -> None:
 class Contender:
     """A worker process and what it has said so far."""
 
-    def __init__(self, name: str, given: argparse.Namespace, ids: str) -> None:
-        command = [sys.executable, __file__, "--worker", name, "--shape", given.shape, "--ids", ids]
+    def __init__(self, name: str, args: argparse.Namespace, ids: str) -> None:
+        command = [sys.executable, __file__, "--worker", name, "--shape", args.shape, "--ids", ids]
         command += [
             "--threads",
-            str(given.threads),
+            str(args.threads),
             "--clock",
-            given.clock,
+            args.clock,
             "--begun",
             str(time.time()),
         ]
-        command += ["--nanogpt", str(given.nanogpt)] if given.nanogpt else []
-        environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
+        command += ["--nanogpt", str(args.nanogpt)] if args.nanogpt else []
+        environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
         self.process = subprocess.Popen(
             command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -163,8 +163,8 @@ class Contender:
         line = self.process.stdout.readline() if self.process.stdout else ""
         if not line:
             raise SystemExit(f"{self.name} failed.")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        data: dict[str, Any] = json.loads(line)
+        return data
 
     def turn(self, steps: int, counts: bool = True) -> None:
         """Let it do some steps."""
@@ -193,14 +193,14 @@ def prepare(shape: str, folder: str) -> str:
     return str(path)
 
 
-def curves(given: argparse.Namespace, ids: str) -> int:
+def curves(args: argparse.Namespace, ids: str) -> int:
     """Our bf16 and our fp32 from the same start on the same batches: two curves within each other's
     noise."""
-    low, full = (Contender(f"ours {dtype}", given, ids) for dtype in ("bfloat16", "float32"))
+    low, full = (Contender(f"ours {dtype}", args, ids) for dtype in ("bfloat16", "float32"))
     for contender in (low, full):
-        contender.turn(given.curves)
+        contender.turn(args.curves)
     apart = [a - b for a, b in zip(low.losses, full.losses, strict=True)]
-    for index in range(0, given.curves, max(1, given.curves // 10)):
+    for index in range(0, args.curves, max(1, args.curves // 10)):
         print(f"  step {index + 2:4d}  bf16 {low.losses[index]:.4f}  fp32 {full.losses[index]:.4f}")
     jumps = [abs(a - b) for a, b in zip(full.losses[1:], full.losses[:-1], strict=True)]
     mean, noise = statistics.mean(apart), statistics.median(jumps)
@@ -209,36 +209,36 @@ def curves(given: argparse.Namespace, ids: str) -> int:
     return 0 if abs(mean) < 0.1 * noise else 1
 
 
-def compare(given: argparse.Namespace, ids: str) -> int:
+def compare(args: argparse.Namespace, ids: str) -> int:
     """Turns, medians, ratios."""
-    tokens = SHAPES[given.shape][4] * SHAPES[given.shape][5]
+    tokens = SHAPES[args.shape][4] * SHAPES[args.shape][5]
     names = ["ours auto"]
-    if given.nanogpt:
-        names += [f"nanoGPT {kind}" for kind in given.peers.split(",")]
-    contenders = [Contender(name, given, ids) for name in names]
-    for turn in range(given.rounds + 1):
+    if args.nanogpt:
+        names += [f"nanoGPT {kind}" for kind in args.peers.split(",")]
+    contenders = [Contender(name, args, ids) for name in names]
+    for turn in range(args.rounds + 1):
         for contender in contenders:
-            contender.turn(SHAPES[given.shape][6], counts=turn > 0)
-    mine, *theirs = contenders
+            contender.turn(SHAPES[args.shape][6], counts=turn > 0)
+    local, *reference = contenders
     print(
         f"\n{'':24}{'s/step':>9}{'range':>18}{'tokens/s':>10}{'first step':>12}{'peak MB':>9}{'ours faster':>13}"
     )
-    for one in contenders:
-        median = statistics.median(one.seconds)
-        ratio = f"{statistics.median(a / b for a, b in zip(one.seconds, mine.seconds, strict=True)):.2f}"
-        around = f"{min(one.seconds):.3f} - {max(one.seconds):.3f}"
-        start = f"{one.first:.1f} s"
+    for item in contenders:
+        median = statistics.median(item.seconds)
+        ratio = f"{statistics.median(a / b for a, b in zip(item.seconds, local.seconds, strict=True)):.2f}"
+        around = f"{min(item.seconds):.3f} - {max(item.seconds):.3f}"
+        start = f"{item.first:.1f} s"
         print(
-            f"{one.name:24}{median:9.3f}{around:>18}{tokens / median:10.0f}{start:>12}{one.peak:9.0f}{ratio:>13}"
+            f"{item.name:24}{median:9.3f}{around:>18}{tokens / median:10.0f}{start:>12}{item.peak:9.0f}{ratio:>13}"
         )
-    if not theirs:
+    if not reference:
         return 0
-    best = min(theirs, key=lambda one: statistics.median(one.seconds))
-    ahead = statistics.median(a / b for a, b in zip(best.seconds, mine.seconds, strict=True))
-    lean = min(one.peak for one in theirs)
+    best = min(reference, key=lambda item: statistics.median(item.seconds))
+    ahead = statistics.median(a / b for a, b in zip(best.seconds, local.seconds, strict=True))
+    lean = min(item.peak for item in reference)
     print(f"\nnanoGPT's best is {best.name}: ours is {ahead:.2f} times faster, ", end="")
-    print(f"with {mine.peak / lean:.2f} of the memory of its leanest")
-    return 0 if ahead >= 1.5 and mine.peak < lean else 1
+    print(f"with {local.peak / lean:.2f} of the memory of its leanest")
+    return 0 if ahead >= 1.5 and local.peak < lean else 1
 
 
 def main() -> int:
@@ -263,13 +263,13 @@ def main() -> int:
     )
     for hidden, kind in (("--worker", str), ("--ids", str), ("--begun", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        worker(given)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        ids = prepare(given.shape, folder)
-        return curves(given, ids) if given.curves else compare(given, ids)
+        ids = prepare(args.shape, folder)
+        return curves(args, ids) if args.curves else compare(args, ids)
 
 
 if __name__ == "__main__":

@@ -73,11 +73,11 @@ def ours(changes: dict[str, Any], dtype: str) -> tuple[str, Steps]:
     """Our trainer; ``dtype`` "auto" leaves the choice to it."""
     resolved, data = run_data({**changes, "dtype": dtype, "steps": 10**9, "compile": "no"})
     model, _ = prepare.build(resolved, torch.device("cpu"), fresh=True)
-    how = resolved.settings.train
-    plan = choose_execution(model, next(data.batches), how.objective, how)
-    steps = train(model, data.batches, how.objective, how, execution=plan)
-    said = f"{size(model)}, {data.batches.fill:.0%} full; {plan.why}"
-    return said, ((step.tokens, step.loss) for step in steps)
+    options = resolved.settings.train
+    plan = choose_execution(model, next(data.batches), options.objective, options)
+    steps = train(model, data.batches, options.objective, options, execution=plan)
+    message = f"{size(model)}, {data.batches.fill:.0%} full; {plan.why}"
+    return message, ((step.tokens, step.loss) for step in steps)
 
 
 def size(model: nn.Module) -> str:
@@ -91,12 +91,12 @@ def size(model: nn.Module) -> str:
 def padded(encoded: Encoded, tokens: int) -> Iterator[tuple[Tensor, ...]]:
     """Source, input and target of pairs of alike length, each (rows, longest), PAD beyond the end;
     shuffled batches."""
-    written, read = encoded.sides
-    columns = ((read, "source"), (written, "tokens"), (written, "targets"))
-    longest = np.maximum(written.sizes, read.sizes)
+    written, second_ids = encoded.sides
+    columns = ((second_ids, "source"), (written, "tokens"), (written, "targets"))
+    longest = np.maximum(written.sizes, second_ids.sizes)
     batches: list[list[int]] = [[]]
     widest = 0
-    for item in np.lexsort((read.sizes, written.sizes)):
+    for item in np.lexsort((second_ids.sizes, written.sizes)):
         widest = max(widest, longest[item])
         if widest * (len(batches[-1]) + 1) > tokens:
             batches.append([])
@@ -172,8 +172,8 @@ def opennmt(kind: str, tokens: int, folder: Path) -> tuple[str, Steps]:
 
     def logits(source: Tensor, written: Tensor) -> Tensor:
         # its forward leaves the last token out
-        whole = F.pad(written, (0, 1), value=PAD)[..., None]
-        hidden, _ = model(source[..., None], whole, (source != PAD).sum(1))
+        full = F.pad(written, (0, 1), value=PAD)[..., None]
+        hidden, _ = model(source[..., None], full, (source != PAD).sum(1))
         return F.linear(hidden, tables[0].word_lut.weight)
 
     for weight in model.parameters():
@@ -228,48 +228,48 @@ def pytorch(kind: str, tokens: int) -> tuple[str, Steps]:
 # -------------------------------------------------------------------------------------- the turns
 
 
-def worker(given: argparse.Namespace) -> None:
+def worker(args: argparse.Namespace) -> None:
     """One contender: reads how many targets to learn from, writes how many it did, how fast, and
     the last loss."""
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    who, _, kind = given.worker.rpartition(" ")
-    made = {
+    who, _, kind = args.worker.rpartition(" ")
+    result = {
         "ours": lambda: ours(CHANGES, kind),
         "ours 2017": lambda: ours(CHANGES_2017, kind),
-        "OpenNMT": lambda: opennmt(kind, given.tokens, given.onmt),
-        "nn.Transformer": lambda: pytorch(kind, given.tokens),
+        "OpenNMT": lambda: opennmt(kind, args.tokens, args.onmt),
+        "nn.Transformer": lambda: pytorch(kind, args.tokens),
     }
-    said, steps = made[who]()
+    message, steps = result[who]()
     next(steps)
-    print(json.dumps({"said": said}), flush=True)
-    clock = time.process_time if given.clock == "cpu" else time.perf_counter
+    print(json.dumps({"said": message}), flush=True)
+    clock = time.process_time if args.clock == "cpu" else time.perf_counter
     for line in sys.stdin:
-        begun, learned, loss = clock(), 0, 0.0
+        started, learned, loss = clock(), 0, 0.0
         while learned < int(line):
             count, loss = next(steps)
             learned += count
-        print(json.dumps({"speed": learned / (clock() - begun), "loss": loss}), flush=True)
+        print(json.dumps({"speed": learned / (clock() - started), "loss": loss}), flush=True)
 
 
 class Contender:
     """A worker process and what it has said so far."""
 
-    def __init__(self, name: str, given: argparse.Namespace) -> None:
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
         command = [
             sys.executable,
             __file__,
             "--worker",
             name,
             "--threads",
-            str(given.threads),
+            str(args.threads),
             "--clock",
-            given.clock,
+            args.clock,
         ]
-        command += ["--tokens", str(given.tokens)]
-        command += ["--onmt", str(given.onmt)] if given.onmt else []
+        command += ["--tokens", str(args.tokens)]
+        command += ["--onmt", str(args.onmt)] if args.onmt else []
         environment = {"GLASSFORMER_DATA": str(ROOT.parent / "shared" / "data"), **os.environ}
-        environment["OMP_NUM_THREADS"] = str(given.threads)
+        environment["OMP_NUM_THREADS"] = str(args.threads)
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, env=environment, text=True, stdin=pipe, stdout=pipe
@@ -282,8 +282,8 @@ class Contender:
         line = self.process.stdout.readline() if self.process.stdout else ""
         if not line:
             raise SystemExit(f"{self.name} failed.")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        data: dict[str, Any] = json.loads(line)
+        return data
 
     def turn(self, targets: int, counts: bool) -> None:
         """Let it learn from so many targets."""
@@ -300,29 +300,27 @@ class Contender:
         return statistics.median(self.speeds)
 
 
-def ahead(one: Contender, other: Contender) -> float:
+def ahead(item: Contender, second: Contender) -> float:
     """How many times as fast, turn by turn."""
-    return statistics.median(a / b for a, b in zip(one.speeds, other.speeds, strict=True))
+    return statistics.median(a / b for a, b in zip(item.speeds, second.speeds, strict=True))
 
 
-def compare(given: argparse.Namespace) -> int:
+def compare(args: argparse.Namespace) -> int:
     """Turns, medians, ratios."""
-    peers = [
-        peer for peer in given.peers.split(",") if given.onmt or not peer.startswith("OpenNMT")
-    ]
-    contenders = [Contender(name, given) for name in ("ours auto", "ours 2017 auto", *peers)]
-    for turn in range(given.rounds + 1):
+    peers = [peer for peer in args.peers.split(",") if args.onmt or not peer.startswith("OpenNMT")]
+    contenders = [Contender(name, args) for name in ("ours auto", "ours 2017 auto", *peers)]
+    for turn in range(args.rounds + 1):
         for contender in contenders:
-            contender.turn(given.targets, counts=turn > 0)
-    mine, theirs = contenders[:2], contenders[2:]
-    best = max(theirs, key=lambda one: one.median)
+            contender.turn(args.targets, counts=turn > 0)
+    local, reference = contenders[:2], contenders[2:]
+    best = max(reference, key=lambda item: item.median)
     print(f"\n{'':22}{'targets/s':>10}{'range':>18}{'of the best peer':>18}{'last loss':>11}")
-    for one in contenders:
-        around = f"{min(one.speeds):,.0f} - {max(one.speeds):,.0f}"
+    for item in contenders:
+        around = f"{min(item.speeds):,.0f} - {max(item.speeds):,.0f}"
         print(
-            f"{one.name:22}{one.median:10,.0f}{around:>18}{ahead(one, best):18.2f}{one.loss:11.2f}"
+            f"{item.name:22}{item.median:10,.0f}{around:>18}{ahead(item, best):18.2f}{item.loss:11.2f}"
         )
-    slowest = min(ahead(one, best) for one in mine)
+    slowest = min(ahead(item, best) for item in local)
     print(f"\nThe best peer is {best.name}; ours is at least {slowest:.2f} times as fast.")
     return 0 if slowest >= 1.5 else 1
 
@@ -346,11 +344,11 @@ def main() -> int:
         "--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine that others use"
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        worker(given)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
         return 0
-    return compare(given)
+    return compare(args)
 
 
 if __name__ == "__main__":

@@ -56,14 +56,14 @@ def losses(
 ) -> Iterator[float]:
     """The loss of each step of Adam; the rate grows evenly to ``rate`` over ``warmup`` steps and
     stays there."""
-    one, draw = model(place, depth, seed), three_before(seed)
-    optimizer = torch.optim.Adam(one.parameters(), lr=rate, betas=(0.9, 0.98), fused=True)
+    single_model, draw = model(place, depth, seed), three_before(seed)
+    optimizer = torch.optim.Adam(single_model.parameters(), lr=rate, betas=(0.9, 0.98), fused=True)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / warmup if warmup else 1.0)
         tokens, targets = draw()
         loss = torch.nn.functional.cross_entropy(
-            one(tokens).logits.flatten(0, 1), targets.flatten(), ignore_index=-1
+            single_model(tokens).logits.flatten(0, 1), targets.flatten(), ignore_index=-1
         )
         optimizer.zero_grad()
         loss.backward()
@@ -79,49 +79,49 @@ def main() -> None:
     words.add_argument("--steps", type=int, default=400)
     words.add_argument("--depth", type=int, default=6)
     words.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3])
-    asked = words.parse_args()
+    args = words.parse_args()
     torch.set_num_threads(1)
     runs = []
-    for rate in asked.rates:
-        for place, warmup in (("pre", 0), ("post", 0), ("post", asked.steps // 2)):
+    for rate in args.rates:
+        for place, warmup in (("pre", 0), ("post", 0), ("post", args.steps // 2)):
             lines = [
-                list(losses(place, asked.depth, rate, warmup, seed, asked.steps))
-                for seed in range(asked.seeds)
+                list(losses(place, args.depth, rate, warmup, seed, args.steps))
+                for seed in range(args.seeds)
             ]
-            ends = [sum(line[-20:]) / 20 for line in lines]
+            bounds = [sum(line[-20:]) / 20 for line in lines]
             print(
                 f"{place}-norm, rate {rate:g}, warm-up {warmup}:",
-                *(f"{end:.3f}" for end in ends),
+                *(f"{end:.3f}" for end in bounds),
                 flush=True,
             )
             curve = [
-                [round(sum(line[at - 20 : at]) / 20, 4) for at in range(20, asked.steps + 1, 20)]
+                [round(sum(line[at - 20 : at]) / 20, 4) for at in range(20, args.steps + 1, 20)]
                 for line in lines
             ]
-            told = {
+            fields = {
                 "place": place,
                 "rate": rate,
                 "warmup": warmup,
-                "ends": [round(end, 4) for end in ends],
+                "ends": [round(end, 4) for end in bounds],
             }
-            runs.append(told | {"every": 20, "curves": curve})
-    if asked.write:
-        given = "".join(
+            runs.append(fields | {"every": 20, "curves": curve})
+    if args.write:
+        second_args = "".join(
             f" --{name} {value}"
             for name, value in (
-                ("seeds", asked.seeds),
-                ("steps", asked.steps),
-                ("depth", asked.depth),
+                ("seeds", args.seeds),
+                ("steps", args.steps),
+                ("depth", args.depth),
             )
         )
-        given += " --rates " + " ".join(map(str, asked.rates))
-        kept = {
-            "command": f"python benchmarks/warmup.py --write{given}",
+        second_args += " --rates " + " ".join(map(str, args.rates))
+        saved = {
+            "command": f"python benchmarks/warmup.py --write{second_args}",
             "date": str(date.today()),
             "machine": platform.processor() or platform.machine(),
         }
         KEPT.write_text(
-            json.dumps(kept | {"depth": asked.depth, "steps": asked.steps, "runs": runs}) + "\n",
+            json.dumps(saved | {"depth": args.depth, "steps": args.steps, "runs": runs}) + "\n",
             encoding="utf-8",
         )
 

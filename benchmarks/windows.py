@@ -39,32 +39,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("tokens", 8000), ("window", 1024), ("full", 6)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     blocks = []
     for layer in range(1, LAYERS + 1):
         rule: Any = (
-            config.Causal()
-            if asked.full and layer % asked.full == 0
-            else config.Window(asked.window)
+            config.Causal() if args.full and layer % args.full == 0 else config.Window(args.window)
         )
         blocks.append(config.Block(config.Attention(4, 2, mask=rule), config.GatedMLP(128)))
     stack = config.Stack(LAYERS, tuple(blocks), config.Rotary())
-    model = build_model(config.Decoder(64, asked.tokens + 64, config.Embed(512), stack)).eval()
+    model = build_model(config.Decoder(64, args.tokens + 64, config.Embed(512), stack)).eval()
     for step in (512, 128):
         with Engine(model, max_sequences=8, step_tokens=step, lookup=False) as engine:
             most = dict[PagePool, int]()
             for pool, _ in engine.memory_plan.pools:
                 watch(pool, most)
-            prompt = torch.randint(512, (asked.tokens,)).tolist()
+            prompt = torch.randint(512, (args.tokens,)).tolist()
             engine.submit(
                 Request(prompt, max_new=32, sampling=Sampling(0), stop_tokens=())
             ).result()
-            held = sum(most[pool] * size for pool, size in engine.memory_plan.pools)
-            whole = -(-(asked.tokens + 31) // 32) * sum(engine.memory_plan.page_bytes)
+            total = sum(most[pool] * size for pool, size in engine.memory_plan.pools)
+            full = -(-(args.tokens + 31) // 32) * sum(engine.memory_plan.page_bytes)
             print(f"{step} tokens a step: {engine.memory_plan}")
             print(
-                f"  at most {[*most.values()]} pages, {held / 2**20:.1f} MiB; without windows "
-                f"{whole / 2**20:.1f} MiB"
+                f"  at most {[*most.values()]} pages, {total / 2**20:.1f} MiB; without windows "
+                f"{full / 2**20:.1f} MiB"
             )
 
 

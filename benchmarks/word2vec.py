@@ -34,9 +34,9 @@ def read(corpus: Path) -> list[list[str]]:
     from glassformer.classics import vocabulary
     from glassformer.data import find as find_corpus
 
-    found = [*vocabulary.sentences(find_corpus(str(corpus)).texts())]
-    random.Random(0).shuffle(found)
-    return found
+    results = [*vocabulary.sentences(find_corpus(str(corpus)).texts())]
+    random.Random(0).shuffle(results)
+    return results
 
 
 def ours(
@@ -49,10 +49,10 @@ def ours(
     torch.set_num_threads(threads)
     words = vocabulary.index_words(sentences, 5)
     model = word2vec.Word2Vec(words, word2vec.Settings(kind, epochs=epochs, seed=seed, **USUAL))
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in model.train():
         pass
-    return model.vectors(), time.perf_counter() - begun
+    return model.vectors(), time.perf_counter() - start
 
 
 def theirs(
@@ -78,9 +78,9 @@ def theirs(
         **settings,
     )
     model.build_vocab(sentences)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     model.train(sentences, total_examples=model.corpus_count, epochs=epochs)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     return Vectors(tuple(model.wv.index_to_key), model.wv.vectors), seconds
 
 
@@ -88,25 +88,25 @@ def spearman(vectors: Any, path: Path) -> float:
     from glassformer.classics.vectors import read_pairs
     from glassformer.evaluation import metrics
 
-    known = [
+    listed = [
         (a, b, x) for a, b, x in read_pairs(path) if None not in (vectors.find(a), vectors.find(b))
     ]
-    return metrics.of_numbers([vectors.cosine(a, b) for a, b, _ in known], [x for *_, x in known])[
-        "spearman"
-    ]
+    return metrics.of_numbers(
+        [vectors.cosine(a, b) for a, b, _ in listed], [x for *_, x in listed]
+    )["spearman"]
 
 
-def one(given: argparse.Namespace) -> None:
+def one(args: argparse.Namespace) -> None:
     """One training in this process; its figures as JSON."""
-    sentences = read(given.corpus)
-    who, kind, threads, seed = given.one[0], given.one[1], int(given.one[2]), int(given.one[3])
+    sentences = read(args.corpus)
+    who, kind, threads, seed = args.one[0], args.one[1], int(args.one[2]), int(args.one[3])
     vectors, seconds = (ours if who == "ours" else theirs)(
-        sentences, kind, threads, given.epochs, seed
+        sentences, kind, threads, args.epochs, seed
     )
-    speed = given.epochs * sum(map(len, sentences)) / seconds
+    speed = args.epochs * sum(map(len, sentences)) / seconds
     print(
         json.dumps(
-            {"speed": speed, "scores": [spearman(vectors, path) for path in given.similarity]}
+            {"speed": speed, "scores": [spearman(vectors, path) for path in args.similarity]}
         )
     )
 
@@ -120,7 +120,7 @@ def trainer(corpus: Path) -> None:
     torch.set_num_threads(1)
     words = vocabulary.index_words(read(corpus), 5)
     model = word2vec.Word2Vec(words, word2vec.Settings())
-    ids, pos, reach = (part[: model.batch] for part in model._rows(0, min(len(words), 1 << 16)))
+    ids, pos, reach = (row[: model.batch] for row in model._rows(0, min(len(words), 1 << 16)))
     batch = model._prepare(ids, pos, reach)
     tables = [torch.nn.Parameter(table.clone()) for table in (model.inputs, model.outputs)]
     optimizer = torch.optim.AdamW(tables, fused=True)
@@ -137,9 +137,9 @@ def trainer(corpus: Path) -> None:
     for name, step in (("ours", lambda: model._learn(batch, 0.0, False)), ("trainer", dense)):
         times = []
         for _ in range(20):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             step()
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - start)
         print(
             f"a step of {ids.shape[0] * model.row} words, {name}: "
             f"{1000 * statistics.median(times):.2f} ms"
@@ -158,23 +158,23 @@ def main() -> int:
     parser.add_argument("--similarity", type=Path, nargs="+", default=[])
     parser.add_argument("--trainer", action="store_true")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        one(given)
+    args = parser.parse_args()
+    if args.one:
+        one(args)
         return 0
-    if given.trainer:
-        trainer(given.corpus)
+    if args.trainer:
+        trainer(args.corpus)
         return 0
     print(
         "| kind | threads | ours, words/s | gensim, words/s | ratio | Spearman: ours | gensim "
         "|\n|" + "---|" * 7
     )
     met = True
-    for kind in given.kinds:
-        for threads in given.threads:
-            found: dict[str, list[Any]] = {"ours": [], "gensim": []}
-            for seed in range(given.repeats):
-                for who, runs in found.items():
+    for kind in args.kinds:
+        for threads in args.threads:
+            result: dict[str, list[Any]] = {"ours": [], "gensim": []}
+            for seed in range(args.repeats):
+                for who, runs in result.items():
                     command = [
                         sys.executable,
                         *sys.argv,
@@ -189,7 +189,7 @@ def main() -> int:
                         command, env=environment, check=True, capture_output=True, text=True
                     )
                     runs.append(json.loads(answer.stdout))
-            speeds = [[run["speed"] for run in runs] for runs in found.values()]
+            speeds = [[run["speed"] for run in runs] for runs in result.values()]
             ratio = statistics.median(a / b for a, b in zip(*speeds, strict=True))
             cells = [
                 f"{statistics.median(s):,.0f} ({min(s):,.0f} to {max(s):,.0f})" for s in speeds
@@ -199,7 +199,7 @@ def main() -> int:
                     f"{statistics.mean(s):.3f} ± {statistics.pstdev(s):.3f}"
                     for s in zip(*(r["scores"] for r in runs), strict=True)
                 )
-                for runs in found.values()
+                for runs in result.values()
             ]
             print(
                 f"| {kind} | {threads} | {cells[0]} | {cells[1]} | {ratio:.2f} | {scores[0]} | "

@@ -37,9 +37,9 @@ class Apart:
         pair = isinstance(self.model.config, c.EncoderDecoder)
 
         def strip(label: str) -> torch.Tensor:
-            there = tab.locator(f'.text .strip[aria-label="{label}"] .token')
+            present = tab.locator(f'.text .strip[aria-label="{label}"] .token')
             return torch.tensor(
-                [[int(id) for id in there.evaluate_all("all => all.map(one => one.dataset.id)")]]
+                [[int(id) for id in present.evaluate_all("all => all.map(one => one.dataset.id)")]]
             )
 
         tokens, source = strip("tokens"), strip("source tokens") if pair else None
@@ -60,14 +60,14 @@ class Apart:
     def __getitem__(self, address: str) -> float:
         name, _, index = address.partition("[")
         value = self.values[name] if name in self.values else self.weights[name]
-        return float(value[tuple(int(one) for one in index.rstrip("]").split(","))])
+        return float(value[tuple(int(piece) for piece in index.rstrip("]").split(","))])
 
 
-def numbers(found: Any) -> list[tuple[str, float]]:
+def numbers(result: Any) -> list[tuple[str, float]]:
     """Address and value of everything that a locator finds."""
     return [
         (address, float(value.replace("Infinity", "inf")))
-        for address, value in found.evaluate_all(SAID)
+        for address, value in result.evaluate_all(SAID)
     ]
 
 
@@ -79,8 +79,8 @@ def probed(tab: Any, points: list[tuple[float, float]]) -> list[tuple[str, float
     ]
 
 
-def close(shown: float, true: float) -> bool:
-    return shown == true or math.isclose(shown, true, rel_tol=1e-4, abs_tol=1e-5)
+def close(displayed: float, true: float) -> bool:
+    return displayed == true or math.isclose(displayed, true, rel_tol=1e-4, abs_tol=1e-5)
 
 
 def typed(tab: Any, site: Any, name: str, view: str) -> Apart:

@@ -30,35 +30,35 @@ FAMILIES = {name: longer(cfg) for name, cfg in ALL.items() if not c.recurrent(cf
 
 def row(cfg, scene, length):
     """Tokens and what else a model is given of a row; and that of its source."""
-    given = tokens(2, length)
+    second_tokens = tokens(2, length)
     pos = torch.arange(length).expand(2, -1).clone()
-    kept = {"pos": pos}
+    saved = {"pos": pos}
     if scene == "packed":
         border = torch.tensor([[length // 3], [length // 2]])
-        kept["document_ids"] = (pos >= border).long()
-        kept["pos"] = torch.where(pos >= border, pos - border, pos)
+        saved["document_ids"] = (pos >= border).long()
+        saved["pos"] = torch.where(pos >= border, pos - border, pos)
     if scene == "padded":
-        kept["pos"] = torch.stack((pos[0], torch.cat((torch.full((5,), -1), pos[1, :-5]))))
+        saved["pos"] = torch.stack((pos[0], torch.cat((torch.full((5,), -1), pos[1, :-5]))))
     if scene == "prefix" and isinstance(cfg, c.Decoder) and not c.recurrent(cfg):
-        kept["prefix"] = pos < torch.tensor([[4], [length // 2]])
+        saved["prefix"] = pos < torch.tensor([[4], [length // 2]])
     if isinstance(cfg, c.EncoderDecoder):
-        kept["source"] = tokens(2, 13, seed=5)
-        kept["source_pos"] = torch.arange(13).expand(2, -1).clone()
+        saved["source"] = tokens(2, 13, seed=5)
+        saved["source_pos"] = torch.arange(13).expand(2, -1).clone()
         if scene == "padded":
-            kept["source_pos"][0, 9:] = -1
+            saved["source_pos"][0, 9:] = -1
         if scene == "packed":
-            kept["source_document_ids"] = (kept["source_pos"] > 6).long()
+            saved["source_document_ids"] = (saved["source_pos"] > 6).long()
     if getattr(cfg.embed, "segments", 0):
-        kept["segments"] = (pos > 7).long()
-    return given, kept
+        saved["segments"] = (pos > 7).long()
+    return second_tokens, saved
 
 
-def result(model, given, kept, weigh, count):
+def result(model, args, saved, weigh, count):
     """Logits, and the gradients of a weighted sum of them and of the auxiliary losses."""
     model.zero_grad()
-    source = (kept["source"],) if isinstance(model, EncoderDecoder) else ()
-    out = model(given, *source, **{name: x for name, x in kept.items() if name != "source"})
-    real = (kept["pos"] >= 0)[..., None]
+    source = (saved["source"],) if isinstance(model, EncoderDecoder) else ()
+    out = model(args, *source, **{name: x for name, x in saved.items() if name != "source"})
+    real = (saved["pos"] >= 0)[..., None]
     loss = (out.logits * weigh * real).sum() + sum(out.aux.values()) * count
     loss.backward()
     return (out.logits * real).detach(), {
@@ -66,11 +66,11 @@ def result(model, given, kept, weigh, count):
     }
 
 
-def worst(found, wanted):
+def worst(result, expected):
     """The largest difference of gradients beside the largest number of each."""
     # keys' bias has none: what is there is rounding
-    loudest = max(float(grad.abs().max()) for grad in wanted.values())
-    sizes = {path: max(float(grad.abs().max()), loudest / 100) for path, grad in wanted.items()}
+    loudest = max(float(grad.abs().max()) for grad in expected.values())
+    sizes = {path: max(float(grad.abs().max()), loudest / 100) for path, grad in expected.items()}
     return max(
-        float((found[path] - grad).abs().max()) / sizes[path] for path, grad in wanted.items()
+        float((result[path] - grad).abs().max()) / sizes[path] for path, grad in expected.items()
     )

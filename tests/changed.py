@@ -11,10 +11,10 @@ from glassformer.nn import build_model, lora
 LORA = objectives.LoRA(rank=3, alpha=6.0, target_modules=("*.attn.q", "*.attn.v"))
 
 
-def moved(shape, how=LORA, seed=1):
+def moved(shape, options=LORA, seed=1):
     """A model with a change beside it that says something."""
     model = build_model(shape, seed=seed).eval()
-    lora.tune(model, how)
+    lora.tune(model, options)
     draw = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for _, weight in lora.trained(model):

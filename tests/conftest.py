@@ -45,8 +45,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     choose = engines.choose
 
-    def recorded(*given: object) -> engines.Engine:
-        engine = choose(*given)  # type: ignore[arg-type]
+    def recorded(*args: object) -> engines.Engine:
+        engine = choose(*args)  # type: ignore[arg-type]
         names.append(engine.name)
         return engine
 
@@ -65,20 +65,20 @@ def asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractConte
 
     # kept for good once it is made: not with what stands in for torch.tensor here
     get_torch_obj_rule_map()
-    made = torch.tensor
+    tensor = torch.tensor
 
-    def on_the_host(*given: Any, device: Any = "cpu", **named: Any) -> torch.Tensor:
+    def on_the_host(*args: Any, device: Any = "cpu", **named: Any) -> torch.Tensor:
         assert device is None or torch.device(device).type == "cpu", (
             "torch.tensor on a GPU waits for it"
         )
-        return made(*given, **named)
+        return tensor(*args, **named)
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
         with monkeypatch.context() as patched:  # autocast does not know this device
             patched.setattr(torch, "tensor", on_the_host)
-            patched.setattr(torch, "is_autocast_enabled", lambda *given: False)
-            patched.setattr(torch, "autocast", lambda *given, **named: contextlib.nullcontext())
+            patched.setattr(torch, "is_autocast_enabled", lambda *args: False)
+            patched.setattr(torch, "autocast", lambda *args, **named: contextlib.nullcontext())
             yield
 
     return entered
@@ -91,7 +91,7 @@ def flex_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     if not hasattr(flex_attention, "_validate_device"):
         pytest.skip("this PyTorch refuses FlexAttention's gradient on a CPU in another place")
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *given: None)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *args: None)
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,14 @@ from typing import Any
 
 def free_port() -> int:
     """A port that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as item:
+        item.bind(("127.0.0.1", 0))
+        return int(item.getsockname()[1])
 
 
 def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
     """What torchrun would tell a process."""
-    said = {
+    message = {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": size,
@@ -38,7 +38,7 @@ def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
     }
     return {
         **os.environ,
-        **{name: str(value) for name, value in said.items()},
+        **{name: str(value) for name, value in message.items()},
         "OMP_NUM_THREADS": "1",
         **more,
     }
@@ -50,13 +50,15 @@ class Processes:
     def __init__(self, size: int) -> None:
         port, self.started = free_port(), list[subprocess.Popen[str]]()
         for rank in range(size):
-            given: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            fields: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             words = [sys.executable, __file__]
-            self.started.append(subprocess.Popen(words, env=environment(rank, size, port), **given))
+            self.started.append(
+                subprocess.Popen(words, env=environment(rank, size, port), **fields)
+            )
 
-    def call(self, function: Callable[..., Any], **given: Any) -> list[Any]:
+    def call(self, function: Callable[..., Any], **kwargs: Any) -> list[Any]:
         """The answers; the first error of any process is raised."""
-        line = json.dumps([inspect.getsourcefile(function), function.__name__, given])
+        line = json.dumps([inspect.getsourcefile(function), function.__name__, kwargs])
         for process in self.started:
             assert process.stdin is not None
             process.stdin.write(line + "\n")
@@ -103,9 +105,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with started(Parallel(timeout=120.0), "cpu") as mesh:
         for line in sys.stdin:
-            path, name, given = json.loads(line)
+            path, name, args = json.loads(line)
             try:
-                answer = {"value": getattr(_module(path), name)(mesh, **given)}
+                answer = {"value": getattr(_module(path), name)(mesh, **args)}
             except Exception:
                 answer = {"error": traceback.format_exc()}
             answers.write(json.dumps(answer) + "\n")

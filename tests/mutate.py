@@ -239,24 +239,24 @@ class Row(NamedTuple):
         for it in ``new``."""
         start = 0
         for name in filter(None, self.function.split(".")):
-            where = re.compile(rf"^\s*(?:def|class) {name}\b", re.MULTILINE).search(text, start)
-            if where is None:
+            results = re.compile(rf"^\s*(?:def|class) {name}\b", re.MULTILINE).search(text, start)
+            if results is None:
                 return None
-            start = where.end()
-        fixed = [re.escape(part).replace(r"\ ", r"\s+") for part in self.old.split("...")]
+            start = results.end()
+        fixed = [re.escape(piece).replace(r"\ ", r"\s+") for piece in self.old.split("...")]
         match = re.compile("(.*?)".join(fixed)).search(text, start)
         if match is None:
             return None
-        first, *others = self.new.split("...")
+        first, *remaining = self.new.split("...")
         new = first + "".join(
-            kept + part for kept, part in zip(match.groups(), others, strict=False)
+            group + piece for group, piece in zip(match.groups(), remaining, strict=False)
         )
         return Change(self.bug, match.start(), match.end(), new)
 
 
 def rows(text: str) -> list[Row]:
     """The rows of its tables; ``\\|`` stands for ``|``."""
-    found = []
+    results = []
     for line in text.splitlines():
         cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         change = re.fullmatch(r"`(.+)` => `(.*)`", cells[2]) if len(cells) == 4 else None
@@ -266,8 +266,8 @@ def rows(text: str) -> list[Row]:
                 f"tests/{word}" if word.endswith(".py") else word
                 for word in shlex.split(cells[3].strip("`"))
             ]
-            found.append(Row(Path(file), function, cells[1], change[1], change[2], tests))
-    return found
+            results.append(Row(Path(file), function, cells[1], change[1], change[2], tests))
+    return results
 
 
 # ------------------------------------------------------------------------------- planting, testing
@@ -290,12 +290,12 @@ def tests_of(module: Path, root: Path = ROOT) -> tuple[str, ...]:
         by_name = [module.parents[1] / f"test_{module.parent.name}.py", module.parent]
     else:
         by_name = [module.parent / f"test_{module.stem}.py"]
-    found = [f"tests/{path}" for path in by_name if (root / "tests" / path).exists()][:1]
+    result = [f"tests/{path}" for path in by_name if (root / "tests" / path).exists()][:1]
     page = (root / "tests/where.md").read_text(encoding="utf-8")
     for test, cell in re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", page, re.MULTILINE):
-        if any(fnmatch.fnmatch(name, one) for one in re.findall(r"`([\w/*.]+)`", cell)):
-            found.append(f"tests/{test}")
-    return tuple(dict.fromkeys(found))
+        if any(fnmatch.fnmatch(name, item) for item in re.findall(r"`([\w/*.]+)`", cell)):
+            result.append(f"tests/{test}")
+    return tuple(dict.fromkeys(result))
 
 
 def draw(paths: list[Path], count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
@@ -321,7 +321,7 @@ def draw(paths: list[Path], count: int, seed: int, root: Path = ROOT) -> list[Mu
     drawn = [mutant for _, _, mutant in sorted(ranked, key=lambda entry: entry[:2])[:count]]
     return sorted(
         (mutant._replace(tests=tests_of(mutant.file, root)) for mutant in drawn),
-        key=lambda one: one.file,
+        key=lambda item: item.file,
     )
 
 

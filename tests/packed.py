@@ -34,29 +34,29 @@ def packed(tokens: torch.Tensor, lengths: list[int]) -> Batch:
 
 def alone(batch: Batch) -> list[Batch]:
     """Each packed document as a batch of its own."""
-    made = []
+    results = []
     for row in range(len(batch.tokens)):
         for number in range(int(batch.document_ids[row].max()) + 1):
-            parts = {}
-            for name, part in vars(batch).items():
-                if part is not None and name not in ("document_ids", "source_document_ids"):
+            pieces = {}
+            for name, piece in vars(batch).items():
+                if piece is not None and name not in ("document_ids", "source_document_ids"):
                     document_ids = (
                         batch.source_document_ids
                         if name.startswith("source")
                         else batch.document_ids
                     )
-                    parts[name] = part[row][document_ids[row] == number][None]
-            made.append(Batch(**parts))
-    return made
+                    pieces[name] = piece[row][document_ids[row] == number][None]
+            results.append(Batch(**pieces))
+    return results
 
 
 @torch.no_grad()
 def check_packed_equals_apart(family: str, objective: Objective, tokenizer: Tokenizer) -> None:
     """The loss of packed documents is the sum of each by itself."""
-    given = packed(tiny.tokens(3, 60) % len(LETTERS), [25, 7, 20])
+    args = packed(tiny.tokens(3, 60) % len(LETTERS), [25, 7, 20])
     model = tiny.model(tiny.ALL[family])
-    batch = objective.prepare(given, random(), tokenizer)
-    whole = objective.loss(model, batch, 0.1)
-    parts = [objective.loss(model, part, 0.1) for part in alone(batch)]
-    assert len(parts) == 9 and whole.count == sum(part.count for part in parts) > 9
-    torch.testing.assert_close(whole.sum, sum(part.sum for part in parts), rtol=1e-5, atol=1e-4)
+    batch = objective.prepare(args, random(), tokenizer)
+    loss = objective.loss(model, batch, 0.1)
+    pieces = [objective.loss(model, piece, 0.1) for piece in alone(batch)]
+    assert len(pieces) == 9 and loss.count == sum(piece.count for piece in pieces) > 9
+    torch.testing.assert_close(loss.sum, sum(piece.sum for piece in pieces), rtol=1e-5, atol=1e-4)

@@ -39,10 +39,10 @@ def tokenizer(kind: str = "bpe") -> Tokenizer:
 
 def worded(cfg: c.Model) -> c.Model:
     """The same shape with room for the tokenizer's entries."""
-    own = {"embed": replace(cfg.embed, vocab=VOCAB)}
+    fields = {"embed": replace(cfg.embed, vocab=VOCAB)}
     if getattr(cfg, "source_embed", None) is not None:
-        own["source_embed"] = replace(cfg.source_embed, vocab=VOCAB)  # type: ignore[union-attr]
-    return replace(cfg, **own)  # type: ignore[arg-type]
+        fields["source_embed"] = replace(cfg.source_embed, vocab=VOCAB)  # type: ignore[union-attr]
+    return replace(cfg, **fields)  # type: ignore[arg-type]
 
 
 def saved(name: str, folder: Path, seed: int = 1) -> Path:
@@ -76,5 +76,5 @@ def tensors(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
 def facts(data: bytes) -> dict[str, str]:
     """What safetensors say beside."""
     size = int.from_bytes(data[:8], "little")
-    told: dict[str, str] = json.loads(data[8 : 8 + size])["__metadata__"]
-    return told
+    output: dict[str, str] = json.loads(data[8 : 8 + size])["__metadata__"]
+    return output

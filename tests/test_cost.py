@@ -46,9 +46,9 @@ def test_published_figures(name: str) -> None:
 
 
 def test_the_largest_answers_at_once() -> None:
-    begin = time.perf_counter()
+    start = time.perf_counter()
     rows = dict(cost(recipes.find("llama/3-405b")).table())
-    assert time.perf_counter() - begin < 2
+    assert time.perf_counter() - start < 2
     assert "weights to run, int8" in rows
     assert rows["parameters"] == "405,853,388,800" and rows["cache per token, bf16"] == "504 KiB"
     assert rows["weights to run, bf16"] == "755.96 GiB"
@@ -98,7 +98,7 @@ def test_cost_takes_the_settings_of_train(
     ):
         assert main(["cost", "--json", *words]) == 0
         assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(deeper.to_dict()))
-    found = []
+    results = []
     for depth in ("4", "8"):
         assert (
             main(
@@ -114,9 +114,9 @@ def test_cost_takes_the_settings_of_train(
             )
             == 0
         )
-        found.append(json.loads(capsys.readouterr().out))
-    assert found[1]["parts"]["attention"] == 2 * found[0]["parts"]["attention"]
-    for words, said in (
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[1]["parts"]["attention"] == 2 * results[0]["parts"]["attention"]
+    for words, message in (
         (["glass/1m", "--bach", "4"], '--bach is not understood. Did you mean "batch"?'),
         (
             ["glass/1m", "--decoder.depht", "4"],
@@ -126,7 +126,7 @@ def test_cost_takes_the_settings_of_train(
         ([], "Give a recipe, a folder or a run file"),
     ):
         assert main(["cost", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 MODELS: dict[str, config.Model] = {
@@ -149,7 +149,7 @@ def test_parts_add_up_to_the_model(name: str) -> None:
     spent = cost(tiny(name))
     assert spent.total == sum(weight.numel() for weight in build_model(tiny(name)).parameters())
     assert all(
-        spent.parameters[part] > 0 for part in ("embedding", "attention", "feedforward", "norms")
+        spent.parameters[name] > 0 for name in ("embedding", "attention", "feedforward", "norms")
     )
 
 
@@ -173,9 +173,9 @@ def test_flops_are_those_torch_counts(name: str) -> None:
 def test_keys_seen_are_counted_with_windows(window: int, causal: bool) -> None:
     T = 16
     spent = cost(tiny("llama"), context=T)
-    seen = sum(abs(q - k) < window and (k <= q or not causal) for q in range(T) for k in range(T))
+    total = sum(abs(q - k) < window and (k <= q or not causal) for q in range(T) for k in range(T))
     assert spent._keys(config.Attention(1, mask=config.Window(window)), causal) == pytest.approx(
-        seen / T
+        total / T
     )
 
 
@@ -203,20 +203,20 @@ def test_activations_are_about_what_autograd_keeps(name: str, dropout: float) ->
     B, T = 2, 64
     cfg = serial.change(tiny(name), {"decoder.dropout": dropout})
     model = build_model(cfg).train()
-    held: dict[int, torch.UntypedStorage] = {}
+    stored: dict[int, torch.UntypedStorage] = {}
     weights = {weight.data_ptr() for weight in model.parameters()}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            held[storage.data_ptr()] = storage  # kept, so that no other may take its place
+            stored[storage.data_ptr()] = storage  # kept, so that no other may take its place
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = model(torch.zeros(B, T, dtype=torch.long), logits="none").hidden
-    kept = sum(storage.nbytes() for storage in held.values())
+    total = sum(storage.nbytes() for storage in stored.values())
     hidden.sum().backward()
-    assert cost(cfg, B, T).activations("fp32") == pytest.approx(kept, rel=0.15)
+    assert cost(cfg, B, T).activations("fp32") == pytest.approx(total, rel=0.15)
 
 
 def test_experts_are_counted_by_how_many_are_visited() -> None:
@@ -225,13 +225,13 @@ def test_experts_are_counted_by_how_many_are_visited() -> None:
     mixed = serial.change(
         tiny("llama"), {"decoder.pattern.feedforward": serial.to_dict(config.MoE(8, 2, expert))}
     )
-    one = cost(dense).parameters["feedforward"]
+    parameters = cost(dense).parameters["feedforward"]
     routers = 5 * 64 * 8
     spent = cost(mixed, context=16)
-    assert spent.parameters["feedforward"] == 8 * one + routers
-    assert spent.active == spent.total - 6 * one
+    assert spent.parameters["feedforward"] == 8 * parameters + routers
+    assert spent.active == spent.total - 6 * parameters
     assert dict(spent.table())["active per token"] == f"{spent.active:,}"
-    assert spent.forward_flops - cost(dense, context=16).forward_flops == 2 * (one + routers)
+    assert spent.forward_flops - cost(dense, context=16).forward_flops == 2 * (parameters + routers)
 
 
 def test_encoder_decoders_count_both_stacks() -> None:
@@ -291,8 +291,8 @@ def test_a_run_file_costs_what_a_training_of_it_says(
     path.write_text(
         '[model]\nrecipe = "glass/200k"\n\n[data]\ntrain = "python-docs"\ntokenizer = "byte"\n'
     )
-    found = []
+    results = []
     for more in (["--train.batch", "8", "--train.accumulate", "2"], ["--train.batch", "4"]):
         assert main(["cost", str(path), "--json", *more]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    assert found[0] == found[1] and found[0]["batch"] == 4
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0] == results[1] and results[0]["batch"] == 4

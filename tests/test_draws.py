@@ -72,17 +72,17 @@ def _first(seed: int) -> c.Model:
             c.Fixed(draw.randint(2, 7), choose((1, 2))),
         ]
         if depth < 2 and chance(0.25):
-            left, right = mask_rule(depth + 1), mask_rule(depth + 1)
-            return left & right if chance(0.5) else left | right
+            remaining, right = mask_rule(depth + 1), mask_rule(depth + 1)
+            return remaining & right if chance(0.5) else remaining | right
         return choose(simple)
 
     def attention(across: bool = False) -> c.Attention:
-        own = heads if alike else choose((1, 2, 4, heads))
-        groups = choose([n for n in range(1, own + 1) if own % n == 0])
-        width = choose((4, 8, 12)) if dim % own or chance(0.4) or turning else None
+        individual = heads if alike else choose((1, 2, 4, heads))
+        groups = choose([n for n in range(1, individual + 1) if individual % n == 0])
+        width = choose((4, 8, 12)) if dim % individual or chance(0.4) or turning else None
         rules: c.MaskRule = c.Full() if across or chance(0.4) else mask_rule()
         return c.Attention(
-            own, choose((None, groups)), width, chance(0.5), choose((None, True, False)),
+            individual, choose((None, groups)), width, chance(0.5), choose((None, True, False)),
             norm() if chance(0.3) else None, choose((None, 0.1, 1.0)), choose((None, None, 3.0, 30.0)), rules,
         )  # fmt: skip
 
@@ -128,8 +128,8 @@ def _first(seed: int) -> c.Model:
         nonlocal alike, turning
         if chance(0.08):
             cross = choose((c.Summary(), c.Additive(choose((4, 12))))) if crosses else None
-            both = causal or dim % 2 == 1
-            return c.Recurrent(draw.randint(1, 2), choose((c.GRU(), c.LSTM())), cross, both)
+            pair = causal or dim % 2 == 1
+            return c.Recurrent(draw.randint(1, 2), choose((c.GRU(), c.LSTM())), cross, pair)
         scheme = position(causal)
         alike = isinstance(scheme, c.Alibi | c.RelativeBias) or chance(0.6)
         turning = isinstance(scheme, c.Rotary)
@@ -140,8 +140,8 @@ def _first(seed: int) -> c.Model:
                 replace(b, cross=b.cross and replace(b.cross, head_dim=4)) for b in pattern
             )
             scheme = c.Rotary(scaling=scaling())
-        ends = (norm() if chance(0.3) else None), (norm() if chance(0.8) else None)
-        return c.Stack(len(pattern) * choose((1, 2)), pattern, scheme, causal, *ends)
+        bounds = (norm() if chance(0.3) else None), (norm() if chance(0.8) else None)
+        return c.Stack(len(pattern) * choose((1, 2)), pattern, scheme, causal, *bounds)
 
     embed = c.Embed(VOCAB, choose((1.0, dim**0.5)), choose((0, 0, 2)), choose((0, 0, 0, 2)))
     act = choose((None, None, "gelu", "tanh"))
@@ -172,24 +172,24 @@ def _first(seed: int) -> c.Model:
     )
 
 
-def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tuple[str, Tensor]]:
+def ways(model: Model, args: Tensor, source: Tensor, seed: int) -> Iterator[tuple[str, Tensor]]:
     """The logits of ``given`` (B, T), reached in every way that must not change them."""
     draw = random.Random(seed)
     across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
-    rows = range(len(given))
+    rows = range(len(args))
     # it traces, for seconds
     for engine in ENGINES if seed % 20 == 0 else [name for name in ENGINES if name != "flex"]:
         # where one cannot compute a layer, another does: test_laws.py tells which ran
         model.engine = engine
-        yield f"engine {engine}", model(given, **across).logits
+        yield f"engine {engine}", model(args, **across).logits
     model.engine = "auto"
     tape = Tape("*", edits={})
-    yield "tape", model(given, tape=tape, **across).logits
+    yield "tape", model(args, tape=tape, **across).logits
     yield (
         "alone",
         torch.cat(
             [
-                model(given[i : i + 1], **{k: v[i : i + 1] for k, v in across.items()}).logits
+                model(args[i : i + 1], **{k: v[i : i + 1] for k, v in across.items()}).logits
                 for i in rows
             ]
         ),
@@ -197,27 +197,27 @@ def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tup
     for side in ("left", "right"):
         wide = LENGTH + 4
         place = slice(4, wide) if side == "left" else slice(0, LENGTH)
-        held, pos = (
-            torch.zeros(len(given), wide, dtype=torch.long),
-            torch.full((len(given), wide), -1),
+        zeros, pos = (
+            torch.zeros(len(args), wide, dtype=torch.long),
+            torch.full((len(args), wide), -1),
         )
-        held[:, place], pos[:, place] = given, torch.arange(LENGTH)
-        yield f"padded {side}", model(held, pos=pos, **across).logits[:, place]
+        zeros[:, place], pos[:, place] = args, torch.arange(LENGTH)
+        yield f"padded {side}", model(zeros, pos=pos, **across).logits[:, place]
     if not across:
-        pos = torch.arange(LENGTH).repeat(len(given))[None]
-        document_ids = torch.arange(len(given)).repeat_interleave(LENGTH)[None]
+        pos = torch.arange(LENGTH).repeat(len(args))[None]
+        document_ids = torch.arange(len(args)).repeat_interleave(LENGTH)[None]
         yield (
             "packed",
-            model(given.reshape(1, -1), pos=pos, document_ids=document_ids).logits.view(
-                *given.shape, -1
+            model(args.reshape(1, -1), pos=pos, document_ids=document_ids).logits.view(
+                *args.shape, -1
             ),
         )
     else:
-        held = torch.nn.functional.pad(source, (3, 0))
+        zeros = torch.nn.functional.pad(source, (3, 0))
         pos = torch.nn.functional.pad(
             torch.arange(source.shape[1]).expand(source.shape), (3, 0), value=-1
         )
-        yield "padded source", model(given, held, source_pos=pos).logits
+        yield "padded source", model(args, zeros, source_pos=pos).logits
     if "decoder" in vars(model)["_modules"]:
         cache = Cache(model.config)
         memory = {"memory": model.encode(source)} if across else {}
@@ -226,10 +226,10 @@ def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tup
             sizes.append(
                 min(choice if (choice := draw.choice((1, 1, 2, 5))) else 1, LENGTH - sum(sizes))
             )
-        parts = given.split(sizes, dim=1)
+        pieces = args.split(sizes, dim=1)
         yield (
             f"cached {sizes}",
-            torch.cat([model(part, cache=cache, **memory).logits for part in parts], 1),
+            torch.cat([model(piece, cache=cache, **memory).logits for piece in pieces], 1),
         )
 
 
@@ -242,35 +242,35 @@ def hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cost(cfg).total == sum(p.numel() for p in model.parameters()) and len(
         weights.shapes(cfg)
     )
-    given, source = (torch.randint(0, VOCAB, (2, n), generator=generator) for n in (LENGTH, 9))
+    args, source = (torch.randint(0, VOCAB, (2, n), generator=generator) for n in (LENGTH, 9))
     across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
     monkeypatch.setattr(cpu_blocks, "BLOCK", 8)  # so that a row is several blocks
     with torch.no_grad():
-        plain = model(given, **across).logits
-        single = dict(ways(model, given, source, seed))
+        plain = model(args, **across).logits
+        single = dict(ways(model, args, source, seed))
         exact = model.double()
-        wanted = exact(given, **across).logits
-        assert wanted.isfinite().all() and wanted.std() > 0
-        size = wanted.abs().max().item()
-        for name, found in ways(exact, given, source, seed):
-            assert (found - wanted).abs().max() <= 1e-9 * (1 + size), name
-        sure = _sure(exact, given, across)
-    rounding = max((plain - wanted).abs().max().item(), torch.finfo(torch.float32).eps * (1 + size))
-    for name, found in single.items():
-        assert not sure or (found - wanted).abs().max() <= ROUNDS * rounding, f"{name} in float32"
+        logits = exact(args, **across).logits
+        assert logits.isfinite().all() and logits.std() > 0
+        size = logits.abs().max().item()
+        for name, value in ways(exact, args, source, seed):
+            assert (value - logits).abs().max() <= 1e-9 * (1 + size), name
+        sure = _sure(exact, args, across)
+    rounding = max((plain - logits).abs().max().item(), torch.finfo(torch.float32).eps * (1 + size))
+    for name, value in single.items():
+        assert not sure or (value - logits).abs().max() <= ROUNDS * rounding, f"{name} in float32"
     model.float().train()
-    out = model(given, **across)
+    out = model(args, **across)
     (out.logits.square().mean() + sum(out.aux.values())).backward()
     grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
     assert grads and all(grad.isfinite().all() for grad in grads)
 
 
-def _sure(model: Model, given: Tensor, across: dict[str, Any]) -> bool:
+def _sure(model: Model, args: Tensor, across: dict[str, Any]) -> bool:
     """Whether no mixture's choice hangs on so little that float32 may choose otherwise."""
     tape = Tape("*.router")
-    model(given, tape=tape, **across)
+    model(args, tape=tape, **across)
     mixtures = {
-        name: part.cfg.top_k for name, part in model.named_modules() if hasattr(part, "router")
+        name: piece.cfg.top_k for name, piece in model.named_modules() if hasattr(piece, "router")
     }
     for name, top in mixtures.items():
         best = (
@@ -297,11 +297,11 @@ def test_five_hundred_drawn_configs_obey_every_law(
 
 
 def test_the_draw_reaches_the_whole_vocabulary() -> None:
-    seen: set[str] = set()
+    observed: set[str] = set()
 
     def walk(node: object) -> None:
         if isinstance(node, dict):
-            seen.update(
+            observed.update(
                 name for name in (node.get("type"), node.get("place")) if isinstance(name, str)
             )
         for item in (
@@ -315,4 +315,4 @@ def test_the_draw_reaches_the_whole_vocabulary() -> None:
         for v in vars(c).values()
         if isinstance(v, type) and hasattr(v, "__dataclass_fields__")
     }
-    assert types | {"pre", "post", "sandwich", "parallel"} <= seen
+    assert types | {"pre", "post", "sandwich", "parallel"} <= observed

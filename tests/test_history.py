@@ -48,21 +48,21 @@ def test_all_eight_met_the_same_sentences_three_times() -> None:
 
 
 def test_the_rows_are_in_the_order_that_the_page_says() -> None:
-    found = {name: row["accuracy"] for name, row in SENTENCES.items()}
+    result = {name: row["accuracy"] for name, row in SENTENCES.items()}
     for lower, higher in (
         ("rnn", "rnn-attention"),
         ("rnn-attention", "transformer"),
         ("gpt", "word2vec"),
     ):
-        assert max(found[lower]) < min(found[higher]), (lower, higher)
+        assert max(result[lower]) < min(result[higher]), (lower, higher)
     assert (
-        fmean(found["bert"])
-        < fmean(found["transformer"])
-        < fmean(found["experts"])
-        < fmean(found["word2vec"])
+        fmean(result["bert"])
+        < fmean(result["transformer"])
+        < fmean(result["experts"])
+        < fmean(result["word2vec"])
     )
-    assert all(fmean(shares) <= found["bag-of-words"][0] for shares in found.values())
-    spreads = {name: max(shares) - min(shares) for name, shares in found.items()}
+    assert all(fmean(shares) <= result["bag-of-words"][0] for shares in result.values())
+    spreads = {name: max(shares) - min(shares) for name, shares in result.items()}
     assert max(spreads, key=lambda name: spreads[name]) == "bert"
     assert fmean(SENTENCES["gpt"]["reading loss"]) < fmean(SENTENCES["bert"]["reading loss"]) - 0.3
 
@@ -73,9 +73,9 @@ def test_the_file_shows_the_bottleneck_and_its_cure() -> None:
     assert list(vector["by length"]) == list(attention["by length"])
     assert vector["by length"]["1-4"]["exact"] > 95 > 10 > vector["by length"]["29+"]["exact"]
     assert attention["by length"]["29+"]["exact"] > 70 and vector["exact"] < attention["exact"]
-    assert sum(one["texts"] for one in vector["by length"].values()) == 1000
-    for one in rows.values():
-        assert all(len(group["seeds"]) == 3 for group in one["by length"].values())
+    assert sum(item["texts"] for item in vector["by length"].values()) == 1000
+    for row in rows.values():
+        assert all(len(group["seeds"]) == 3 for group in row["by length"].values())
     assert max(vector["by length"]["29+"]["seeds"]) < min(attention["by length"]["29+"]["seeds"])
 
 
@@ -87,7 +87,7 @@ def test_the_page_says_what_the_run_files_say() -> None:
     }
     people, readers = benchmark().PEOPLE, [f"{name}-reads" for name in benchmark().READERS]
     assert runs.keys() == {*people, *readers, *(row["name"] for row in TOLD["backwards"])}
-    backwards = {one.train.steps for name, one in runs.items() if "backwards" in name}
+    backwards = {run.train.steps for name, run in runs.items() if "backwards" in name}
     assert backwards == {800} and "800 steps" in PAGE
     width = re.search(r"one vector of (\d+) numbers", PAGE)
     assert (
@@ -95,14 +95,14 @@ def test_the_page_says_what_the_run_files_say() -> None:
         and f"dim = {width[1]}\n" in (ROOT / "runs/history/backwards-rnn.toml").read_text()
     )
     # whose rate is its own
-    ways = {name: runs[name].train for name in people if name != "word2vec"}
-    assert len(set(map(repr, ways.values()))) == 1, "one way of training for all"
+    variants = {name: runs[name].train for name in people if name != "word2vec"}
+    assert len(set(map(repr, variants.values()))) == 1, "one way of training for all"
     assert (
         f"{runs['rnn'].train.steps} steps" in PAGE
         and f"{runs['bert-reads'].train.steps} steps" in PAGE
     )
-    one, attention = runs["rnn"].model, runs["rnn-attention"].model
-    assert {key for key in one if one[key] != attention[key]} == {"pool"}, (
+    model, attention = runs["rnn"].model, runs["rnn-attention"].model
+    assert {key for key in model if model[key] != attention[key]} == {"pool"}, (
         "the two differ in how they read out alone"
     )
     dense, experts = runs["transformer"].model, runs["experts"].model
@@ -167,7 +167,7 @@ def test_a_cut_of_the_runs_gives_the_same_losses(tmp_path: Path) -> None:
         timeout=900,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    found = json.loads(ended.stdout)["cut"]["losses"]
-    assert found.keys() == TOLD["cut"]["losses"].keys()
-    for name, loss in found.items():
+    data = json.loads(ended.stdout)["cut"]["losses"]
+    assert data.keys() == TOLD["cut"]["losses"].keys()
+    for name, loss in data.items():
         assert loss == pytest.approx(TOLD["cut"]["losses"][name], rel=0.02), name

@@ -30,8 +30,8 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SR
 
 
 def room_of(path: Path) -> str:
-    parts = path.relative_to(SRC).parts
-    return parts[0] if len(parts) > 1 else "loose"
+    pieces = path.relative_to(SRC).parts
+    return pieces[0] if len(pieces) > 1 else "loose"
 
 
 def nodes_of(tree: ast.AST) -> int:

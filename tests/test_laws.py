@@ -43,14 +43,14 @@ def _no_grad():
         yield
 
 
-def forward(model: Model, given: torch.Tensor, **rest: object) -> torch.Tensor:
+def forward(model: Model, given: torch.Tensor, **kwargs: object) -> torch.Tensor:
     if isinstance(model, EncoderDecoder):
-        return model(given, tokens(given.shape[0], 9, seed=5), **rest).logits
-    return model(given, **rest).logits
+        return model(given, tokens(given.shape[0], 9, seed=5), **kwargs).logits
+    return model(given, **kwargs).logits
 
 
-def near(left: torch.Tensor, right: torch.Tensor) -> None:
-    torch.testing.assert_close(left, right, **CLOSE)
+def near(remaining: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(remaining, right, **CLOSE)
 
 
 every_family = pytest.mark.parametrize("name", ALL)
@@ -66,27 +66,27 @@ def test_survives_json(name: str) -> None:
 
 @every_family
 def test_same_seed_same_weights_and_no_memory_on_meta(name: str) -> None:
-    one, two, other = (build_model(ALL[name], seed=seed).state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    assert any(not torch.equal(one[key], other[key]) for key in one)
+    item, two, second = (build_model(ALL[name], seed=seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(item[key], two[key]) for key in item)
+    assert any(not torch.equal(item[key], second[key]) for key in item)
     meta = build_model(ALL[name], device="meta")
     assert {key: value.shape for key, value in meta.state_dict().items()} == {
-        key: v.shape for key, v in one.items()
+        key: v.shape for key, v in item.items()
     }
 
 
 @every_family
 def test_saved_loaded_counted_and_adapted(name: str, tmp_path: Path) -> None:
-    model, given = tiny.model(ALL[name]), tokens()
+    model, second_tokens = tiny.model(ALL[name]), tokens()
     store.save(model, tmp_path / name, layout="glassformer")
     back, _ = store.load(tmp_path / name)
-    theirs = dict(back.named_parameters())
+    reference = dict(back.named_parameters())
     assert back.config == ALL[name] and all(
-        torch.equal(w, theirs[path]) for path, w in model.named_parameters()
+        torch.equal(w, reference[path]) for path, w in model.named_parameters()
     )
     assert cost(ALL[name]).total == sum(weight.numel() for weight in model.parameters())
     lora.tune(back, LoRA(rank=2, target_modules=("*.q", "*.up", "*.state", "*.transform")))
-    near(forward(back, given), forward(model, given))
+    near(forward(back, second_tokens), forward(model, second_tokens))
 
 
 ENDS: dict[str, c.Model] = {  # without logits over words
@@ -104,47 +104,47 @@ ENDS: dict[str, c.Model] = {  # without logits over words
 
 @pytest.mark.parametrize("name", ENDS)
 def test_ends_without_words_keep_the_laws(name: str, tmp_path: Path) -> None:
-    cfg, given = ENDS[name], tokens()
+    cfg, second_tokens = ENDS[name], tokens()
     model = tiny.model(cfg)
-    said = model(given)
-    ends = [x for x in (said.tagged, said.pooled) if x is not None]
-    assert said.logits.numel() == 0 and ends
-    if said.tagged is not None:
-        assert said.tagged.shape == (3, 20, cfg.token_head.labels)
+    full_model = model(second_tokens)
+    bounds = [x for x in (full_model.tagged, full_model.pooled) if x is not None]
+    assert full_model.logits.numel() == 0 and bounds
+    if full_model.tagged is not None:
+        assert full_model.tagged.shape == (3, 20, cfg.token_head.labels)
     tape = Tape("*")
-    again = model(given, tape=tape)
-    near(tape["token_head.write" if said.tagged is not None else "pool.write"], ends[0])
-    assert torch.equal((again.pooled if said.tagged is None else again.tagged), ends[0])
-    rows = [row[:length] for row, length in zip(given, (5, 11, 20), strict=True)]
-    held, pos = padded(rows, "left")
-    together = model(held, pos=pos)
+    again = model(second_tokens, tape=tape)
+    near(tape["token_head.write" if full_model.tagged is not None else "pool.write"], bounds[0])
+    assert torch.equal((again.pooled if full_model.tagged is None else again.tagged), bounds[0])
+    rows = [row[:length] for row, length in zip(second_tokens, (5, 11, 20), strict=True)]
+    stored, pos = padded(rows, "left")
+    together = model(stored, pos=pos)
     for index, row in enumerate(rows):
         alone = model(row[None])
-        if said.tagged is not None:
+        if full_model.tagged is not None:
             near(together.tagged[index][pos[index] >= 0], alone.tagged[0])
-        if said.pooled is not None:
+        if full_model.pooled is not None:
             near(together.pooled[index], alone.pooled[0])
     assert serial.loads(c.Model, serial.dumps(cfg)) == cfg
     assert cost(cfg).total == sum(weight.numel() for weight in model.parameters())
     store.save(model, tmp_path / "m", layout="glassformer")
     back, _ = store.load(tmp_path / "m")
-    assert back.config == cfg and torch.equal(back(given).hidden, said.hidden)
+    assert back.config == cfg and torch.equal(back(second_tokens).hidden, full_model.hidden)
     model.engine = "eager"
-    near(model(given).hidden, said.hidden)
+    near(model(second_tokens).hidden, full_model.hidden)
 
 
 def test_every_config_type_is_used_by_a_family() -> None:
-    seen = set()
+    observed = set()
 
     def walk(node: object) -> None:
         if isinstance(node, dict):
-            seen.add(node.get("type"))
+            observed.add(node.get("type"))
             [walk(item) for item in node.values()]
         elif isinstance(node, list):
             [walk(item) for item in node]
 
     [walk(serial.to_dict(config)) for config in (*ALL.values(), *ENDS.values())]
-    assert {kind.__name__ for kind in built()} - seen == {"LinearScaling"}, (
+    assert {kind.__name__ for kind in built()} - observed == {"LinearScaling"}, (
         "add a family that uses it to tiny.py"
     )
 
@@ -159,14 +159,14 @@ CANNOT = {
 
 def needs(cfg: c.Model) -> list[set[str]]:
     """What each attention layer asks of an engine beside a mask."""
-    found = []
+    results = []
     for stack in c.stacks(cfg).values():
         biased = {"bias"} if isinstance(stack.position, c.RelativeBias | c.Alibi) else set()
         for block in stack.pattern:
-            found.append(biased | ({"softcap"} if block.attention.softcap else set()))
+            results.append(biased | ({"softcap"} if block.attention.softcap else set()))
             if block.cross is not None:
-                found.append({"softcap"} if block.cross.softcap else set())
-    return found
+                results.append({"softcap"} if block.cross.softcap else set())
+    return results
 
 
 @every_family
@@ -182,53 +182,56 @@ def test_every_engine_equals_eager(
         pytest.skip(f"no layer that {engine} can compute: it would test another engine")
     model = tiny.model(ALL[name])
     model.engine = engine
-    found = forward(model, tokens())
+    output = forward(model, tokens())
     fallback = {
         "eager" if "softcap" in layer else "sdpa" for layer in layers if layer & CANNOT[engine]
     }
     assert set(chosen) == {engine} | fallback
-    assert found.std() > 0.3, "weights too small for this test to see anything"
+    assert output.std() > 0.3, "weights too small for this test to see anything"
     model.engine = "eager"
-    near(found, forward(model, tokens()))
+    near(output, forward(model, tokens()))
 
 
 @every_decoder
 @pytest.mark.parametrize("chunks", [[20], [1] * 20, [7, 1, 1, 6, 1, 4], [3, 17]], ids=str)
 def test_cached_equals_uncached(name: str, chunks: list[int]) -> None:
     model = tiny.model(DECODERS[name])
-    cache, given = Cache(model.config), tokens()
+    cache, second_tokens = Cache(model.config), tokens()
     if chunks[0] < cache.prefix_length:  # a prefix is read in one go
         with pytest.raises(UserError, match="in one go"):
-            model(given[:, : chunks[0]], cache=cache)
+            model(second_tokens[:, : chunks[0]], cache=cache)
         chunks = [cache.prefix_length, *[1] * (20 - cache.prefix_length)]
-    seen = torch.cat(
-        [model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1
+    joined = torch.cat(
+        [model(piece, cache=cache).logits for piece in second_tokens.split(chunks, dim=1)], dim=1
     )
-    near(seen, model(given).logits)
+    near(joined, model(second_tokens).logits)
     assert cache.length == 20
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_cached_equals_uncached_across(name: str) -> None:
     model = tiny.model(ALL[name])
-    given, source = tokens(), tokens(3, 9, seed=5)
+    second_tokens, source = tokens(), tokens(3, 9, seed=5)
     memory, cache = model.encode(source), Cache(model.config)
-    seen = torch.cat(
-        [model(part, memory=memory, cache=cache).logits for part in given.split([7, 1, 12], 1)],
+    joined = torch.cat(
+        [
+            model(piece, memory=memory, cache=cache).logits
+            for piece in second_tokens.split([7, 1, 12], 1)
+        ],
         dim=1,
     )
-    near(seen, model(given, source).logits)
+    near(joined, model(second_tokens, source).logits)
 
 
 def padded(
     rows: list[torch.Tensor], side: str, extra: int = 3
 ) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(map(len, rows)) + extra
-    held, pos = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -1)
+    zeros, pos = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -1)
     for index, row in enumerate(rows):
         place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        held[index, place], pos[index, place] = row, torch.arange(len(row))
-    return held, pos
+        zeros[index, place], pos[index, place] = row, torch.arange(len(row))
+    return zeros, pos
 
 
 @every_family
@@ -237,9 +240,9 @@ def test_padded_equals_alone(name: str, side: str) -> None:
     model = tiny.model(ALL[name])
     source = tokens(3, 9, seed=5)
     rows = [row[:length] for row, length in zip(tokens(), (5, 11, 20), strict=True)]
-    held, pos = padded(rows, side)
+    stored, pos = padded(rows, side)
     extra = {"source": source} if isinstance(model, EncoderDecoder) else {}
-    together = model(held, pos=pos, **extra).logits
+    together = model(stored, pos=pos, **extra).logits
     assert together.isfinite().all()
     for index, row in enumerate(rows):
         extra = {"source": source[index : index + 1]} if extra else {}
@@ -251,8 +254,8 @@ def test_padded_source_equals_alone(name: str) -> None:
     model = tiny.model(ALL[name])
     rows = [row[:length] for row, length in zip(tokens(seed=7), (4, 9, 20), strict=True)]
     for side in ("left", "right"):
-        held, pos = padded(rows, side)
-        together = model(tokens(), held, source_pos=pos).logits
+        stored, pos = padded(rows, side)
+        together = model(tokens(), stored, source_pos=pos).logits
         for index, row in enumerate(rows):
             near(together[index], model(tokens()[index : index + 1], row[None]).logits[0])
 
@@ -264,8 +267,8 @@ def test_padded_source_equals_alone_beyond_rounding(name: str) -> None:
     model = tiny.model(replace(ALL[name], init=c.Init(0.2, 0.3, "plain"))).double()
     rows = [row[:length] for row, length in zip(tokens(seed=7), (4, 9, 20), strict=True)]
     for side in ("left", "right"):
-        held, pos = padded(rows, side)
-        together = model(tokens(), held, source_pos=pos).logits
+        stored, pos = padded(rows, side)
+        together = model(tokens(), stored, source_pos=pos).logits
         for index, row in enumerate(rows):
             alone = model(tokens()[index : index + 1], row[None]).logits[0]
             torch.testing.assert_close(together[index], alone, rtol=0.0, atol=1e-12)
@@ -275,42 +278,49 @@ def test_padded_source_equals_alone_beyond_rounding(name: str) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_prefill_then_decode_equals_alone(name: str, side: str) -> None:
     model = tiny.model(DECODERS[name])
-    lengths, given = (5, 9, 13), tokens()
-    held, pos = padded([row[:length] for row, length in zip(given, lengths, strict=True)], side)
-    cache, whole = Cache(model.config), model(given).logits
-    model(held, pos=pos, cache=cache)
+    lengths, second_tokens = (5, 9, 13), tokens()
+    stored, pos = padded(
+        [row[:length] for row, length in zip(second_tokens, lengths, strict=True)], side
+    )
+    cache, logits = Cache(model.config), model(second_tokens).logits
+    model(stored, pos=pos, cache=cache)
     for step in range(6):
-        column = torch.stack([given[row, length + step] for row, length in enumerate(lengths)])
-        seen = model(column[:, None], cache=cache).logits[:, 0]
-        near(seen, torch.stack([whole[row, length + step] for row, length in enumerate(lengths)]))
+        column = torch.stack(
+            [second_tokens[row, length + step] for row, length in enumerate(lengths)]
+        )
+        observed_logits = model(column[:, None], cache=cache).logits[:, 0]
+        near(
+            observed_logits,
+            torch.stack([logits[row, length + step] for row, length in enumerate(lengths)]),
+        )
 
 
 @every_decoder
 def test_packed_equals_apart(name: str) -> None:
     model = tiny.model(DECODERS[name])
-    given, border = tokens(), 8
+    second_tokens, border = tokens(), 8
     document_ids = (torch.arange(20) >= border).long()[None].expand(3, -1)
     pos = torch.cat((torch.arange(border), torch.arange(20 - border)))[None].expand(3, -1)
-    packed = model(given, pos=pos, document_ids=document_ids).logits
-    near(packed[:, :border], model(given[:, :border]).logits)
-    near(packed[:, border:], model(given[:, border:]).logits)
+    packed = model(second_tokens, pos=pos, document_ids=document_ids).logits
+    near(packed[:, :border], model(second_tokens[:, :border]).logits)
+    near(packed[:, border:], model(second_tokens[:, border:]).logits)
 
 
 @every_decoder
 def test_cache_forks_reorders_and_trims(name: str) -> None:
     model = tiny.model(DECODERS[name])
-    given = tokens()
+    second_tokens = tokens()
     cache = Cache(model.config)
-    model(given[:, :10], cache=cache)
+    model(second_tokens[:, :10], cache=cache)
     cache.fork(2)
     near(
-        model(given[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0],
-        model(given[:, :11]).logits[:, 10],
+        model(second_tokens[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0],
+        model(second_tokens[:, :11]).logits[:, 10],
     )
     cache.select(torch.tensor([4, 0]))
     near(
-        model(given[[2, 0], 11:12], cache=cache).logits[:, 0],
-        model(given[[2, 0], :12]).logits[:, 11],
+        model(second_tokens[[2, 0], 11:12], cache=cache).logits[:, 0],
+        model(second_tokens[[2, 0], :12]).logits[:, 11],
     )
     if cache.evicts:
         with pytest.raises(ValueError, match="trimmed"):
@@ -318,16 +328,16 @@ def test_cache_forks_reorders_and_trims(name: str) -> None:
     else:
         cache.trim(2)
         near(
-            model(given[[2, 0], 10:14], cache=cache).logits[:, -1],
-            model(given[[2, 0], :14]).logits[:, 13],
+            model(second_tokens[[2, 0], 10:14], cache=cache).logits[:, -1],
+            model(second_tokens[[2, 0], :14]).logits[:, 13],
         )
 
 
 def test_a_window_keeps_only_the_window() -> None:
     model = tiny.model(DECODERS["starcoder2"])
     cache = Cache(model.config)
-    for part in tokens(1, 60).split(1, dim=1):
-        model(part, cache=cache)
+    for piece in tokens(1, 60).split(1, dim=1):
+        model(piece, cache=cache)
     assert all(kv.k.shape[2] == 7 + 1 for kv, _ in cache.layers)  # the ring and its bin
 
 
@@ -335,8 +345,8 @@ def test_a_token_is_written_in_place() -> None:
     model = tiny.model(DECODERS["llama"])
     cache = Cache(model.config)
     moved, last = 0, None
-    for part in tokens(1, 60).split(1, dim=1):
-        model(part, cache=cache)
+    for piece in tokens(1, 60).split(1, dim=1):
+        model(piece, cache=cache)
         moved += cache.layers[0][0].k.data_ptr() != last
         last = cache.layers[0][0].k.data_ptr()
     assert moved == 1
@@ -388,8 +398,8 @@ def test_a_tape_draws_no_random_numbers() -> None:
 @every_family
 def test_last_and_none(name: str) -> None:
     model = tiny.model(ALL[name])
-    whole = forward(model, tokens())
-    near(forward(model, tokens(), logits="last")[:, 0], whole[:, -1])
+    output = forward(model, tokens())
+    near(forward(model, tokens(), logits="last")[:, 0], output[:, -1])
     assert forward(model, tokens(), logits="none").numel() == 0
 
 
@@ -397,13 +407,13 @@ def test_last_and_none(name: str) -> None:
 def test_overfits_one_batch(name: str) -> None:
     torch.manual_seed(0)
     model = build_model(ALL[name], seed=1).train()
-    given = tokens(2, 12)
-    target = given.roll(-1, 1)
+    second_tokens = tokens(2, 12)
+    target = second_tokens.roll(-1, 1)
     with torch.enable_grad():
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for _ in range(150):
             loss = torch.nn.functional.cross_entropy(
-                forward(model, given).flatten(0, 1), target.flatten()
+                forward(model, second_tokens).flatten(0, 1), target.flatten()
             )
             optimizer.zero_grad()
             loss.backward()
@@ -431,10 +441,10 @@ def test_every_parameter_of_every_family_gets_a_gradient() -> None:
 
 
 def test_fast_paths_are_taken_only_when_legal() -> None:
-    def fast(queries: int, keys: int, **rest: object) -> str | None:
+    def fast(queries: int, keys: int, **kwargs: object) -> str | None:
         pos = torch.arange(keys)[None]
         return Mask(
-            pos[:, keys - queries :], pos, **{"causal": True, "contiguous": True, **rest}
+            pos[:, keys - queries :], pos, **{"causal": True, "contiguous": True, **kwargs}
         ).fast_path
 
     assert fast(8, 8) == "causal"
@@ -476,19 +486,19 @@ def test_engines_agree_on_gradients(
             z = ENGINES[name].run(AttentionInputs(*inputs, who, None, 0.25))
             z.square().sum().backward()
         results.append([z.detach(), *[x.grad for x in inputs]])
-    for left, right in zip(*results, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+    for result, right in zip(*results, strict=True):
+        torch.testing.assert_close(result, right, rtol=1e-5, atol=1e-5)
 
 
 def test_training_in_bf16_on_a_cpu_takes_the_blocks() -> None:
     pos = torch.arange(8)[None]
     mask = Mask(pos, pos, causal=True, contiguous=True)
-    for dtype, wanted in ((torch.float32, "sdpa"), (torch.bfloat16, "cpu_blocks")):
+    for dtype, expected in ((torch.float32, "sdpa"), (torch.bfloat16, "cpu_blocks")):
         q = torch.randn(1, 2, 8, 16, dtype=dtype, requires_grad=True)
         inputs = AttentionInputs(q, q, q, mask, None, 0.25)
         assert engines.choose(inputs).name == "sdpa"
         with torch.enable_grad():
-            assert engines.choose(inputs).name == wanted
+            assert engines.choose(inputs).name == expected
 
 
 def test_wrong_tokens_are_refused() -> None:
@@ -507,19 +517,19 @@ def test_wrong_tokens_are_refused() -> None:
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_rms_norm_and_its_gradient_equal_torch(offset: float) -> None:
     norm = build(c.RMSNorm(1e-5, offset), 16)
-    given, weigh = torch.randn(3, 5, 16), torch.randn(3, 5, 16)
+    values, weigh = torch.randn(3, 5, 16), torch.randn(3, 5, 16)
     results = []
-    for own in (True, False):
-        x = given.clone().requires_grad_()
+    for individual in (True, False):
+        x = values.clone().requires_grad_()
         norm.weight.grad = None
         with torch.enable_grad():
             torch.nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(0))
             y = (
                 norm(x)
-                if own
+                if individual
                 else torch.nn.functional.rms_norm(x, (16,), norm.weight + offset, 1e-5)
             )
             (y * weigh).sum().backward()
         results.append((y.detach(), x.grad, norm.weight.grad.clone()))
-    for left, right in zip(*results, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+    for result, right in zip(*results, strict=True):
+        torch.testing.assert_close(result, right, rtol=1e-5, atol=1e-5)

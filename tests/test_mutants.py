@@ -83,16 +83,16 @@ def test_patterns_of_python(text: str, bugs: set[str]) -> None:
 
 def test_patterns_of_c() -> None:
     text = "#include <a-1.h>\nfor (i = 0; i < n; i++) { // i + 1\n  put(y, a + b[i] * c); }\n"
-    found = {
+    result = {
         f"{change.operator}: {change.apply(text).splitlines()[-1]}"
         for change in mutate.c_changes(text)
     }
-    assert found >= {
+    assert result >= {
         "sign:   put(y, a - b[i] * c); }",
         "term:   put(y, a * c); }",
         "term:   put(y, a + b[i]); }",
     }
-    assert "call: ; }" in {one.replace(":   ", ": ") for one in found}
+    assert "call: ; }" in {item.replace(":   ", ": ") for item in result}
     loops = {change.apply(text).splitlines()[1] for change in mutate.c_changes(text)}
     assert (
         "for (i = 0; i <= n; i++) { // i + 1" in loops
@@ -114,13 +114,13 @@ def test_a_seed_draws_the_same_bugs_and_the_operators_take_turns(repository: Pat
         == mutate.draw([Path("room")], 6, 1, repository)
         != mutate.draw([Path("room")], 6, 2, repository)
     )
-    assert {one.change.operator for one in drawn} >= {
+    assert {item.change.operator for item in drawn} >= {
         "comparison",
         "off by one",
         "min/max",
         "guard",
     }
-    assert {one.file for one in mutate.draw([Path("room/other.py")], 9, 0, repository)} == {
+    assert {item.file for item in mutate.draw([Path("room/other.py")], 9, 0, repository)} == {
         Path("room/other.py")
     }
 

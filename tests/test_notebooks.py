@@ -65,39 +65,39 @@ def executed(path: Path) -> Any:
 
 def outputs(cell: Any) -> str:
     """What a cell printed and showed, as text."""
-    said = []
-    for one in cell.outputs:
-        if one.output_type == "stream":
-            said.append(one.text)
+    messages = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            messages.append(output.text)
         else:
-            data = one.get("data", {})
-            said.append(
+            data = output.get("data", {})
+            messages.append(
                 re.sub("<[^>]+>", " ", unescape(data["text/html"]))
                 if "text/html" in data
                 else data.get("text/plain", "")
             )
-    return re.sub(r"(\w\.py):\d+", r"\1", "\n".join(said))  # lines of our source move
+    return re.sub(r"(\w\.py):\d+", r"\1", "\n".join(messages))  # lines of our source move
 
 
-def alike(one: str, other: str, relative: float) -> bool:
+def alike(item: str, other_name: str, relative: float) -> bool:
     """Whether two texts have the same words and, but for rounding, the same numbers."""
-    if NUMBER.sub("#", one).split() != NUMBER.sub("#", other).split():
+    if NUMBER.sub("#", item).split() != NUMBER.sub("#", other_name).split():
         return False
-    pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
+    pairs = zip(NUMBER.findall(item), NUMBER.findall(other_name), strict=True)
     sides = ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs)
     return all(math.isclose(a, b, rel_tol=relative, abs_tol=1e-5 + relative / 10) for a, b in sides)
 
 
 def differing(stored: Any, ran: Any) -> list[str]:
     """The cells whose output is not the stored one."""
-    found = []
-    for at, (one, other) in enumerate(zip(stored.cells, ran.cells, strict=True)):
-        tags = one.metadata.get("tags", [])
-        if one.cell_type != "code" or "varies" in tags:
+    results = []
+    for at, (cell, second) in enumerate(zip(stored.cells, ran.cells, strict=True)):
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type != "code" or "varies" in tags:
             continue
-        if not alike(outputs(one), outputs(other), 0.05 if "trained" in tags else 1e-3):
-            found.append(f"cell {at}:\n{outputs(one)[:600]}\n--- now:\n{outputs(other)[:600]}")
-    return found
+        if not alike(outputs(cell), outputs(second), 0.05 if "trained" in tags else 1e-3):
+            results.append(f"cell {at}:\n{outputs(cell)[:600]}\n--- now:\n{outputs(second)[:600]}")
+    return results
 
 
 def test_there_are_six() -> None:
@@ -115,7 +115,7 @@ def test_what_is_stored(path: Path) -> None:
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert sum(bool(cell.outputs) for cell in code) >= len(code) // 2
     for cell in code:
-        assert all(one.output_type != "error" for one in cell.outputs)
+        assert all(output.output_type != "error" for output in cell.outputs)
         assert not MACHINE.search(re.sub(r'"[^"]*base64[^"]*"', "", str(cell.outputs))), cell.source
     words = "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
     assert "Question" in words or "Exercise" in words
@@ -140,8 +140,8 @@ def test_a_changed_number_is_seen() -> None:
     ],
 )
 def test_it_runs_and_gives_what_is_stored(path: Path) -> None:
-    found = differing(read(path), executed(path))
-    assert not found, "\n\n".join(found) + (
+    result = differing(read(path), executed(path))
+    assert not result, "\n\n".join(result) + (
         f"\n\nIf that is right: python tests/test_notebooks.py {path.stem}"
     )
 

@@ -33,8 +33,8 @@ def compilers() -> list[list[str]]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: list[list[str]] = module.compilers()
-    return found
+    compilers: list[list[str]] = module.compilers()
+    return compilers
 
 
 def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,10 +114,10 @@ def pins(name: str) -> dict[str, set[str]]:
 def requirements(extra: str) -> list[Requirement]:
     """What pyproject.toml asks for with this extra, those of our own extras among it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"][extra]]
-    direct = [Requirement(line) for line in asked]
-    inner = [name for one in direct if one.name == "glassformer" for name in one.extras]
-    return [one for one in direct if one.name != "glassformer"] + [
+    requests = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    direct = [Requirement(line) for line in requests]
+    inner = [name for item in direct if item.name == "glassformer" for name in item.extras]
+    return [item for item in direct if item.name != "glassformer"] + [
         two for name in inner for two in requirements(name)
     ]
 
@@ -133,7 +133,7 @@ def test_what_is_asked_for_is_pinned_with_hashes(extra: str) -> None:
     for requirement in requirements(extra):
         name = canonicalize_name(requirement.name)
         pinned = {torch["torch"]} if name == "torch" else versions.get(name, set())
-        assert pinned and all(requirement.specifier.contains(one) for one in pinned), (
+        assert pinned and all(requirement.specifier.contains(item) for item in pinned), (
             f"{requirement}: run make lock"
         )
     assert all(
@@ -145,8 +145,8 @@ def test_what_builds_the_package_is_pinned_with_hashes() -> None:
     system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
     for requirement in map(Requirement, system["requires"]):
         assert all(
-            requirement.specifier.contains(one)
-            for one in pins("build")[canonicalize_name(requirement.name)]
+            requirement.specifier.contains(pin)
+            for pin in pins("build")[canonicalize_name(requirement.name)]
         )
 
 
@@ -155,20 +155,20 @@ def test_what_make_test_installed_is_pinned_with_hashes() -> None:
     if not list(Path(sys.prefix).glob(".ready-dev*")):
         pytest.skip("make test did not set up this environment")
     versions, free = pins("dev"), {"torch", "glassformer"}
-    waiting, seen = (
-        [(one.name, tuple(one.extras)) for one in requirements("dev")],
+    waiting, observed = (
+        [(requirement.name, tuple(requirement.extras)) for requirement in requirements("dev")],
         set[tuple[str, tuple[str, ...]]](),
     )
     while waiting:
         name, extras = waiting.pop()
         name = canonicalize_name(name)
         if (
-            (name, extras) in seen
+            (name, extras) in observed
             or name in free
             or name.startswith(("nvidia-", "cuda-", "triton"))
         ):
             continue
-        seen.add((name, extras))
+        observed.add((name, extras))
         distribution = importlib.metadata.distribution(name)
         assert distribution.version in versions.get(name, ()), (
             f"{name} {distribution.version} is not pinned: make lock"
@@ -177,7 +177,7 @@ def test_what_make_test_installed_is_pinned_with_hashes() -> None:
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
                 waiting.append((requirement.name, tuple(sorted(requirement.extras))))
-    assert len(seen) > 150
+    assert len(observed) > 150
 
 
 LACKING = """
@@ -197,10 +197,10 @@ except glassformer.UserError as error:
 
 
 def test_imports_live_without_what_windows_lacks(tmp_path: Path) -> None:
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", LACKING, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert told.stdout == "Glassformer runs on Linux and macOS; on Windows use it inside WSL.\n"
+    assert result.stdout == "Glassformer runs on Linux and macOS; on Windows use it inside WSL.\n"
 
 
 @pytest.mark.slow
@@ -224,11 +224,11 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
             if not path.name.startswith(".")
         }
         assert built <= names and "glassformer/static/index.html" in names
-        site = [one for one in opened.infolist() if one.filename.startswith("glassformer/site/")]
+        site = [item for item in opened.infolist() if item.filename.startswith("glassformer/site/")]
         assert bool(site) == (ROOT / "src" / "glassformer" / "site" / "index.html").exists(), (
             "built, it goes along"
         )
-        assert sum(one.file_size for one in site) < 10_000_000
+        assert sum(item.file_size for item in site) < 10_000_000
         kernels = "glassformer/nn/kernels/libkernels.so"
         assert (
             (kernels in names)
@@ -236,14 +236,14 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
             == ("none-any" not in wheel.name)
         )
         opened.extractall(tmp_path / "wheel")
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "glassformer", "cost", "runs/demo.toml"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "wheel")},
         capture_output=True,
         text=True,
     )
-    assert told.returncode == 0 and "parameters" in told.stdout, told.stderr
+    assert result.returncode == 0 and "parameters" in result.stdout, result.stderr
     with tarfile.open(sdist) as opened:
         assert not [name for name in opened.getnames() if name.endswith(".so")], (
             "an sdist is compiled where it is installed"
@@ -291,9 +291,9 @@ def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path: Path) -> None:
     assert next(tmp_path.glob("*.whl")).stat().st_size < 10_000_000
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env" / "bin"
-    (own,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (individual,) = (tmp_path / "env").glob("lib/python*/site-packages")
     # torch and the rest, not what is editable
-    (own / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (individual / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {
         "PIP_NO_INDEX": "1",
@@ -301,13 +301,16 @@ def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path: Path) -> None:
         "GLASSFORMER_DATA": "/nowhere",
         "OMP_NUM_THREADS": "1",
     }
-    asked = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
-    ran = subprocess.run([binaries / "python", "-c", NOTEBOOK, str(NOTEBOOKS[0])], **asked)  # type: ignore[call-overload]
-    assert ran.returncode == 0 and str(own) in ran.stdout, ran.stderr[-2000:]
-    found = differing(read(NOTEBOOKS[0]), read(tmp_path / "ran.ipynb"))
-    assert not found, found
-    told = subprocess.run([binaries / "glassformer", "docs", "--print"], **asked)  # type: ignore[call-overload]
+    body = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
+    ran = subprocess.run([binaries / "python", "-c", NOTEBOOK, str(NOTEBOOKS[0])], **body)  # type: ignore[call-overload]
+    assert ran.returncode == 0 and str(individual) in ran.stdout, ran.stderr[-2000:]
+    result = differing(read(NOTEBOOKS[0]), read(tmp_path / "ran.ipynb"))
+    assert not result, result
+    actual_result = subprocess.run([binaries / "glassformer", "docs", "--print"], **body)  # type: ignore[call-overload]
     if (ROOT / "src" / "glassformer" / "site" / "index.html").exists():
-        assert told.stdout.strip() == (own / "glassformer" / "site" / "index.html").as_uri()
+        assert (
+            actual_result.stdout.strip()
+            == (individual / "glassformer" / "site" / "index.html").as_uri()
+        )
     else:
-        assert told.returncode == 2 and "make docs" in told.stderr
+        assert actual_result.returncode == 2 and "make docs" in actual_result.stderr

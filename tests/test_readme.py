@@ -35,8 +35,8 @@ SHELL = [
 @pytest.mark.parametrize("line", SHELL)
 def test_command_lines_are_understood(line: str) -> None:
     words = shlex.split(line)[1:]
-    given = cli.parser(VERBS).parse(words)
-    assert given.run
+    parsed = cli.parser(VERBS).parse(words)
+    assert parsed.run
 
 
 def test_lines_need_only_what_earlier_lines_left() -> None:
@@ -47,14 +47,14 @@ def test_lines_need_only_what_earlier_lines_left() -> None:
     for words in (shlex.split(line) for line in lines if "glassformer" in line):
         run_files = [word for word in words if word.endswith(".toml")]
         assert all((ROOT / file).exists() for file in run_files), words
-        made = [words[words.index("--out") + 1]] if "--out" in words else []
-        made += words[3:4] if words[1] == "quantize" else []
-        assert "--resume" in words or not folders & {*made}, (
+        result = [words[words.index("--out") + 1]] if "--out" in words else []
+        result += words[3:4] if words[1] == "quantize" else []
+        assert "--resume" in words or not folders & {*result}, (
             f"{words} writes where an earlier line did"
         )
-        read = {word for word in words if word.startswith("out/")} - {*made}
-        assert read <= folders, f"{words} reads what no earlier line made"
-        folders |= {*made}
+        ids = {word for word in words if word.startswith("out/")} - {*result}
+        assert ids <= folders, f"{words} reads what no earlier line made"
+        folders |= {*result}
     assert {"out/mine", "out/mine-int8"} <= folders
 
 
@@ -109,8 +109,8 @@ def test_python_blocks_run(
         TOML.replace('"python-docs"', '"own.txt"').replace("= 500", "= 2")
     )
     exec(compile(shorter, "README.md", "exec"), {})
-    shown = capsys.readouterr().out
-    assert shown.count("\n") == 2 if "steps=" in block else shown, shown
+    output = capsys.readouterr().out
+    assert output.count("\n") == 2 if "steps=" in block else output, output
 
 
 @pytest.mark.parametrize("name", ["data-formats", "objectives", "tape"])
@@ -128,8 +128,8 @@ def test_the_blocks_of_a_page_run(
     for kind, block in blocks:
         if kind == "python":
             exec(compile(block, f"{name}.md", "exec"), {})
-            shown = capsys.readouterr().out
-            assert shown and "False" not in shown, shown
+            output = capsys.readouterr().out
+            assert output and "False" not in output, output
         for line in block.splitlines() if not kind else ():
             assert cli.parser(VERBS).parse(shlex.split(line.partition(" #")[0])[1:]).run
 
@@ -142,9 +142,9 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_file_of_ones_own_runs_as_pasted(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    found = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    assert len(found) > 5
-    (tmp_path / "my_parts.py").write_text("\n".join(found))
+    matches = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(matches) > 5
+    (tmp_path / "my_parts.py").write_text("\n".join(matches))
     program = (
         "import glassformer, torch; from glassformer.nn import build_model; from "
         "glassformer.recipes import find; "

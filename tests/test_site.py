@@ -60,10 +60,10 @@ def test_a_table_and_a_figure_are_for_everybody(monkeypatch: pytest.MonkeyPatch)
     from computed import shown  # type: ignore[import-not-found,unused-ignore]
     from prelude import glassformer, small, table  # type: ignore[import-not-found,unused-ignore]
 
-    said = table(
+    message = table(
         ["of", "loss", "reads"], [["a", 1.5, "all"], ["b", "34 % (31 to 35)", "-"]]
     )._repr_html_()
-    assert re.findall(r'<(t[hd]) class="words">([^<]*)', said) == [
+    assert re.findall(r'<(t[hd]) class="words">([^<]*)', message) == [
         *(("th", "of"), ("th", "reads"), ("td", "a"), ("td", "all"), ("td", "b"), ("td", "-"))
     ]
     (figure,) = shown(glassformer.logit_lens(*small(), "The cat"))
@@ -106,23 +106,23 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
     names = [f"page{number}" for number in range(6)]
     for name, code in zip(names, codes, strict=True):
         (tmp_path / "source" / f"{name}.md").write_text(DRAWS.format(name=name, code=code))
-    told = "\n".join(names)
-    (tmp_path / "source" / "index.md").write_text(f"# All\n\n```{{toctree}}\n{told}\n```\n")
-    found = []
+    output = "\n".join(names)
+    (tmp_path / "source" / "index.md").write_text(f"# All\n\n```{{toctree}}\n{output}\n```\n")
+    results = []
     for processes in (1, 2):
         done = built(tmp_path / "source", tmp_path / str(processes), processes)
         assert done.returncode == 0, done.stderr
         site = tmp_path / str(processes) / "site"
-        kept = {str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html")}
+        saved = {str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html")}
         # a trace holds the milliseconds that it took
-        live = {name for name in kept if name.startswith("live/")}
-        found.append({name: "" if name in live else text for name, text in kept.items()})
-    assert found[0] == found[1]
-    assert {"source/nn/norm.py.html", "source/nn/pool.py.html", "source/nn/mask.py.html"} < found[
+        live = {name for name in saved if name.startswith("live/")}
+        results.append({name: "" if name in live else text for name, text in saved.items()})
+    assert results[0] == results[1]
+    assert {"source/nn/norm.py.html", "source/nn/pool.py.html", "source/nn/mask.py.html"} < results[
         0
     ].keys()
     first, second = (
-        re.findall(r"tensor\(.*?\)|-?\d\.\d{6,}", found[0][f"{name}.html"]) for name in names[:2]
+        re.findall(r"tensor\(.*?\)|-?\d\.\d{6,}", results[0][f"{name}.html"]) for name in names[:2]
     )
     assert first == second and len(first) > 1, "every page draws from the same seed"
     (tmp_path / "source" / "page3.md").write_text("# 3\n\n```{computed}\n1 / 0\n```\n")
@@ -133,7 +133,7 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "message"),
     [
         ("```{computed}\n1 / 0\n```", "ZeroDivisionError"),
         ("{value}`nothing_here`", "NameError"),
@@ -142,18 +142,18 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
         ("[gone](gone.md)", "gone"),
     ],
 )
-def test_a_page_that_fails_does_not_build(tmp_path: Path, cell: str, said: str) -> None:
+def test_a_page_that_fails_does_not_build(tmp_path: Path, cell: str, message: str) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "index.md").write_text(f"# A page\n\n{cell}\n")
     folders = [tmp_path / "source", DOCS, tmp_path / "site", tmp_path / "trees"]
-    told = io.StringIO()
+    buffer = io.StringIO()
     try:
-        app = Sphinx(*folders, "html", status=None, warning=told, warningiserror=True)
+        app = Sphinx(*folders, "html", status=None, warning=buffer, warningiserror=True)
         app.build()
         assert app.statuscode != 0
     except SphinxError as error:
-        told.write(str(error))
-    assert said in told.getvalue()
+        buffer.write(str(error))
+    assert message in buffer.getvalue()
 
 
 GOLDEN = {
@@ -216,7 +216,9 @@ def test_sentences_hold_for_the_numbers(page: str, monkeypatch: pytest.MonkeyPat
 
     path = DOCS / "learn" / f"{page}.md"
     computed.computed_text(path)
-    assert [said for said in PROSE[page] if not eval(said, computed.pages.space(str(path)))] == []
+    assert [
+        message for message in PROSE[page] if not eval(message, computed.pages.space(str(path)))
+    ] == []
 
 
 LEARN = sorted(path.name for path in (DOCS / "learn").glob("*.md"))
@@ -234,7 +236,7 @@ PARTS = {
 @pytest.mark.parametrize("name", LEARN)
 def test_a_page_of_the_road_is_whole(name: str) -> None:
     text = (DOCS / "learn" / name).read_text(encoding="utf-8")
-    assert [part for part, form in PARTS.items() if not re.search(form, text, re.MULTILINE)] == []
+    assert [piece for piece, form in PARTS.items() if not re.search(form, text, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("name", LEARN)
@@ -242,9 +244,9 @@ def test_every_cell_shows_what_it_computed(name: str) -> None:
     text = (DOCS / "learn" / name).read_text(encoding="utf-8")
     cells = re.findall(r"```\{computed\}\n(?::[^\n]*\n)*(.*?)\n```", text, re.DOTALL)
     silent = [
-        one
-        for one in cells
-        if not isinstance(ast.parse(one).body[-1], ast.Expr) and "print(" not in one
+        cell
+        for cell in cells
+        if not isinstance(ast.parse(cell).body[-1], ast.Expr) and "print(" not in cell
     ]
     assert not silent, silent[0]
 
@@ -372,26 +374,30 @@ def test_no_word_comes_before_it_is_explained() -> None:
 def test_an_exercise_stands_on_its_page() -> None:
     from glassformer.learn.exercise import catalogue
 
-    for one in catalogue():
-        text = (DOCS / "learn" / LEARN[int(one.road) - 1]).read_text(encoding="utf-8")
-        assert f"`glassformer learn start {one.name}`" in text, f"{one.name} is of page {one.road}"
+    for item in catalogue():
+        text = (DOCS / "learn" / LEARN[int(item.road) - 1]).read_text(encoding="utf-8")
+        assert f"`glassformer learn start {item.name}`" in text, (
+            f"{item.name} is of page {item.road}"
+        )
 
 
 def test_the_road_has_twelve_pages_and_every_sandbox() -> None:
     from glassformer.learn.exercise import ROAD
 
     assert len(LEARN) == len(ROAD) == 12
-    whole = "".join((DOCS / "learn" / name).read_text(encoding="utf-8") for name in LEARN)
-    found = set(re.findall(r"^```\{sandbox\} (\w+)", whole, re.MULTILINE))
-    assert found == SANDBOXES
+    full = "".join((DOCS / "learn" / name).read_text(encoding="utf-8") for name in LEARN)
+    result = set(re.findall(r"^```\{sandbox\} (\w+)", full, re.MULTILINE))
+    assert result == SANDBOXES
 
 
 def test_every_public_name_stands_in_the_reference() -> None:
     import glassformer
 
-    told = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
-    there = set(re.findall(r"^\.\. auto\w+:: (?:glassformer\.engine\.)?(\w+)$", told, re.MULTILINE))
-    assert set(glassformer.__all__) - {"__version__"} - there == set()
+    text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    present = set(
+        re.findall(r"^\.\. auto\w+:: (?:glassformer\.engine\.)?(\w+)$", text, re.MULTILINE)
+    )
+    assert set(glassformer.__all__) - {"__version__"} - present == set()
 
 
 SANDBOXES = {"softmax", "av", "mask", "pos_sin", "rope", "sampling"}
@@ -405,12 +411,12 @@ def test_each_task_has_a_page_whose_commands_were_run(monkeypatch: pytest.Monkey
     import recorded  # type: ignore[import-not-found,unused-ignore]
 
     assert {path.stem for path in (DOCS / "use").glob("*.md")} == TASKS
-    kept = json.loads(recorded.KEPT.read_text(encoding="utf-8"))
+    data = json.loads(recorded.KEPT.read_text(encoding="utf-8"))
     for name in TASKS:
-        asked = [command for command, told in recorded.commands(f"use/{name}") if told]
-        held = [step["command"] for step in kept.get(f"use/{name}", {"steps": []})["steps"]]
-        assert asked == held, f"python docs/_ext/recorded.py use/{name}"
-    assert set(kept) == {f"use/{name}" for name in TASKS}
+        commands = [command for command, output in recorded.commands(f"use/{name}") if output]
+        stored = [step["command"] for step in data.get(f"use/{name}", {"steps": []})["steps"]]
+        assert commands == stored, f"python docs/_ext/recorded.py use/{name}"
+    assert set(data) == {f"use/{name}" for name in TASKS}
 
 
 def test_what_a_terminal_shows_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,19 +437,19 @@ class _Links(HTMLParser):
         self.links, self.loads, self.places = list[str](), list[str](), set[str]()
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        given = dict(attrs)
-        self.places |= {given[name] for name in ("id", "name") if given.get(name)}
-        if tag == "a" and given.get("href"):
-            self.links.append(given["href"])
+        args = dict(attrs)
+        self.places |= {args[name] for name in ("id", "name") if args.get(name)}
+        if tag == "a" and args.get("href"):
+            self.links.append(args["href"])
         for name in ("src", "href") if tag in ("script", "link", "img", "iframe", "source") else ():
-            if given.get(name):
-                self.loads.append(given[name])
+            if args.get(name):
+                self.loads.append(args[name])
 
 
 def _read(path: Path) -> _Links:
-    made = _Links()
-    made.feed(path.read_text(encoding="utf-8"))
-    return made
+    result = _Links()
+    result.feed(path.read_text(encoding="utf-8"))
+    return result
 
 
 @pytest.mark.slow
@@ -455,18 +461,18 @@ def test_the_whole_site(whole_site: Path) -> None:
     pages = {path: _read(path) for path in site.rglob("*.html")}
     for path, page in pages.items():
         for link in page.links + page.loads:
-            parts = urlsplit(link)
-            if parts.scheme:
-                assert link in page.links or parts.scheme == "data", f"{path.name} loads {link}"
+            pieces = urlsplit(link)
+            if pieces.scheme:
+                assert link in page.links or pieces.scheme == "data", f"{path.name} loads {link}"
                 continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = (path.parent / unquote(pieces.path)).resolve() if pieces.path else path
             assert target.exists(), f"{path.relative_to(site)} links to {link}"
-            if parts.fragment and target in pages and not parts.fragment.startswith("/"):
+            if pieces.fragment and target in pages and not pieces.fragment.startswith("/"):
                 # its script shows one card, with numbers after ?v=
                 cards = target == site / "live" / "sandbox.html"
                 places, place = (
                     (SANDBOXES if cards else pages[target].places),
-                    unquote(parts.fragment),
+                    unquote(pieces.fragment),
                 )
                 place = place.partition("?v=")[0] if cards else place
                 assert place in places, f"{path.relative_to(site)} links to {link}"

@@ -47,13 +47,15 @@ def tab(chromium: Any) -> Iterator[Any]:
     page, foreign, errors = context.new_page(), [], []
     page.on(
         "request",
-        lambda one: (
-            None if one.url.startswith(("file:", "data:", "blob:")) else foreign.append(one.url)
+        lambda item: (
+            None if item.url.startswith(("file:", "data:", "blob:")) else foreign.append(item.url)
         ),
     )
     page.on(
         "console",
-        lambda said: errors.append(said.text) if said.type in ("error", "warning") else None,
+        lambda message: (
+            errors.append(message.text) if message.type in ("error", "warning") else None
+        ),
     )
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.set_default_timeout(60_000)
@@ -72,8 +74,8 @@ def card(tab: Any, site: Path, name: str) -> Any:
 
 def cells(tab: Any, count: int) -> dict[str, float]:
     """Every number of the matrix by its address, when it has been painted with so many."""
-    found: dict[str, float] = tab.wait_for_function(PROBED, arg=count, polling=200).json_value()
-    return found
+    result: dict[str, float] = tab.wait_for_function(PROBED, arg=count, polling=200).json_value()
+    return result
 
 
 def numbers(tab: Any, of: str) -> torch.Tensor:
@@ -104,9 +106,9 @@ def test_masks_are_the_rules(name: str, site_page: Path, tab: Any) -> None:
     sees = torch.ones(7, 7, dtype=torch.bool) if name == "full" else k <= q
     if name in rules:
         sees = sees & rules[name].allows(True)(q, k)
-    found = cells(tab, 49)
+    result = cells(tab, 49)
     assert all(
-        found[f"sandbox.mask[{t},{s}]"] == float(sees[t, s]) for t in range(7) for s in range(7)
+        result[f"sandbox.mask[{t},{s}]"] == float(sees[t, s]) for t in range(7) for s in range(7)
     )
     scores = torch.tensor([1, 2, -1, 0.5, 3, 0, 1], dtype=torch.float64)
     tab.get_by_label("scores of the word").fill(" ".join(map(str, scores.tolist())))
@@ -121,10 +123,12 @@ def test_positions_and_rotation_are_the_librarys(site_page: Path, tab: Any) -> N
 
     card(tab, site_page, "pos_sin").get_by_label("pairs of dimensions").fill("4")
     tab.get_by_label("positions", exact=True).fill("6")
-    found = cells(tab, 48)
+    result = cells(tab, 48)
     (wave,) = position.Sinusoidal(config.Sinusoidal(), 8, 16, True).wave(torch.arange(6)[None])
-    shown = torch.tensor([[found[f"sandbox.sin[{t},{i}]"] for i in range(8)] for t in range(6)])
-    torch.testing.assert_close(shown, wave[0], rtol=1e-5, atol=1e-6)
+    displayed = torch.tensor(
+        [[result[f"sandbox.sin[{t},{i}]"] for i in range(8)] for t in range(6)]
+    )
+    torch.testing.assert_close(displayed, wave[0], rtol=1e-5, atol=1e-6)
     card(tab, site_page, "rope").get_by_label("a pair of numbers").fill("0.6 0.8")
     tab.get_by_label("position", exact=True).fill("11")
     tab.get_by_label("which pair of 32").fill("3")
@@ -153,10 +157,10 @@ def test_sampling_is_the_librarys(site_page: Path, tab: Any) -> None:
             ("luck", luck),
         ):
             tab.locator(f'input[aria-label^="{name}"]').fill(str(value))
-        how = sample.Sampling(temperature, k or None, p)
+        sampling = sample.Sampling(temperature, k or None, p)
         row = torch.tensor([logits])
-        shares = sample.cut(row / temperature, how).softmax(-1)[0]
-        drawn = int(sample.choose(row, torch.tensor([luck]), None, how))
+        shares = sample.cut(row / temperature, sampling).softmax(-1)[0]
+        drawn = int(sample.choose(row, torch.tensor([luck]), None, sampling))
         order = row[0].argsort(descending=True)
         torch.testing.assert_close(
             numbers(tab, "td b .num").float(), shares[order], rtol=1e-5, atol=1e-6
@@ -176,20 +180,20 @@ def serious(tab: Any) -> list[Any]:
     if not AXE.exists():
         pytest.skip("needs axe-core: npm ci in web/")
     tab.evaluate(AXE.read_text(encoding="utf-8"))
-    told = []
+    outputs = []
     for scheme, width in LOOKS:
         tab.set_viewport_size({"width": width, "height": 900})
         tab.emulate_media(color_scheme=scheme)
-        found = tab.evaluate(SERIOUS)
+        metrics = tab.evaluate(SERIOUS)
         if tab.evaluate("document.documentElement.scrollWidth") > width:
-            found.append(["wider than the window"])
-        told += [(tab.url, scheme, width, found)] if found else []
-    return told
+            metrics.append(["wider than the window"])
+        outputs += [(tab.url, scheme, width, metrics)] if metrics else []
+    return outputs
 
 
 def no_serious_finding(tab: Any) -> None:
-    found = serious(tab)
-    assert not found, found
+    result = serious(tab)
+    assert not result, result
 
 
 def test_a_page_from_disk(site_page: Path, tab: Any) -> None:
@@ -222,8 +226,8 @@ def test_frames_follow_the_switch(site_page: Path, tab: Any) -> None:
     for word in ("dark", "light"):
         # what furo's button does
         tab.evaluate("word => { document.body.dataset.theme = word; }", word)
-        for one in inside:
-            one.wait_for_function(f"({shade})() === '{word}'")
+        for item in inside:
+            item.wait_for_function(f"({shade})() === '{word}'")
     tab.evaluate("() => { document.body.dataset.theme = 'dark'; }")
     late = tab.locator("figure.live iframe").last
     late.scroll_into_view_if_needed()
@@ -238,16 +242,16 @@ FOCUSABLE = """() => [...document.querySelectorAll('a[href], button, summary, if
 @pytest.mark.timeout(1800)
 def test_the_whole_site_by_keyboard_and_by_searching(whole_site: Path, tab: Any) -> None:
     tab.goto((whole_site / "use" / "train.html").as_uri())
-    wanted = tab.evaluate(f"() => (window.wanted = ({FOCUSABLE})()).length")
+    metrics = tab.evaluate(f"() => (window.wanted = ({FOCUSABLE})()).length")
     reached = set()
-    for _ in range(wanted + 5):  # radio buttons and the window's own come between
+    for _ in range(metrics + 5):  # radio buttons and the window's own come between
         tab.keyboard.press("Tab")
         reached.add(tab.evaluate("() => window.wanted.indexOf(document.activeElement)"))
     missed = tab.evaluate(
         "at => at.map(i => window.wanted[i].outerHTML.slice(0, 200))",
-        sorted({*range(wanted)} - reached),
+        sorted({*range(metrics)} - reached),
     )
-    assert wanted > 40 and not missed, missed
+    assert metrics > 40 and not missed, missed
     tab.goto((whole_site / "learn" / "04-attention.html").as_uri())
     tab.locator("fieldset.depths input:checked").first.focus()
     tab.keyboard.press("ArrowRight")
@@ -272,7 +276,7 @@ def test_the_whole_site_by_keyboard_and_by_searching(whole_site: Path, tab: Any)
 def test_the_whole_site_is_for_everybody(whole_site: Path, tab: Any) -> None:
     """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon
     it is painted."""
-    painted, found = {}, []
+    painted, results = {}, []
     source = sorted((whole_site / "source").rglob("*.html"))  # all by one template
     for path in sorted({*whole_site.rglob("*.html")} - {*source[2:]}):
         if "live" in path.parts:  # the explainer's own tests look at these
@@ -280,9 +284,9 @@ def test_the_whole_site_is_for_everybody(whole_site: Path, tab: Any) -> None:
         tab.set_viewport_size({"width": 1366, "height": 900})
         tab.goto(path.as_uri())
         painted[path.name] = tab.evaluate(PAINTED)
-        found += serious(tab)
-    assert not found, (
-        f"{len(found)}: {Counter(one[0] for *_, rules in found for one in rules)}\n{found[:5]}"
+        results += serious(tab)
+    assert not results, (
+        f"{len(results)}: {Counter(rule[0] for *_, rules in results for rule in rules)}\n{results[:5]}"
     )
-    late = sorted(painted.items(), key=lambda one: -one[1])[:3]
+    late = sorted(painted.items(), key=lambda item: -item[1])[:3]
     assert max(painted.values()) < 5000, late  # milliseconds, on a machine with much else to do

@@ -73,18 +73,20 @@ def imports(path: Path) -> list[tuple[str, int]]:
     file."""
     package = path.relative_to(SRC).parts[:-1]
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = []
+    results = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            results += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             if node.level == 0:
-                found.append((node.module or "", node.lineno))
+                results.append((node.module or "", node.lineno))
             else:
                 base = package[: len(package) - node.level + 1]
                 names = [node.module] if node.module else [alias.name for alias in node.names]
-                found += [("glassformer." + ".".join((*base, name)), node.lineno) for name in names]
-    return found
+                results += [
+                    ("glassformer." + ".".join((*base, name)), node.lineno) for name in names
+                ]
+    return results
 
 
 def room_of(path: Path) -> str:
@@ -101,15 +103,17 @@ def test_every_room_is_on_a_floor() -> None:
 def test_imports_only_go_down() -> None:
     wrong = []
     for path in FILES:
-        here = room_of(path)
+        local = room_of(path)
         for name, line in imports(path):
-            parts = name.split(".")
-            if parts[0] != "glassformer" or len(parts) < 2 or FLOOR[here] == 6:
+            pieces = name.split(".")
+            if pieces[0] != "glassformer" or len(pieces) < 2 or FLOOR[local] == 6:
                 continue
-            there = parts[1]
-            apart = FLOOR[here] in ROOMS_APART and FLOOR[there] == FLOOR[here] and here != there
-            if FLOOR[there] > FLOOR[here] or apart:
-                wrong.append(f"{path.relative_to(SRC)}:{line} {here} -> {there}")
+            present = pieces[1]
+            apart = (
+                FLOOR[local] in ROOMS_APART and FLOOR[present] == FLOOR[local] and local != present
+            )
+            if FLOOR[present] > FLOOR[local] or apart:
+                wrong.append(f"{path.relative_to(SRC)}:{line} {local} -> {present}")
     assert not wrong, wrong
 
 
@@ -118,8 +122,8 @@ def modules() -> dict[str, Path]:
     name."""
     named = {}
     for path in FILES:
-        parts = path.relative_to(SRC).with_suffix("").parts
-        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        pieces = path.relative_to(SRC).with_suffix("").parts
+        named[".".join(pieces[:-1] if pieces[-1] == "__init__" else pieces)] = path
     return named
 
 
@@ -128,26 +132,26 @@ def test_no_module_comes_back_to_itself() -> None:
     named = modules()
     below: dict[str, set[str]] = {}
     for module, path in named.items():
-        found = set()
+        result = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level:
                 package = path.relative_to(SRC).parts[:-1]
                 base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
-                home = ".".join(part for part in base if part)
+                home = ".".join(piece for piece in base if piece)
                 inside = (f"{home}.{alias.name}".lstrip(".") for alias in node.names)
-                found |= {one if one in named else home for one in inside}
-        below[module] = found - {module, ""}
+                result |= {item if item in named else home for item in inside}
+        below[module] = result - {module, ""}
     # take away what imports nothing that is left, and what nothing that is left imports
     while True:
         imported = set[str]().union(*below.values())
-        left = {
-            m: others & below.keys()
-            for m, others in below.items()
-            if others & below.keys() and m in imported
+        remaining = {
+            m: value & below.keys()
+            for m, value in below.items()
+            if value & below.keys() and m in imported
         }
-        if left == below:
+        if remaining == below:
             break
-        below = left
+        below = remaining
     assert not below, below
 
 
@@ -177,17 +181,17 @@ def test_the_test_of_a_module_is_found_by_its_name_or_on_a_page() -> None:
         (TESTS / "where.md").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    told = {
+    output = {
         module: TESTS / f"{test}.py"
         for test, cell in rows
         for module in re.findall(r"`([\w/*]+)`", cell)
     }
-    wrong = [module for module in told if not list(SRC.glob(f"{module}.py"))]
+    wrong = [module for module in output if not list(SRC.glob(f"{module}.py"))]
     for path in FILES:
         module = path.relative_to(SRC).with_suffix("")
         if path.stem == "__init__" or (TESTS / module.parent / f"test_{path.stem}.py").exists():
             continue
-        test = told.get(str(module)) or told.get(f"{module.parent}/*")
+        test = output.get(str(module)) or output.get(f"{module.parent}/*")
         if test is None:
             wrong.append(str(module))
             continue
@@ -247,8 +251,8 @@ def test_blocks_touch_no_files_and_no_network() -> None:
         "torch.distributed",
     }
     for path in (SRC / "nn").rglob("*.py"):
-        used = {name for name, _ in imports(path)}
-        assert not used & barred, (path.name, used & barred)
+        names = {name for name, _ in imports(path)}
+        assert not names & barred, (path.name, names & barred)
 
 
 def test_no_pickle_is_run() -> None:
@@ -288,37 +292,40 @@ def test_docstrings_of_dataclasses_name_what_is_there() -> None:
 
     def members(node: ast.ClassDef) -> set[str]:
         inside = list(ast.walk(node))
-        found = {
-            one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        result = {
+            item.id
+            for item in inside
+            if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
         }
-        found |= {
-            one.attr
-            for one in inside
-            if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+        result |= {
+            item.attr
+            for item in inside
+            if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)
         }
-        found |= {one.name for one in inside if isinstance(one, ast.FunctionDef)}
-        found |= {one.arg for one in inside if isinstance(one, ast.arg)}
+        result |= {item.name for item in inside if isinstance(item, ast.FunctionDef)}
+        result |= {item.arg for item in inside if isinstance(item, ast.arg)}
         bases = {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases} - {
             node.name
         }
-        return found.union(*(members(classes[base]) for base in bases if base in classes))
+        return result.union(*(members(classes[base]) for base in bases if base in classes))
 
     wrong = []
     for tree in trees:
         literals = [
-            one
-            for one in ast.walk(tree)
-            if isinstance(one, ast.Subscript) and "Literal" in ast.unparse(one)
+            item
+            for item in ast.walk(tree)
+            if isinstance(item, ast.Subscript) and "Literal" in ast.unparse(item)
         ]
         choices = {
-            one.value
-            for part in literals
-            for one in ast.walk(part)
-            if isinstance(one, ast.Constant)
+            item.value
+            for literal in literals
+            for item in ast.walk(literal)
+            if isinstance(item, ast.Constant)
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and any(
-                re.search("dataclass|frozen", ast.unparse(how)) for how in node.decorator_list
+                re.search("dataclass|frozen", ast.unparse(options))
+                for options in node.decorator_list
             ):
                 words = set(re.findall(r"``([a-z_][a-z_0-9]*)``", ast.get_docstring(node) or ""))
                 words -= members(node) | choices | WORDS_OF_DOCSTRINGS.get(node.name, set())

@@ -63,12 +63,12 @@ def test_every_door_sets_a_short_spin_before_torch_is_loaded(door: str, tmp_path
     ("variables", "spin"), [({}, threads.SPIN), ({"GOMP_SPINCOUNT": "77"}, 77)]
 )
 def test_the_openmp_of_torch_reads_it(variables: dict[str, str], spin: int) -> None:
-    told = environment(OMP_DISPLAY_ENV="verbose", **variables)
+    output = environment(OMP_DISPLAY_ENV="verbose", **variables)
     done = subprocess.run(
         [sys.executable, "-c", "import glassformer, torch"],
         capture_output=True,
         text=True,
-        env=told,
+        env=output,
     )
     assert f"GOMP_SPINCOUNT = '{spin}'" in done.stderr, done.stderr
 

@@ -41,4 +41,6 @@ def test_no_page_speaks_of_the_work() -> None:
         pytest.skip("needs a checkout: git lists its files")
     for name in set(listed.stdout.split()) - {"tests/test_words.py"}:
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert not (found := WORK.search(text)), f"{name} speaks of the work: {found and found[0]}"
+        assert not (results := WORK.search(text)), (
+            f"{name} speaks of the work: {results and results[0]}"
+        )

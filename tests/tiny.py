@@ -15,9 +15,9 @@ WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")
 
 
 def block(
-    attention: c.Attention | None = None, feedforward: c.FeedForward | None = None, **rest: object
+    attention: c.Attention | None = None, feedforward: c.FeedForward | None = None, **kwargs: object
 ) -> c.Block:
-    return c.Block(attention or c.Attention(4), feedforward or c.MLP(64), **rest)  # type: ignore[arg-type]
+    return c.Block(attention or c.Attention(4), feedforward or c.MLP(64), **kwargs)  # type: ignore[arg-type]
 
 
 def decoder(
@@ -48,9 +48,9 @@ def vaswani() -> c.EncoderDecoder:
 def t5() -> c.EncoderDecoder:
     attention = c.Attention(4, scale=1.0)
     think = c.GatedMLP(64, "gelu_tanh")
-    ends = {"position": c.RelativeBias(8, 16), "last_norm": c.RMSNorm()}
-    encoder = c.Stack(2, (block(attention, think),), causal=False, **ends)  # type: ignore[arg-type]
-    crossed = c.Stack(2, (block(attention, think, cross=attention),), **ends)  # type: ignore[arg-type]
+    bounds = {"position": c.RelativeBias(8, 16), "last_norm": c.RMSNorm()}
+    encoder = c.Stack(2, (block(attention, think),), causal=False, **bounds)  # type: ignore[arg-type]
+    crossed = c.Stack(2, (block(attention, think, cross=attention),), **bounds)  # type: ignore[arg-type]
     return c.EncoderDecoder(
         DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(tied=False), WIDE
     )
@@ -67,13 +67,13 @@ def attention_pair() -> c.EncoderDecoder:
 
 
 def bert() -> c.Encoder:
-    one = block(
+    item = block(
         c.Attention(4, bias=True),
         c.MLP(64, "gelu", bias=True),
         norm=c.LayerNorm(1e-12),
         place="post",
     )
-    stack = c.Stack(2, (one,), c.Learned(CONTEXT), causal=False, first_norm=c.LayerNorm(1e-12))
+    stack = c.Stack(2, (item,), c.Learned(CONTEXT), causal=False, first_norm=c.LayerNorm(1e-12))
     head = c.Head(bias=True, transform="gelu", norm=c.LayerNorm(1e-12))
     pool = c.Pool("first", "tanh", labels=3)
     return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB, segments=2), stack, head, WIDE, pool)
@@ -90,8 +90,8 @@ def translator(encoder: c.Body, decoder: c.Body) -> c.EncoderDecoder:
 
 
 def gpt2() -> c.Decoder:
-    one = block(c.Attention(4, bias=True), c.MLP(64, bias=True), norm=c.LayerNorm())
-    return decoder(one, position=c.Learned(CONTEXT), last_norm=c.LayerNorm())
+    item = block(c.Attention(4, bias=True), c.MLP(64, bias=True), norm=c.LayerNorm())
+    return decoder(item, position=c.Learned(CONTEXT), last_norm=c.LayerNorm())
 
 
 YARN = c.Rotary(1e6, scaling=c.YarnScaling(4.0, 16))

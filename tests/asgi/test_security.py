@@ -30,11 +30,13 @@ def ask(
 ) -> int:
     """The status of a request with these headers."""
     hosts = None if token else frozenset(LOOPBACK)
-    one = TestClient(
+    client = TestClient(
         application(page, hosts, token), "http://127.0.0.1:8642", raise_server_exceptions=False
     )
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    answer = one.request(method, path, headers=named, content=b"{}" if method == "POST" else None)
+    answer = client.request(
+        method, path, headers=named, content=b"{}" if method == "POST" else None
+    )
     if answer.status_code >= 400:
         assert answer.json()["error"].endswith("."), answer.text
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -54,12 +56,12 @@ def test_no_other_page_may_ask(page: Page) -> None:
     assert ask(page, "POST", "/api/runs", content_type=json, origin="http://127.0.0.1:8642") == 404
     for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8642"):
         assert ask(page, "POST", "/api/runs", content_type=json, origin=origin) == 403, origin
-    own = "http://127.0.0.1:8642"
+    individual = "http://127.0.0.1:8642"
     for origin in (
-        f"{own}.evil.example",
-        f"{own}0",
-        f"{own}@evil.example",
-        own[:-1],
+        f"{individual}.evil.example",
+        f"{individual}0",
+        f"{individual}@evil.example",
+        individual[:-1],
         "http://127.0.0.1",
         "http://127",
     ):
@@ -87,20 +89,20 @@ def test_elsewhere_the_link_holds_a_secret(page: Page) -> None:
     assert (
         ask(page, path="/api/models?token=secret", token="secret", host="laptop.local:8642") == 200
     )
-    one = TestClient(application(page, None, "secret"), "http://laptop.local:8642")
-    assert one.get("/api/models").status_code == 403
-    first = one.get("/?token=secret")
+    client = TestClient(application(page, None, "secret"), "http://laptop.local:8642")
+    assert client.get("/api/models").status_code == 403
+    first = client.get("/?token=secret")
     assert (
         "HttpOnly" in first.headers["set-cookie"]
         and "SameSite=Strict" in first.headers["set-cookie"]
     )
-    assert one.get("/api/models").status_code == 200, "the cookie is enough from now on"
+    assert client.get("/api/models").status_code == 200, "the cookie is enough from now on"
 
 
 def test_every_answer_says_what_the_page_may_load(page: Page) -> None:
-    one = served.client(page)
+    item = served.client(page)
     for path in ("/", "/api/models", "/nothing", "/api/runs/r_0/t"):
-        headers = one.get(path).headers
+        headers = item.get(path).headers
         policy = headers["content-security-policy"]
         assert (
             policy.startswith("default-src 'self'")
@@ -112,15 +114,15 @@ def test_every_answer_says_what_the_page_may_load(page: Page) -> None:
 
 
 def test_types_of_what_is_sent(page: Page) -> None:
-    one = served.client(page)
-    assert one.get("/").headers["content-type"] == "text/html; charset=utf-8"
-    assert one.get("/api/models").headers["content-type"] == "application/json"
-    made = one.post("/api/runs", json={"model": "tiny-page", "text": "O Romeo"}).json()
-    tensor = one.get(f"/api/runs/{made['run']}/t?address=logits")
+    item = served.client(page)
+    assert item.get("/").headers["content-type"] == "text/html; charset=utf-8"
+    assert item.get("/api/models").headers["content-type"] == "application/json"
+    body = item.post("/api/runs", json={"model": "tiny-page", "text": "O Romeo"}).json()
+    tensor = item.get(f"/api/runs/{body['run']}/t?address=logits")
     assert tensor.headers["content-type"] == "application/x-safetensors"
     script = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
     for name, path in page.static.items():
-        answer = one.get(f"/{name}")
+        answer = item.get(f"/{name}")
         assert answer.content == path.read_bytes()
         if path.suffix in script:
             assert answer.headers["content-type"] == script[path.suffix]
@@ -137,8 +139,8 @@ def test_only_listed_files_are_opened(tmp_path: Path) -> None:
     (tmp_path / "above.txt").write_text("no")
     from glassformer.page.models import Models
 
-    one = served.client(Page(Models([]), static=static))
-    assert one.get("/").text == "<p>here" and one.get("/app.js").text == "1"
+    item = served.client(Page(Models([]), static=static))
+    assert item.get("/").text == "<p>here" and item.get("/app.js").text == "1"
     for path in (
         "/secret.key",
         "/../above.txt",
@@ -147,7 +149,7 @@ def test_only_listed_files_are_opened(tmp_path: Path) -> None:
         "/static/app.js",
         "/.gitkeep",
     ):
-        assert one.get(path).status_code == 404, path
+        assert item.get(path).status_code == 404, path
 
 
 def test_hosts() -> None:

@@ -28,8 +28,10 @@ def test_an_adapter_goes_out_and_comes_back(name, tmp_path):
     assert all(weight.requires_grad for weight in loaded.parameters())
     again = build_model(shape, seed=1).eval()
     adapters.attach(again, tmp_path / "adapter")
-    mine, theirs = dict(model.named_parameters()), dict(again.named_parameters())
-    assert mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
+    local, reference = dict(model.named_parameters()), dict(again.named_parameters())
+    assert local.keys() == reference.keys() and all(
+        torch.equal(local[n], reference[n]) for n in local
+    )
     (tmp_path / "adapter" / "config.json").unlink()  # as PEFT itself leaves it
     torch.testing.assert_close(
         logits(store.load(tmp_path / "adapter")[0]), logits(model), rtol=1e-5, atol=1e-5
@@ -39,19 +41,19 @@ def test_an_adapter_goes_out_and_comes_back(name, tmp_path):
 def test_names_and_numbers_are_pefts(tmp_path):
     store.save(moved(tiny.DECODERS["llama"]), tmp_path / "a", base="org/base")
     page = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-    wanted = {
+    expected = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": 3,
         "lora_alpha": 6,
         "bias": "none",
     }
-    assert wanted.items() <= page.items() and page["target_modules"] == ["q_proj", "v_proj"]
+    assert expected.items() <= page.items() and page["target_modules"] == ["q_proj", "v_proj"]
     assert page["base_model_name_or_path"] == "org/base" and page["fan_in_fan_out"] is False
     tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
-    one = "base_model.model.model.layers.1.self_attn.v_proj"
-    assert tensors[f"{one}.lora_A.weight"].shape == (3, 32) and tensors[
-        f"{one}.lora_B.weight"
+    item = "base_model.model.model.layers.1.self_attn.v_proj"
+    assert tensors[f"{item}.lora_A.weight"].shape == (3, 32) and tensors[
+        f"{item}.lora_B.weight"
     ].shape == (16, 3)
     store.save(moved(tiny.DECODERS["gpt2"]), tmp_path / "b", base="org/base")
     page = json.loads((tmp_path / "b" / "adapter_config.json").read_text())
@@ -70,13 +72,13 @@ def test_peft_gives_the_same_logits(name, tmp_path):
     store.save(build_model(tiny.DECODERS[name], seed=1), tmp_path / "base")
     model = moved(tiny.DECODERS[name])
     store.save(model, tmp_path / "adapter", base=str(tmp_path / "base"))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    theirs = peft.PeftModel.from_pretrained(theirs, str(tmp_path / "adapter")).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    reference = peft.PeftModel.from_pretrained(reference, str(tmp_path / "adapter")).eval()
     with torch.no_grad():
         torch.testing.assert_close(
-            theirs(tiny.tokens()).logits, logits(model), rtol=1e-4, atol=1e-4
+            reference(tiny.tokens()).logits, logits(model), rtol=1e-4, atol=1e-4
         )
-    theirs.save_pretrained(tmp_path / "back")
+    reference.save_pretrained(tmp_path / "back")
     torch.testing.assert_close(
         logits(store.load(tmp_path / "back")[0]), logits(model), rtol=1e-5, atol=1e-5
     )
@@ -116,9 +118,9 @@ def peft(tmp_path):
     page, file = tmp_path / "a" / adapters.PAGE, tmp_path / "a" / adapters.TENSORS
     right, tensors = json.loads(page.read_text()), load_file(file)
 
-    def changed(settings, others=None):
+    def changed(settings, remaining=None):
         page.write_text(json.dumps({**right, **settings}))
-        save_file({**tensors, **(others or {})}, file)
+        save_file({**tensors, **(remaining or {})}, file)
         return logits(store.load(tmp_path / "a")[0])
 
     changed.tensors, changed.file = tensors, file
@@ -166,12 +168,12 @@ PATTERNS = [
 
 @pytest.mark.parametrize(("pattern", "first", "second"), PATTERNS)
 def test_patterns_of_alpha_match_as_in_peft(pattern, first, second, peft):
-    ours = peft({"alpha_pattern": pattern})
+    actual = peft({"alpha_pattern": pattern})
     scaled = {}
     for layer, alpha in enumerate((first, second)):
         name = f"base_model.model.{Q.format(layer)}.lora_B.weight"
         scaled[name] = peft.tensors[name] * (alpha / 6)
-    torch.testing.assert_close(ours, peft({}, scaled), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual, peft({}, scaled), rtol=1e-5, atol=1e-5)
 
 
 def test_rank_stabilised_and_what_targets_the_layers(peft):
@@ -199,12 +201,12 @@ def test_rank_stabilised_and_what_targets_the_layers(peft):
             peft(settings)
     with pytest.raises(UserError, match=r"has rank 3 and adapter_config\.json says 8"):
         peft({"r": 8})
-    for pattern, said in (
+    for pattern, message in (
         ("(a+)+b", "too involved"),
         (".*.*.*.*", "too involved"),
         ("(", "not a pattern"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             peft({"alpha_pattern": {pattern: 1}})
 
 

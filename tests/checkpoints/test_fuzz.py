@@ -101,7 +101,7 @@ def folders(home: Path) -> list[Path]:
     """Small models in both layouts, with tokenizers, in shards, as sentence encoder and as
     adapters."""
     tokenizer = train_tokenizer("char", ["the cat sat on the mat. 0123456789"], None)
-    made = []
+    results = []
     for name in SHAPES:
         model = build_model(tiny.ALL[name], seed=1)
         for layout in ("hf", "glassformer"):
@@ -112,7 +112,7 @@ def folders(home: Path) -> list[Path]:
                 )  # type: ignore[arg-type]
             except UserError:
                 continue
-            made.append(folder)
+            results.append(folder)
     shard(home / "llama-hf", home / "shards")
     for name in ("llama", "gpt2"):
         model = build_model(tiny.ALL[name], seed=1)
@@ -120,16 +120,16 @@ def folders(home: Path) -> list[Path]:
         store.save(model, home / f"adapter-{name}", base=str(home / f"{name}-hf"))
         store.save(model, home / f"peft-{name}", base=str(home / f"{name}-hf"))
         (home / f"peft-{name}" / "config.json").unlink()
-        made += [home / f"adapter-{name}", home / f"peft-{name}"]
-    return [*made, home / "shards"]
+        results += [home / f"adapter-{name}", home / f"peft-{name}"]
+    return [*results, home / "shards"]
 
 
-def shard(whole: Path, target: Path) -> None:
+def shard(folder: Path, target: Path) -> None:
     """The model of one file in two, with their index."""
     from safetensors.torch import load_file, save_file
 
     target.mkdir()
-    tensors = load_file(whole / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
     placed = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(tensors)}
     for file in set(placed.values()):
         save_file(
@@ -141,7 +141,7 @@ def shard(whole: Path, target: Path) -> None:
         "weight_map": placed,
     }
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
-    shutil.copy(whole / "config.json", target)
+    shutil.copy(folder / "config.json", target)
 
 
 # -------------------------------------------------------------------------------------- mutations
@@ -149,7 +149,7 @@ def shard(whole: Path, target: Path) -> None:
 
 def mutate(folder: Path, draw: random.Random) -> str:
     """Change one or a few things in a folder; what was changed, in words."""
-    told = []
+    outputs = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         if not files:
@@ -165,8 +165,8 @@ def mutate(folder: Path, draw: random.Random) -> str:
         )
         if path.suffix == ".safetensors" and draw.random() < 0.3:
             change = draw.choice((_bytes, _numbers))
-        told.append(f"{path.name}: {change(path, draw, folder)}")
-    return "; ".join(told)
+        outputs.append(f"{path.name}: {change(path, draw, folder)}")
+    return "; ".join(outputs)
 
 
 def _value(draw: random.Random, old: Any, folder: Path) -> Any:
@@ -207,25 +207,25 @@ def _json(path: Path, draw: random.Random, folder: Path) -> str:
     old, act = node[key], draw.random()
     if act < 0.15:
         del node[key]
-        said = f"{key} away"
+        message = f"{key} away"
     elif act < 0.25 and isinstance(node, dict):
         new = draw.choice(
             ["type", "base", "model", "rope_scaling", "lora_alpha", "eos_token_id", "x\n"]
         )
         node[new] = _value(draw, old, folder)
-        said = f"{new} added"
+        message = f"{new} added"
     else:
         node[key] = _value(draw, old, folder)
-        said = f"{key}: {str(old)[:20]} -> {str(node[key])[:40]!a}"
+        message = f"{key}: {str(old)[:20]} -> {str(node[key])[:40]!a}"
     path.write_text(json.dumps(tree))
-    return said
+    return message
 
 
 def _header(path: Path, draw: random.Random, folder: Path) -> str:
-    whole = path.read_bytes()
-    length = int.from_bytes(whole[:8], "little")
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
     try:
-        header = json.loads(whole[8 : 8 + length])
+        header = json.loads(content[8 : 8 + length])
     except ValueError:
         return _bytes(path, draw, folder)
     name = draw.choice([key for key in header if key != "__metadata__"] or ["x"])
@@ -250,33 +250,33 @@ def _header(path: Path, draw: random.Random, folder: Path) -> str:
     else:
         header[name] = _value(draw, entry, folder)
     table = json.dumps(header).encode()
-    path.write_bytes(len(table).to_bytes(8, "little") + table + whole[8 + length :])
+    path.write_bytes(len(table).to_bytes(8, "little") + table + content[8 + length :])
     return f"header, {name}, {act}"
 
 
 def _bytes(path: Path, draw: random.Random, folder: Path) -> str:
-    whole = bytearray(path.read_bytes() if path.is_file() else b"{}")
+    full = bytearray(path.read_bytes() if path.is_file() else b"{}")
     act = draw.randrange(4)
     if act == 0:
-        whole = whole[: draw.randrange(len(whole) + 1)]
+        full = full[: draw.randrange(len(full) + 1)]
     elif act == 1:
         path.unlink(missing_ok=True)
         return "removed"
     else:
         for _ in range(draw.choice((1, 3, 20))):
-            if whole:
-                whole[draw.randrange(min(len(whole), draw.choice((16, 300, 1 << 30))))] = (
+            if full:
+                full[draw.randrange(min(len(full), draw.choice((16, 300, 1 << 30))))] = (
                     draw.randrange(256)
                 )
-    path.write_bytes(whole)
+    path.write_bytes(full)
     return f"bytes, {act}"
 
 
 def _numbers(path: Path, draw: random.Random, folder: Path) -> str:
-    whole = bytearray(path.read_bytes())
-    at = draw.randrange(max(len(whole) - 4096, 0), len(whole) - 4) // 4 * 4
-    whole[at : at + 4] = draw.choice((b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\xff\xff\x7f\x7f"))
-    path.write_bytes(whole)
+    full = bytearray(path.read_bytes())
+    at = draw.randrange(max(len(full) - 4096, 0), len(full) - 4) // 4 * 4
+    full[at : at + 4] = draw.choice((b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\xff\xff\x7f\x7f"))
+    path.write_bytes(full)
     return "a number that is none"
 
 
@@ -292,8 +292,8 @@ def use(folder: Path) -> str:
         return "answered"
     if hasattr(model, "decoder"):
         start = 1 if hasattr(model, "encoder") else None
-        told = generation.generate(model, None, [ids], max_new=2, temperature=0, start=start)
-        assert all(-1e6 < value < 1e-3 for value in told.run().logprobs[0]), "no log-probability"
+        output = generation.generate(model, None, [ids], max_new=2, temperature=0, start=start)
+        assert all(-1e6 < value < 1e-3 for value in output.run().logprobs[0]), "no log-probability"
     else:
         with torch.no_grad():
             hidden = model(torch.tensor([ids])).hidden
@@ -305,30 +305,30 @@ def use(folder: Path) -> str:
 
 def attempt(folder: Path) -> str:
     """``use`` in a process of its own: answered, refused, or what is wrong with it."""
-    read, write = os.pipe()
+    ids, write = os.pipe()
     child = os.fork()
     if not child:
-        said = "died"
+        message = "died"
         try:
-            os.close(read)
+            os.close(ids)
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             for stream in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-            said = use(folder)
+            message = use(folder)
         except UserError as error:
             words = str(error)
             good = len(words) <= LONGEST and words.isprintable() and len(words) > 10
-            said = "refused" if good else f"WORDS {words[:200]!a}"
+            message = "refused" if good else f"WORDS {words[:200]!a}"
         except BaseException as error:
             frames = traceback.extract_tb(error.__traceback__)
-            ours = [
+            actual = [
                 f"{Path(f.filename).name}:{f.lineno}" for f in frames if "glassformer" in f.filename
             ]
-            said = (
-                f"TRACEBACK {type(error).__name__}: {str(error)[:120]!a} at {' '.join(ours[-3:])}"
+            message = (
+                f"TRACEBACK {type(error).__name__}: {str(error)[:120]!a} at {' '.join(actual[-3:])}"
             )
         finally:
-            os.write(write, said.encode()[:2000])
+            os.write(write, message.encode()[:2000])
             os._exit(0)
     os.close(write)
     until, status = time.monotonic() + SECONDS, None
@@ -339,9 +339,9 @@ def attempt(folder: Path) -> str:
     if status is None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    with os.fdopen(read, "rb") as pipe:
-        said = pipe.read().decode(errors="replace")
-    return f"OVER {SECONDS} s" if status is None else said or f"DIED of {status}"
+    with os.fdopen(ids, "rb") as pipe:
+        message = pipe.read().decode(errors="replace")
+    return f"OVER {SECONDS} s" if status is None else message or f"DIED of {status}"
 
 
 def fuzz(home: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
@@ -352,11 +352,11 @@ def fuzz(home: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
         draw = random.Random(f"{seed} {number}")
         original, folder = draw.choice(originals), home / "mutant"
         shutil.copytree(original, folder)
-        told = mutate(folder, draw)
-        said = attempt(folder)
-        outcomes[said.split()[0]] += 1
-        if said not in ("answered", "refused"):
-            findings.append(f"{seed} {number} {original.name}: {told}: {said}")
+        output = mutate(folder, draw)
+        message = attempt(folder)
+        outcomes[message.split()[0]] += 1
+        if message not in ("answered", "refused"):
+            findings.append(f"{seed} {number} {original.name}: {output}: {message}")
             shutil.copytree(folder, home / f"finding-{number}")
         shutil.rmtree(folder)
     return outcomes, findings

@@ -56,7 +56,7 @@ def written(folder: Path, kind: str = "F32", name: str = "llama/stories260k") ->
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "F16", "BF16", "F32"])
 def test_blocks_are_the_numbers_that_llama_cpp_reads(kind: str) -> None:
     """Every byte drawn at random but the scales, which are finite."""
-    theirs = pytest.importorskip("gguf")
+    reference = pytest.importorskip("gguf")
     draw, (numbers, width) = np.random.default_rng(0), BLOCKS[kind]
     raw = draw.integers(0, 256, (7, 3, width), dtype=np.uint8)
     places = {"Q4_K": [0, 2], "Q6_K": [208], "Q8_0": [0], "Q4_0": [0], "F16": [0]}.get(kind, [])
@@ -64,10 +64,10 @@ def test_blocks_are_the_numbers_that_llama_cpp_reads(kind: str) -> None:
         raw[..., at : at + 2] = draw.normal(size=(7, 3, 1)).astype("<f2").view(np.uint8)
     if kind in ("F32", "BF16"):
         raw[..., -1] &= 0x3F  # no NaN
-    mine = gguf_blocks.decode(kind, raw)
-    expected = theirs.quants.dequantize(raw.reshape(7, -1), theirs.GGMLQuantizationType[kind])
-    assert mine.shape == (7, 3, numbers) and np.array_equal(
-        mine.reshape(7, -1), expected.reshape(7, -1)
+    text = gguf_blocks.decode(kind, raw)
+    expected = reference.quants.dequantize(raw.reshape(7, -1), reference.GGMLQuantizationType[kind])
+    assert text.shape == (7, 3, numbers) and np.array_equal(
+        text.reshape(7, -1), expected.reshape(7, -1)
     )
 
 
@@ -89,15 +89,15 @@ def test_a_model_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
     ("kind", "most"), [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
 )
 def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float) -> None:
-    theirs = pytest.importorskip("gguf")
+    reference = pytest.importorskip("gguf")
     model, path = model_of(), written(tmp_path, kind)
     back, _ = glassformer.load(path)
     assert float((said(back) - said(model)).norm() / said(model).norm()) < most
-    tensors = {tensor.name: tensor for tensor in theirs.GGUFReader(path).tensors}
+    tensors = {tensor.name: tensor for tensor in reference.GGUFReader(path).tensors}
     assert tensors["blk.1.ffn_up.weight"].tensor_type.name == kind
     assert tensors["output_norm.weight"].tensor_type.name == "F32"
-    own = theirs.quants.dequantize(
-        tensors["blk.1.ffn_up.weight"].data, theirs.GGMLQuantizationType[kind]
+    individual = reference.quants.dequantize(
+        tensors["blk.1.ffn_up.weight"].data, reference.GGMLQuantizationType[kind]
     )
     weight = back.get_parameter("decoder.blocks.1.ffn.up.weight")
     weight = (
@@ -105,19 +105,19 @@ def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float)
         if kind[0] == "Q"
         else weight.detach()
     )
-    assert np.array_equal(own.reshape(weight.shape), weight.numpy())
+    assert np.array_equal(individual.reshape(weight.shape), weight.numpy())
 
 
 def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path: Path) -> None:
     """Each head's rotary pairs, halves of it here, side by side there; values as they are."""
-    theirs = pytest.importorskip("gguf")
+    reference = pytest.importorskip("gguf")
     model, path = model_of(), written(tmp_path)
-    tensors = {tensor.name: tensor.data for tensor in theirs.GGUFReader(path).tensors}
-    for part, heads in (("q", 4), ("k", 2)):
-        own = model.get_parameter(f"decoder.blocks.1.attn.{part}.weight").detach().numpy()
-        turned = own.reshape(heads, 2, 8, 64).swapaxes(1, 2).reshape(own.shape)
-        assert np.array_equal(tensors[f"blk.1.attn_{part}.weight"], turned) and not np.array_equal(
-            own, turned
+    tensors = {tensor.name: tensor.data for tensor in reference.GGUFReader(path).tensors}
+    for piece, heads in (("q", 4), ("k", 2)):
+        individual = model.get_parameter(f"decoder.blocks.1.attn.{piece}.weight").detach().numpy()
+        turned = individual.reshape(heads, 2, 8, 64).swapaxes(1, 2).reshape(individual.shape)
+        assert np.array_equal(tensors[f"blk.1.attn_{piece}.weight"], turned) and not np.array_equal(
+            individual, turned
         )
     values = model.get_parameter("decoder.blocks.1.attn.v.weight").detach().numpy()
     assert np.array_equal(tensors["blk.1.attn_v.weight"], values)
@@ -130,11 +130,11 @@ def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
     quantize_weights(model, Layout(bits))
     gguf.save(model, tmp_path / "a.gguf", "F16", None)
     back, tokenizer = glassformer.load(tmp_path / "a.gguf")
-    mine, theirs = quantized(model), quantized(back)
-    assert tokenizer is None and mine.keys() == theirs.keys()
+    local, reference = quantized(model), quantized(back)
+    assert tokenizer is None and local.keys() == reference.keys()
     assert all(
-        torch.equal(weight.quantized_data.codes, theirs[path].quantized_data.codes)
-        for path, weight in mine.items()
+        torch.equal(weight.quantized_data.codes, reference[path].quantized_data.codes)
+        for path, weight in local.items()
     )
     assert torch.equal(said(back), said(model))
     store.save(back, tmp_path / "folder")
@@ -147,12 +147,12 @@ def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
     """A scale is repeated for each block of 32, so nothing is rounded again."""
     model = model_of()
     quantize_weights(model, Layout(4, group=64))
-    held = gguf.save(model, tmp_path / "a.gguf", "F16", None)
+    stored = gguf.save(model, tmp_path / "a.gguf", "F16", None)
     back, _ = glassformer.load(tmp_path / "a.gguf")
-    assert held["Q4_0"] == 14 and held["Q8_0"] == 1 and held.total() == 20
-    mine, theirs = quantized(model), quantized(back)
+    assert stored["Q4_0"] == 14 and stored["Q8_0"] == 1 and stored.total() == 20
+    local, reference = quantized(model), quantized(back)
     assert all(
-        torch.equal(weight.decoded(), theirs[path].decoded()) for path, weight in mine.items()
+        torch.equal(weight.decoded(), reference[path].decoded()) for path, weight in local.items()
     )
     assert read_gguf(tmp_path / "a.gguf")[0]["general.file_type"] == gguf.FILE_TYPES["Q4_0"]
 
@@ -189,12 +189,12 @@ def test_rows_that_no_block_divides_are_f16(tmp_path: Path, shared_data: Path) -
     back, reader = glassformer.load(tmp_path / "stories.gguf")
     text = "Once upon a time, there was a girl who didn't like 3 big dogs."
     assert reader is not None and reader.encode(text) == tokenizer.encode(text)
-    how = {"max_new": 30, "temperature": 0}
-    one, other = (
-        "".join(step.text for step in glassformer.generate(*pair, "Once upon a time", **how))
+    options = {"max_new": 30, "temperature": 0}
+    item, second = (
+        "".join(step.text for step in glassformer.generate(*pair, "Once upon a time", **options))
         for pair in ((model, tokenizer), (back, reader))
     )
-    assert one == other
+    assert item == second
 
 
 def test_a_file_is_a_model_everywhere(tmp_path: Path) -> None:
@@ -246,14 +246,14 @@ def test_kinds_that_are_not_read_are_named(tmp_path: Path, number: int, sentence
 def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path)
     raw = path.read_bytes()
-    for part in (
+    for piece in (
         raw[:3],
         raw[:100],
         raw[:-1000],
         b"PK" + raw[2:],
         raw[:4] + b"\x09\0\0\0" + raw[8:],
     ):
-        path.write_bytes(part)
+        path.write_bytes(piece)
         with pytest.raises(UserError, match=r"whole GGUF|architecture"):
             glassformer.load(path)
     with pytest.raises(UserError, match=r"There is no folder"):
@@ -300,11 +300,11 @@ def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path: Path) -> 
     path, draw = written(tmp_path, "Q8_0"), random.Random(0)
     raw, loaded = path.read_bytes(), 0
     for _ in range(300):
-        some = bytearray(raw)
+        group = bytearray(raw)
         for _ in range(draw.choice((1, 1, 2, 8))):
             at = draw.randrange(min(len(raw), draw.choice((64, 1500, 20_000))))
-            some[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
-        path.write_bytes(bytes(some))
+            group[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        path.write_bytes(bytes(group))
         try:
             glassformer.load(path)
             loaded += 1
@@ -321,7 +321,9 @@ def test_a_file_that_is_there_already_survives_a_failure(tmp_path: Path) -> None
         model.get_parameter("embed.token.weight")[0, 0] = 1e6
     with pytest.raises(UserError, match="too large for F16"):
         gguf.save(model, path, "F16", None)
-    assert path.read_bytes() == b"before" and [one.name for one in tmp_path.iterdir()] == ["a.gguf"]
+    assert path.read_bytes() == b"before" and [item.name for item in tmp_path.iterdir()] == [
+        "a.gguf"
+    ]
 
 
 def _text(text: str) -> bytes:

@@ -26,19 +26,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_fits_is_taken_and_what_is_new_is_named(folder: Path) -> None:
-    wanted = replace(BERT, head=None, pool=POOL)
-    made = store.load_as(wanted, folder, seed=3)
-    old, drawn = build_model(BERT, seed=1).state_dict(), build_model(wanted, seed=3).state_dict()
-    assert made.new == ("pool.proj.weight", "pool.proj.bias") and not made.model.training
-    assert set(made.unused) == {name for name in old if name.startswith("head.")} | set(made.new)
-    for name, weight in made.model.state_dict().items():
-        assert torch.equal(weight, drawn[name] if name in made.new else old[name]), name
+    expected = replace(BERT, head=None, pool=POOL)
+    loaded = store.load_as(expected, folder, seed=3)
+    old, drawn = build_model(BERT, seed=1).state_dict(), build_model(expected, seed=3).state_dict()
+    assert loaded.new == ("pool.proj.weight", "pool.proj.bias") and not loaded.model.training
+    assert set(loaded.unused) == {name for name in old if name.startswith("head.")} | set(
+        loaded.new
+    )
+    for name, weight in loaded.model.state_dict().items():
+        assert torch.equal(weight, drawn[name] if name in loaded.new else old[name]), name
 
 
 def test_nothing_new_and_everything_new(folder: Path) -> None:
-    same = store.load_as(BERT, folder)
-    assert same.new == same.unused == ()
-    assert all(map(torch.equal, same.model.parameters(), store.load(folder)[0].parameters()))
+    loaded = store.load_as(BERT, folder)
+    assert loaded.new == loaded.unused == ()
+    assert all(map(torch.equal, loaded.model.parameters(), store.load(folder)[0].parameters()))
     recipe = store.load_as(BERT, "glass/1m", seed=1)  # a recipe has no weights
     assert set(recipe.new) == set(dict(recipe.model.named_parameters())) and recipe.unused == ()
     assert all(map(torch.equal, recipe.model.parameters(), build_model(BERT, seed=1).parameters()))
@@ -49,7 +51,7 @@ def test_nothing_new_and_everything_new(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "text"),
     [
         ({"dim": 48}, r"has \(50, 32\) for embed.token.weight and the config wants \(50, 48\)"),
         (
@@ -65,7 +67,7 @@ def test_nothing_new_and_everything_new(folder: Path) -> None:
     ],
 )
 def test_a_trunk_that_differs_is_one_sentence(
-    folder: Path, change: dict[str, Any], told: str
+    folder: Path, change: dict[str, Any], text: str
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=text):
         store.load_as(replace(BERT, **change), folder)

@@ -58,10 +58,10 @@ def test_a_published_folder_is_quantised_on_the_fly(tmp_path: Path) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     glassformer.save(model, tmp_path / "hf", layout="hf")
     flying, _ = glassformer.load(tmp_path / "hf", bits=4, group=64, head=16, dtype="bfloat16")
-    held = quantized(flying)
-    assert {weight.quantized_data.group for weight in held.values()} == {
+    stored = quantized(flying)
+    assert {weight.quantized_data.group for weight in stored.values()} == {
         64
-    } and "head.proj.weight" not in held
+    } and "head.proj.weight" not in stored
     assert next(flying.parameters()).dtype == torch.bfloat16
 
 
@@ -180,9 +180,9 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, spoil: str) -> None
 def test_a_training_begins_from_the_same_bits(tmp_path: Path) -> None:
     """As LoRA begins: by ``model_as``."""
     folder = saved(tmp_path / "few")
-    found = Checkpoint.open(folder)
-    fitted = found.model_as(found.config, seed=3, dtype=torch.float32)
-    assert not fitted.new and torch.equal(said(fitted.model), said(found.model()))
+    file = Checkpoint.open(folder)
+    fitted = file.model_as(file.config, seed=3, dtype=torch.float32)
+    assert not fitted.new and torch.equal(said(fitted.model), said(file.model()))
 
 
 def test_the_memory_that_is_asked_for_is_that_of_few_bits(
@@ -194,10 +194,10 @@ def test_the_memory_that_is_asked_for_is_that_of_few_bits(
 
     model = tiny.model(tiny.DECODERS["llama"])
     glassformer.save(model, tmp_path / "plain")
-    whole = sum(weight.nbytes for weight in model.parameters())
+    total = sum(weight.nbytes for weight in model.parameters())
     quantize_weights(model, Layout(8))
     few = sum(weight.nbytes for weight in model.parameters())
-    assert few < whole / 2
+    assert few < total / 2
     for have in (few, few - 1):
         monkeypatch.setattr(cost, "available_memory", lambda *_, have=have: have)
         with pytest.raises(UserError, match="float32"):

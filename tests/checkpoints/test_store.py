@@ -38,8 +38,8 @@ def llama() -> Model:
 
 
 def same(a: Model, b: Model) -> bool:
-    theirs = dict(b.named_parameters())
-    return all(torch.equal(weight, theirs[name]) for name, weight in a.named_parameters())
+    reference = dict(b.named_parameters())
+    return all(torch.equal(weight, reference[name]) for name, weight in a.named_parameters())
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -106,8 +106,8 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
         and source is not None
     )
     ids = [*reads.encode("ein hund sitzt da"), reads.eos]
-    wanted = generation.beam(model, writes, [ids], beams=2, max_new=5)[0][0]
-    for way in (
+    hypotheses = generation.beam(model, writes, [ids], beams=2, max_new=5)[0][0]
+    for variant in (
         generation.beam(
             back, tokenizer, "ein hund sitzt da", beams=2, max_new=5, source_tokenizer=source
         )[0],
@@ -115,7 +115,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
             back, tokenizer, ["ein hund sitzt da"], beams=2, max_new=5, source_tokenizer=source
         )[0],
     ):
-        assert way[0] == wanted
+        assert variant[0] == hypotheses
     assert (
         main(
             [
@@ -130,7 +130,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
         )
         == 0
     )
-    assert capsys.readouterr().out.strip() == wanted.text.strip()
+    assert capsys.readouterr().out.strip() == hypotheses.text.strip()
     (tmp_path / "source").write_text("ein hund sitzt da\n")
     (tmp_path / "target").write_text("dogs\n")
     files_ = [
@@ -157,7 +157,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
         )
         == 0
     )
-    assert capsys.readouterr().out.strip() == wanted.text.strip()
+    assert capsys.readouterr().out.strip() == hypotheses.text.strip()
     with pytest.raises(UserError, match="layout"):
         store.save(model, tmp_path / "no", layout="hf")
     store.save(model, tmp_path / "pair", writes)
@@ -168,11 +168,11 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
 @pytest.mark.parametrize(
     "layout", ["llama/stories260k", "gpt2/124m", "bert/tiny", "t5/small", "vaswani/base"]
 )
-@pytest.mark.parametrize("part", ["feedforward", "norm"])
-def test_published_layouts_refuse_blocks_without_a_part(layout: str, part: str) -> None:
+@pytest.mark.parametrize("name", ["feedforward", "norm"])
+def test_published_layouts_refuse_blocks_without_a_part(layout: str, name: str) -> None:
     model = recipes.find(layout)
     slot = "decoder" if hasattr(model, "decoder") else "encoder"
-    missing = serial.change(model, {f"{slot}.pattern.place": "pre", f"{slot}.pattern.{part}": None})
+    missing = serial.change(model, {f"{slot}.pattern.place": "pre", f"{slot}.pattern.{name}": None})
     with pytest.raises(UserError, match="layout"):
         recipes.write_config(missing)
 
@@ -217,14 +217,14 @@ def test_a_mapped_model_outlives_its_file(
     folder = tmp_path / "m"
     store.save(llama, folder, layout="hf")
     first, _ = store.load(folder)
-    other = build_model(LLAMA, seed=3)
-    store.save(other, folder, layout="hf")
+    model = build_model(LLAMA, seed=3)
+    store.save(model, folder, layout="hf")
     assert same(first, llama)
     second, _ = store.load(folder)
     store.save(second, folder, layout="glassformer")  # reads the file that it replaces
     third, _ = store.load(folder)
     (folder / "model.safetensors").unlink()
-    assert same(second, other) and same(third, other) and same(first, llama)
+    assert same(second, model) and same(third, model) and same(first, llama)
 
 
 @pytest.mark.parametrize("name", ["gpt2/124m", "llama/stories260k"])
@@ -255,10 +255,10 @@ def test_the_first_use_leaves_the_collector_as_it_was() -> None:
             f"import gc, glassformer; gc.{before}(); glassformer.load; print(gc.isenabled(), "
             "gc.get_freeze_count())"
         )
-        told = subprocess.run(
+        pieces = subprocess.run(
             [sys.executable, "-c", code], check=True, capture_output=True, text=True
         ).stdout.split()
-        assert told == [str(before == "enable"), "0"]
+        assert pieces == [str(before == "enable"), "0"]
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -273,8 +273,10 @@ def test_every_dtype_from_every_file(
     model = build_model(serial.change(recipes.find("gpt2/124m"), small), seed=5).half()
     store.save(model, tmp_path, layout=layout)
     back, _ = store.load(tmp_path, dtype=dtype, mapped=mapped)
-    for (name, ours), weight in zip(back.named_parameters(), model.parameters(), strict=True):
-        assert ours.is_contiguous() and torch.equal(ours, weight.to(loading.DTYPES[dtype])), name
+    for (name, actual), weight in zip(back.named_parameters(), model.parameters(), strict=True):
+        assert actual.is_contiguous() and torch.equal(actual, weight.to(loading.DTYPES[dtype])), (
+            name
+        )
 
 
 @pytest.mark.parametrize("layout", ["hf", "glassformer"])
@@ -388,8 +390,8 @@ def test_names_that_lead_nowhere(tmp_path: Path) -> None:
         "some-org/some-model": "not in the hub's cache",
         "lama/3-8b": 'Did you mean "llama/3-8b"',
     }
-    for name, told in wrong.items():
-        with pytest.raises(UserError, match=told):
+    for name, value in wrong.items():
+        with pytest.raises(UserError, match=value):
             store.load(name)
 
 
@@ -471,9 +473,9 @@ def test_glassformer_configs_that_are_wrong(tmp_path: Path, tiny: Model) -> None
             "1,000,000,000 blocks",
         ),
     ]
-    for raw, told in wrong:
+    for raw, output in wrong:
         (tmp_path / "config.json").write_text(json.dumps(raw))
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=output):
             store.load(tmp_path)
 
 
@@ -484,18 +486,18 @@ def test_flipped_and_cut_bytes_of_a_saved_model_never_crash(tmp_path: Path, llam
     refused = 0
     for name in ("config.json", "model.safetensors"):
         path = tmp_path / name
-        whole = path.read_bytes()
+        content = path.read_bytes()
         for trial in range(150):
-            broken = bytearray(whole)
+            broken = bytearray(content)
             for _ in range(dice.randrange(1, 4)):
-                broken[dice.randrange(min(len(whole), 3000))] = dice.randrange(256)
-            path.write_bytes(broken if trial % 3 else broken[: dice.randrange(len(whole))])
+                broken[dice.randrange(min(len(content), 3000))] = dice.randrange(256)
+            path.write_bytes(broken if trial % 3 else broken[: dice.randrange(len(content))])
             try:
                 store.load(tmp_path)
             except UserError as error:
                 assert "\n" not in str(error)
                 refused += 1
-        path.write_bytes(whole)
+        path.write_bytes(content)
     assert refused > 200
     assert same(store.load(tmp_path)[0], llama)
 
@@ -515,14 +517,14 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(
     (tmp_path / "sub/model.safetensors").write_text("mine as well")
     assert len(list(tmp_path.glob("model-*"))) > 1
     store.save(tiny, tmp_path)
-    kept = {
+    saved = {
         "config.json",
         "model.safetensors",
         "notes.txt",
         "other.safetensors",
         "sub/model.safetensors",
     }
-    assert set(snapshot(tmp_path)) == kept
+    assert set(snapshot(tmp_path)) == saved
     assert same(store.load(tmp_path)[0], tiny)
     with monkeypatch.context() as patch:
         patch.setattr(store.tensorfiles, "SHARD", 200_000)
@@ -530,7 +532,7 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(
     assert not (tmp_path / "model.safetensors").exists() and same(store.load(tmp_path)[0], llama)
     placed, replace = [], Path.replace
     monkeypatch.setattr(
-        Path, "replace", lambda one, to: (placed.append(Path(to).name), replace(one, to))[1]
+        Path, "replace", lambda item, to: (placed.append(Path(to).name), replace(item, to))[1]
     )
     store.save(tiny, tmp_path, train_tokenizer("byte"))
     # what says how to read the weights comes last
@@ -600,9 +602,9 @@ def test_a_folder_that_cannot_be_written(tiny: Model) -> None:
 
 def test_a_file_in_the_way(tmp_path: Path, tiny: Model) -> None:
     (tmp_path / "m").write_text("a file")
-    for way in (tmp_path / "m", tmp_path / "m" / "below"):
+    for variant in (tmp_path / "m", tmp_path / "m" / "below"):
         with pytest.raises(UserError, match=r"cannot be made|cannot be written"):
-            store.save(tiny, way)
+            store.save(tiny, variant)
     assert (tmp_path / "m").read_text() == "a file"
 
 

@@ -29,16 +29,16 @@ from glassformer.recipes.recipe import Rule, Table
 B = "blocks.{i}"
 
 
-def there_and_back(table: Table, ours: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+def there_and_back(table: Table, actual: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """What saving ``ours`` writes; and loading it must give ``ours`` back."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
-    for name, content in tensorfiles.contents(weights.pieces(table, ours, shapes)).items():
+    shapes = {name: tuple(tensor.shape) for name, tensor in actual.items()}
+    for name, content in tensorfiles.contents(weights.pieces(table, actual, shapes)).items():
         assert callable(content)
         content(folder / name)
-    back = {name: torch.full_like(tensor, float("nan")) for name, tensor in ours.items()}
+    back = {name: torch.full_like(tensor, float("nan")) for name, tensor in actual.items()}
     published = tensorfiles.open_files(folder)
     weights.fill(weights.check(table, shapes, published), published, back, shapes)
-    assert all(torch.equal(back[name], ours[name]) for name in ours)
+    assert all(torch.equal(back[name], actual[name]) for name in actual)
     return load_file(folder / "model.safetensors")
 
 
@@ -50,9 +50,9 @@ def numbers(*shape: int) -> Tensor:
 
 
 def test_a_letter_on_both_sides_repeats(tmp_path: Path) -> None:
-    ours = {f"blocks.{i}.up": numbers(3, 2 + i) for i in (0, 1, 10)}
-    theirs = there_and_back(Table((Rule("h.{i}.fc", f"{B}.up"),)), ours, tmp_path)
-    assert {name: tuple(t.shape) for name, t in theirs.items()} == {
+    actual = {f"blocks.{i}.up": numbers(3, 2 + i) for i in (0, 1, 10)}
+    reference = there_and_back(Table((Rule("h.{i}.fc", f"{B}.up"),)), actual, tmp_path)
+    assert {name: tuple(t.shape) for name, t in reference.items()} == {
         "h.0.fc": (3, 2),
         "h.1.fc": (3, 3),
         "h.10.fc": (3, 12),
@@ -61,47 +61,51 @@ def test_a_letter_on_both_sides_repeats(tmp_path: Path) -> None:
 
 def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path: Path) -> None:
     """Phi-3's fused queries, keys and values with fewer key-value heads."""
-    ours = {"blocks.0.q": numbers(8, 4), "blocks.0.k": numbers(2, 4), "blocks.0.v": numbers(2, 4)}
-    theirs = there_and_back(
-        Table((Rule("h.{i}.qkv", (f"{B}.q", f"{B}.k", f"{B}.v")),)), ours, tmp_path
+    actual = {"blocks.0.q": numbers(8, 4), "blocks.0.k": numbers(2, 4), "blocks.0.v": numbers(2, 4)}
+    reference = there_and_back(
+        Table((Rule("h.{i}.qkv", (f"{B}.q", f"{B}.k", f"{B}.v")),)), actual, tmp_path
     )
-    assert torch.equal(theirs["h.0.qkv"], torch.cat([*ours.values()]))
+    assert torch.equal(reference["h.0.qkv"], torch.cat([*actual.values()]))
 
 
 def test_transpose(tmp_path: Path) -> None:
     """GPT-2's Conv1D: (in, out), its three parts side by side."""
-    ours = {
+    actual = {
         "blocks.0.q": numbers(4, 5),
         "blocks.0.k": numbers(4, 5) + 1,
         "blocks.0.v": numbers(4, 5) + 2,
     }
-    theirs = there_and_back(
-        Table((Rule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True),)), ours, tmp_path
+    reference = there_and_back(
+        Table((Rule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True),)), actual, tmp_path
     )
-    assert torch.equal(theirs["h.0.c"], torch.cat([t.T for t in ours.values()], dim=1))
+    assert torch.equal(reference["h.0.c"], torch.cat([t.T for t in actual.values()], dim=1))
 
 
 def test_a_letter_of_theirs_alone_stacks(tmp_path: Path) -> None:
     """Mixtral's experts, one file entry each."""
-    ours = {f"blocks.{i}.gate": numbers(4, 3, 2) + i for i in range(2)}
-    theirs = there_and_back(Table((Rule("h.{i}.experts.{e}.w1", f"{B}.gate"),)), ours, tmp_path)
-    assert len(theirs) == 8
-    assert torch.equal(theirs["h.1.experts.3.w1"], ours["blocks.1.gate"][3])
+    actual = {f"blocks.{i}.gate": numbers(4, 3, 2) + i for i in range(2)}
+    reference = there_and_back(
+        Table((Rule("h.{i}.experts.{e}.w1", f"{B}.gate"),)), actual, tmp_path
+    )
+    assert len(reference) == 8
+    assert torch.equal(reference["h.1.experts.3.w1"], actual["blocks.1.gate"][3])
 
 
 def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
     """One tensor of all experts there, an expert each here, however many there are."""
-    ours = {
+    actual = {
         f"blocks.{i}.experts.{e}.up": numbers(3, 2) + 10 * i + e
         for i in range(2)
         for e in range(11)
     }
-    theirs = there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), ours, tmp_path)
-    assert {name: tuple(t.shape) for name, t in theirs.items()} == {
+    reference = there_and_back(
+        Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), actual, tmp_path
+    )
+    assert {name: tuple(t.shape) for name, t in reference.items()} == {
         "h.0.up": (11, 3, 2),
         "h.1.up": (11, 3, 2),
     }
-    assert torch.equal(theirs["h.1.up"][10], ours["blocks.1.experts.10.up"])
+    assert torch.equal(reference["h.1.up"][10], actual["blocks.1.experts.10.up"])
     alone = {"blocks.0.experts.0.up": numbers(3, 2)}
     assert there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), alone, tmp_path)[
         "h.0.up"
@@ -113,35 +117,37 @@ def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
 
 
 def test_a_split_along_another_axis(tmp_path: Path) -> None:
-    ours = {"blocks.0.gate": numbers(4, 3, 2), "blocks.0.up": numbers(4, 3, 2) + 1}
-    theirs = there_and_back(
-        Table((Rule("h.{i}.gate_up", (f"{B}.gate", f"{B}.up"), axis=1),)), ours, tmp_path
+    actual = {"blocks.0.gate": numbers(4, 3, 2), "blocks.0.up": numbers(4, 3, 2) + 1}
+    reference = there_and_back(
+        Table((Rule("h.{i}.gate_up", (f"{B}.gate", f"{B}.up"), axis=1),)), actual, tmp_path
     )
-    assert torch.equal(theirs["h.0.gate_up"], torch.cat([*ours.values()], dim=1))
+    assert torch.equal(reference["h.0.gate_up"], torch.cat([*actual.values()], dim=1))
 
 
 def test_several_of_theirs_join_in_equal_parts(tmp_path: Path) -> None:
-    ours = {"blocks.0.both": numbers(6, 2)}
-    theirs = there_and_back(Table((Rule(("h.{i}.a", "h.{i}.b"), f"{B}.both"),)), ours, tmp_path)
-    assert torch.equal(theirs["h.0.b"], ours["blocks.0.both"][3:])
+    actual = {"blocks.0.both": numbers(6, 2)}
+    reference = there_and_back(
+        Table((Rule(("h.{i}.a", "h.{i}.b"), f"{B}.both"),)), actual, tmp_path
+    )
+    assert torch.equal(reference["h.0.b"], actual["blocks.0.both"][3:])
 
 
 def test_several_of_theirs_join_in_unequal_parts(tmp_path: Path) -> None:
     """Queries apart, keys and values of fewer heads in one tensor there; three of unequal width, or
     one, here."""
     heads, shared, size, dim = 4, 2, 3, 5
-    theirs = ("h.{i}.q", "h.{i}.kv")
-    ours = {
+    reference = ("h.{i}.q", "h.{i}.kv")
+    actual = {
         f"blocks.0.{name}": numbers(n * size, dim) + n
         for name, n in (("q", heads), ("k", shared), ("v", shared))
     }
-    rule = Rule(theirs, (f"{B}.q", f"{B}.k", f"{B}.v"), widths=(heads, 2 * shared))
-    written = there_and_back(Table((rule,)), ours, tmp_path)
-    assert torch.equal(written["h.0.q"], ours["blocks.0.q"])
-    assert torch.equal(written["h.0.kv"], torch.cat([ours["blocks.0.k"], ours["blocks.0.v"]]))
+    rule = Rule(reference, (f"{B}.q", f"{B}.k", f"{B}.v"), widths=(heads, 2 * shared))
+    written = there_and_back(Table((rule,)), actual, tmp_path)
+    assert torch.equal(written["h.0.q"], actual["blocks.0.q"])
+    assert torch.equal(written["h.0.kv"], torch.cat([actual["blocks.0.k"], actual["blocks.0.v"]]))
     fused = {"blocks.0.qkv": numbers(dim, 8 * size)}
     written = there_and_back(
-        Table((Rule(theirs, f"{B}.qkv", axis=1, widths=(1, 3)),)), fused, tmp_path
+        Table((Rule(reference, f"{B}.qkv", axis=1, widths=(1, 3)),)), fused, tmp_path
     )
     assert torch.equal(written["h.0.q"], fused["blocks.0.qkv"][:, :6])
 
@@ -150,7 +156,7 @@ H, D, C = 3, 4, 5  # heads, their width, the model's
 
 
 @pytest.mark.parametrize(
-    ("axes", "ours", "theirs", "place"),
+    ("axes", "actual", "reference", "place"),
     [  # their number at h, d, c is ours at row h * D + d, column c
         # TransformerLens W_Q
         ("h c d -> (h d) c", (H * D, C), (H, C, D), lambda t, h, d, c: t[h, c, d]),
@@ -161,49 +167,49 @@ H, D, C = 3, 4, 5  # heads, their width, the model's
     ids=["W_Q", "W_O", "b_Q", "Flax"],
 )
 def test_a_heads_axis_is_folded(
-    axes: str, ours: Any, theirs: Any, place: Any, tmp_path: Path
+    axes: str, actual: Any, reference: Any, place: Any, tmp_path: Path
 ) -> None:
-    mine = numbers(*ours)
+    local = numbers(*actual)
     written = there_and_back(
-        Table((Rule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": mine}, tmp_path
+        Table((Rule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": local}, tmp_path
     )
-    assert tuple(written["h.0.W"].shape) == theirs
+    assert tuple(written["h.0.W"].shape) == reference
     for h, d, column in itertools.product(range(H), range(D), range(C)):
         row = h * D + d
-        here = (
-            mine[row]
-            if mine.ndim == 1
-            else mine[column, row]
+        second_local = (
+            local[row]
+            if local.ndim == 1
+            else local[column, row]
             if axes.startswith("h d c")
-            else mine[row, column]
+            else local[row, column]
         )
-        assert place(written["h.0.W"], h, d, column) == here
+        assert place(written["h.0.W"], h, d, column) == second_local
 
 
 def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
     """Their dimension 2 i and 2 i + 1 of a head are ours i and i + D/2; what they say about angles
     is the same."""
-    mine = numbers(H * D, C)
+    local = numbers(H * D, C)
     rule = Rule("h.{i}.wq", f"{B}.q", axes="(h d 2) c -> (h 2 d) c", heads=H)
-    theirs = there_and_back(Table((rule,)), {"blocks.0.q": mine}, tmp_path)["h.0.wq"]
+    reference = there_and_back(Table((rule,)), {"blocks.0.q": local}, tmp_path)["h.0.wq"]
     for h, i, p in itertools.product(range(H), range(D // 2), range(2)):
-        assert torch.equal(theirs[h * D + 2 * i + p], mine[h * D + p * (D // 2) + i])
+        assert torch.equal(reference[h * D + 2 * i + p], local[h * D + p * (D // 2) + i])
     x, pos = numbers(C), 7.0
     # as the original files' code turns them
-    pairs = torch.view_as_complex((theirs @ x).view(H, D // 2, 2))
+    pairs = torch.view_as_complex((reference @ x).view(H, D // 2, 2))
     speed = 10_000.0 ** -(torch.arange(0, D, 2) / D)
     turned = torch.view_as_real(pairs * torch.polar(torch.ones(D // 2), pos * speed)).flatten(1)
     rotary = build(c.Rotary(), C, H, True)
     cos, sin = rotary.table(torch.tensor([[pos]]), D, torch.float32)
-    ours = rotary.turn((mine @ x).view(1, H, 1, D), cos, sin).view(H, D)
+    actual = rotary.turn((local @ x).view(1, H, 1, D), cos, sin).view(H, D)
     torch.testing.assert_close(
-        ours.view(H, 2, D // 2).transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5
+        actual.view(H, 2, D // 2).transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5
     )
 
 
 def test_transpose_and_fold_and_split_at_once(tmp_path: Path) -> None:
     """Queries, keys and values of each head side by side, transposed (GPT-NeoX, as Conv1D)."""
-    ours = {f"blocks.0.{name}": numbers(H * D, C) + at for at, name in enumerate("qkv")}
+    actual = {f"blocks.0.{name}": numbers(H * D, C) + at for at, name in enumerate("qkv")}
     rule = Rule(
         "h.{i}.W",
         (f"{B}.q", f"{B}.k", f"{B}.v"),
@@ -211,9 +217,9 @@ def test_transpose_and_fold_and_split_at_once(tmp_path: Path) -> None:
         axes="(h 3 d) c -> (3 h d) c",
         heads=H,
     )
-    theirs = there_and_back(Table((rule,)), ours, tmp_path)["h.0.W"]
-    assert theirs.shape == (C, 3 * H * D)
-    assert torch.equal(theirs.T.view(H, 3, D, C)[:, 1], ours["blocks.0.k"].view(H, D, C))
+    reference = there_and_back(Table((rule,)), actual, tmp_path)["h.0.W"]
+    assert reference.shape == (C, 3 * H * D)
+    assert torch.equal(reference.T.view(H, 3, D, C)[:, 1], actual["blocks.0.k"].view(H, D, C))
 
 
 def test_a_parameter_without_a_rule_is_an_error() -> None:
@@ -230,12 +236,12 @@ TABLE = Table(
 
 def check(
     folder: Path,
-    theirs: Mapping[str, Tensor],
-    ours: Mapping[str, tuple[int, ...]],
+    reference: Mapping[str, Tensor],
+    actual: Mapping[str, tuple[int, ...]],
     table: Table = TABLE,
 ) -> Any:
-    save_file(dict(theirs), folder / "model.safetensors")
-    return weights.check(table, ours, tensorfiles.open_files(folder))
+    save_file(dict(reference), folder / "model.safetensors")
+    return weights.check(table, actual, tensorfiles.open_files(folder))
 
 
 def test_missing_and_left_over_are_named_on_both_sides(tmp_path: Path) -> None:
@@ -260,8 +266,8 @@ def test_what_is_left_over_alone_is_told(tmp_path: Path) -> None:
 
 def test_long_lists_are_cut_short(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"and 6 more.* and 16 more") as caught:
-        theirs = {f"x.{i}": numbers(1) for i in range(20)}
-        check(tmp_path, theirs, {f"blocks.{i}.up": (2,) for i in range(10)})
+        reference = {f"x.{i}": numbers(1) for i in range(20)}
+        check(tmp_path, reference, {f"blocks.{i}.up": (2,) for i in range(10)})
     assert len(str(caught.value)) < 600
 
 
@@ -292,9 +298,9 @@ def test_declared_constants_may_remain(tmp_path: Path) -> None:
 def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
     table = Table((Rule("embed", "embed"),), copies=(("head", "embed"),))
     assert check(tmp_path, {"embed": numbers(3), "head": numbers(3)}, {"embed": (3,)}, table)
-    for other in (numbers(3) + 1, numbers(3).double(), numbers(4)):
+    for second in (numbers(3) + 1, numbers(3).double(), numbers(4)):
         with pytest.raises(UserError, match="two different tables"):
-            check(tmp_path, {"embed": numbers(3), "head": other}, {"embed": (3,)}, table)
+            check(tmp_path, {"embed": numbers(3), "head": second}, {"embed": (3,)}, table)
 
 
 def test_a_tied_copy_is_compared_to_its_end(
@@ -302,9 +308,9 @@ def test_a_tied_copy_is_compared_to_its_end(
 ) -> None:
     monkeypatch.setattr(headers, "CHUNK", 8)
     for changed in (0, 4):
-        other = numbers(5)
-        other[changed] += 1
-        save_file({"a": numbers(5), "b": other, "c": numbers(5)}, tmp_path / "model.safetensors")
+        second = numbers(5)
+        second[changed] += 1
+        save_file({"a": numbers(5), "b": second, "c": numbers(5)}, tmp_path / "model.safetensors")
         published = tensorfiles.open_files(tmp_path)
         assert published.equal("a", "c") and not published.equal("a", "b")
 
@@ -330,11 +336,11 @@ def test_files_are_those_of_the_safetensors_library(dtype: torch.dtype, tmp_path
     content = tensorfiles.contents(tensorfiles.plain(state))["model.safetensors"]
     assert callable(content)
     content(tmp_path / "model.safetensors")
-    theirs = load_file(tmp_path / "model.safetensors")
+    reference = load_file(tmp_path / "model.safetensors")
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    ours = tensorfiles.open_files(tmp_path)
+    open_files = tensorfiles.open_files(tmp_path)
     for name, tensor in state.items():
-        for got in (theirs[name], ours.load(name)):
+        for got in (reference[name], open_files.load(name)):
             assert got.dtype == dtype and torch.equal(got.float(), tensor.float())
 
 
@@ -410,24 +416,24 @@ LIES: dict[str, tuple[Any, bytes, str]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_header_that_lies(lie: str, tmp_path: Path) -> None:
-    header, data, told = LIES[lie]
+    header, data, output = LIES[lie]
     raw_file(tmp_path / "model.safetensors", header, data)
-    with pytest.raises(UserError, match=re.escape(told)) as caught:
+    with pytest.raises(UserError, match=re.escape(output)) as caught:
         tensorfiles.open_files(tmp_path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(
-    ("length", "told"),
+    ("length", "text"),
     [
         (1 << 63, "header too large"),
         (100_000_001, "header too large"),
         (50, "invalid header length"),
     ],
 )
-def test_a_header_longer_than_the_file(length: int, told: str, tmp_path: Path) -> None:
+def test_a_header_longer_than_the_file(length: int, text: str, tmp_path: Path) -> None:
     raw_file(tmp_path / "model.safetensors", b"{}", length=length)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=text):
         tensorfiles.open_files(tmp_path)
 
 
@@ -448,9 +454,9 @@ def test_empty_and_pointer_files(tmp_path: Path) -> None:
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
         with pytest.raises(UserError):
             tensorfiles.open_files(tmp_path)
 
@@ -460,15 +466,15 @@ def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> No
     same."""
     path = tmp_path / "model.safetensors"
     save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
-    whole = path.read_bytes()
-    header = 8 + int.from_bytes(whole[:8], "little")
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
     dice = random.Random(0)
     trials = [[at] for at in range(header) for _ in range(6)] + [
         [dice.randrange(header) for _ in "ab"] for _ in range(500)
     ]
     accepted = 0
     for places in trials:
-        broken = bytearray(whole)
+        broken = bytearray(content)
         for at in places:
             broken[at] ^= dice.randrange(1, 256)
         path.write_bytes(broken)
@@ -477,12 +483,12 @@ def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> No
         except UserError:
             continue
         accepted += 1
-        with safetensors.safe_open(path, "pt") as theirs:
-            assert set(theirs.keys()) == set(published.entries)
+        with safetensors.safe_open(path, "pt") as reference:
+            assert set(reference.keys()) == set(published.entries)
             for name in published.entries:
                 assert torch.equal(
                     published.load(name).view(torch.uint8),
-                    theirs.get_tensor(name).view(torch.uint8),
+                    reference.get_tensor(name).view(torch.uint8),
                 )
     assert 0 < accepted < len(trials)  # a letter of a name changed is still a good file
 
@@ -509,8 +515,8 @@ def mapped(folder: Path) -> tensorfiles.Files:
 def address(tensor: Tensor, path: Path) -> bool:
     """Whether a tensor lies in a mapping of the file, as the system sees it."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        begin, end = (int(text, 16) for text in line.split()[0].split("-"))
-        if begin <= tensor.data_ptr() < end:
+        start, end = (int(text, 16) for text in line.split()[0].split("-"))
+        if start <= tensor.data_ptr() < end:
             return line.endswith(str(path))
     return False
 
@@ -520,29 +526,29 @@ def test_a_large_file_is_mapped_and_stays_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.safetensors"
-    theirs = {"a": numbers(40, 30), "none": torch.empty(0, 4), "b": numbers(50).bfloat16()}
-    save_file(theirs, path)
+    reference = {"a": numbers(40, 30), "none": torch.empty(0, 4), "b": numbers(50).bfloat16()}
+    save_file(reference, path)
     before = path.read_bytes()
     assert not address(mapped(tmp_path).take("a"), path)  # small
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     published = mapped(tmp_path)
-    ours = {name: published.take(name) for name in theirs}
+    actual = {name: published.take(name) for name in reference}
     assert all(
-        torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype
-        for name in theirs
+        torch.equal(actual[name], reference[name]) and actual[name].dtype == reference[name].dtype
+        for name in reference
     )
     assert (
-        address(ours["a"], path)
-        and address(ours["b"], path)
+        address(actual["a"], path)
+        and address(actual["b"], path)
         and not address(published.load("a"), path)
     )
-    published.release(theirs)
-    assert torch.equal(ours["a"], theirs["a"])
-    ours["a"] += 1
-    assert torch.equal(ours["a"], theirs["a"] + 1) and path.read_bytes() == before
+    published.release(reference)
+    assert torch.equal(actual["a"], reference["a"])
+    actual["a"] += 1
+    assert torch.equal(actual["a"], reference["a"] + 1) and path.read_bytes() == before
     del published
     path.unlink()
-    assert torch.equal(ours["b"], theirs["b"])
+    assert torch.equal(actual["b"], reference["b"])
 
 
 def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,7 +568,7 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.Monke
             assert torch.equal(mapped(tmp_path).take("a"), numbers)
 
 
-def refuse(*given: Any, **named: Any) -> Any:
+def refuse(*args: Any, **named: Any) -> Any:
     raise OSError(12, "Cannot allocate memory")
 
 
@@ -578,7 +584,7 @@ def test_files_that_others_serve_are_not_mapped(
         "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n36 22 0:44 / /far rw,noatime shared:7 - "
         f"{kind} host:/models rw\n"
     )
-    monkeypatch.setattr(Path, "read_text", lambda *given, **named: mounts)
+    monkeypatch.setattr(Path, "read_text", lambda *args, **named: mounts)
     assert tensorfiles._is_mappable(os.makedev(0, 44)) is stays
     assert tensorfiles._is_mappable(os.makedev(8, 1))
 
@@ -626,19 +632,19 @@ def sharded(tmp_path: Path) -> Path:
 def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(
     tmp_path: Path,
 ) -> None:
-    ours = {
+    actual = {
         name: numbers(size) for name, size in (("a", 3), ("b", 2), ("c", 4), ("d", 20), ("e", 1))
     }
-    made = tensorfiles.contents(tensorfiles.plain(ours), limit=24)
-    for name, content in made.items():
+    contents = tensorfiles.contents(tensorfiles.plain(actual), limit=24)
+    for name, content in contents.items():
         content(tmp_path / name) if callable(content) else (tmp_path / name).write_text(content)
     placed = json.loads((tmp_path / headers.INDEX).read_text())
-    assert placed["metadata"]["total_size"] == 4 * sum(map(len, ours.values()))
+    assert placed["metadata"]["total_size"] == 4 * sum(map(len, actual.values()))
     files = [f"model-{number:05}-of-00004.safetensors" for number in (1, 1, 2, 3, 4)]
-    assert placed["weight_map"] == dict(zip(ours, files, strict=True))
+    assert placed["weight_map"] == dict(zip(actual, files, strict=True))
     assert all(
         torch.equal(tensorfiles.open_files(tmp_path).load(name), tensor)
-        for name, tensor in ours.items()
+        for name, tensor in actual.items()
     )
 
 
@@ -650,7 +656,7 @@ def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "way",
+    "kind",
     [
         "../secret.safetensors",
         "/absolute",
@@ -661,11 +667,11 @@ def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
         "x" * 5000,
     ],
 )
-def test_a_shard_outside_the_folder(way: str, sharded: Path) -> None:
+def test_a_shard_outside_the_folder(kind: str, sharded: Path) -> None:
     outside = sharded.parent / "secret.safetensors"
     save_file({"a": numbers(2)}, outside)
     (sharded / "link.safetensors").symlink_to(outside)
-    index(sharded, {"a": str(outside) if way == "/absolute" else way})
+    index(sharded, {"a": str(outside) if kind == "/absolute" else kind})
     with pytest.raises(UserError, match="outside this folder"):
         tensorfiles.open_files(sharded)
 
@@ -726,11 +732,11 @@ def test_a_file_of_the_hubs_cache_has_the_sha256_that_the_hub_says(tmp_path: Pat
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     save_file({"a": numbers(4, 4)}, tmp_path / "whole")
-    whole = (tmp_path / "whole").read_bytes()
-    blob = blobs / hashlib.sha256(whole).hexdigest()
-    blob.write_bytes(whole)
+    content = (tmp_path / "whole").read_bytes()
+    blob = blobs / hashlib.sha256(content).hexdigest()
+    blob.write_bytes(content)
     (snapshot / "model.safetensors").symlink_to(blob)
     assert torch.equal(tensorfiles.open_files(snapshot).load("a"), numbers(4, 4))
-    blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=r"sha256 is not what the hub says.*download"):
         tensorfiles.open_files(snapshot)

@@ -54,12 +54,12 @@ def trained(tmp_path_factory):
         "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80))
     )
     (home / "run.toml").write_text(RUN)
-    here = Path.cwd()
+    local = Path.cwd()
     os.chdir(home)
     try:
         assert main(["train", "run.toml", "--out", "model"]) == 0
     finally:
-        os.chdir(here)
+        os.chdir(local)
     return home
 
 
@@ -77,17 +77,17 @@ def refused(home, capsys):
     """Run a command that must fail: one sentence, nothing on standard output, every file as it
     was."""
 
-    def run(said: str, *arguments: object, code: int = 2, stdin: bytes | None = None) -> str:
+    def run(message: str, *arguments: object, code: int = 2, stdin: bytes | None = None) -> str:
         before = snapshot(home)
         capsys.readouterr()
         with pytest.MonkeyPatch.context() as patch:
             if stdin is not None:
                 patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-            found = main([str(argument) for argument in arguments])
+            status = main([str(argument) for argument in arguments])
         result, notes = capsys.readouterr()
         sentence = one_sentence(notes)
-        assert said in sentence
-        assert (found, result) == (code, "")
+        assert message in sentence
+        assert (status, result) == (code, "")
         assert snapshot(home) == before
         return sentence
 
@@ -117,15 +117,15 @@ def one_sentence(notes: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "said"),
+    ("prompt", "message"),
     [
         ("", "The prompt is empty; give some text"),
         ("1 and " * 9, "The prompt has 54 tokens and the model's context is 16; shorten it"),
         ("Ünknown", 'The tokenizer does not know the character "Ü"'),
     ],
 )
-def test_prompts(refused, prompt, said):
-    refused(said, "generate", "model", prompt)
+def test_prompts(refused, prompt, message):
+    refused(message, "generate", "model", prompt)
 
 
 def test_standard_input_as_the_prompt(home, refused, capsys):
@@ -161,7 +161,7 @@ def test_a_token_that_the_model_does_not_know(home, refused):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--temperature", "abc"], "--temperature is 'abc'; give a number"),
         (["--temperature", "nan"], "temperature is nan; give 0 (greedy) or more"),
@@ -184,8 +184,8 @@ def test_a_token_that_the_model_does_not_know(home, refused):
         ),
     ],
 )
-def test_options_of_generate(refused, options, said):
-    refused(said, "generate", "model", "1 and", *options)
+def test_options_of_generate(refused, options, message):
+    refused(message, "generate", "model", "1 and", *options)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(home, refu
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["-x"], "-x is not understood here; see glassformer --help"),
         (["genrate"], 'There is no command "genrate". Did you mean "generate"?'),
@@ -268,8 +268,8 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(home, refu
         (["convert", "model", "out", "--layout", "hg"], "invalid choice: 'hg'"),
     ],
 )
-def test_commands_and_names(refused, words, said):
-    refused(said, *words)
+def test_commands_and_names(refused, words, message):
+    refused(message, *words)
 
 
 def test_a_name_that_only_the_hub_could_know(refused):
@@ -284,7 +284,7 @@ def test_a_name_that_only_the_hub_could_know(refused):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'[model]\nrecipe = "glass/1m"\n[train\nsteps = 3\n', "line 3"),
         (b"\x00\x01\x02", "is not valid TOML"),
@@ -320,13 +320,13 @@ def test_a_name_that_only_the_hub_could_know(refused):
         ),
     ],
 )
-def test_run_files(home, refused, content, said):
+def test_run_files(home, refused, content, message):
     (home / "broken.toml").write_bytes(content)
-    refused(said, "train", "broken.toml", "--out", "out")
+    refused(message, "train", "broken.toml", "--out", "out")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nowhere.toml"], "nowhere.toml cannot be read (No such file"),
         (["model"], "model cannot be read (Is a directory)"),
@@ -392,13 +392,13 @@ def test_run_files(home, refused, content, said):
         (["run.toml", "--from", "./nowhere"], "There is no folder ./nowhere"),
     ],
 )
-def test_train(refused, words, said):
-    refused(said, "train", *words, "--out", "out")
+def test_train(refused, words, message):
+    refused(message, "train", *words, "--out", "out")
     assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is empty; give a file with some text"),
         (bytes(range(256)) * 9, "is a binary file (a zero byte at byte 0)"),
@@ -406,10 +406,10 @@ def test_train(refused, words, said):
         (b"too short", "too few for one context of 16"),
     ],
 )
-def test_corpora(home, refused, content, said):
+def test_corpora(home, refused, content, message):
     (home / "bad.txt").write_bytes(content)
     refused(
-        f"bad.txt {said}" if "too" not in said else said,
+        f"bad.txt {message}" if "too" not in message else message,
         "train",
         "run.toml",
         "--data.train",
@@ -417,20 +417,20 @@ def test_corpora(home, refused, content, said):
         "--out",
         "o",
     )
-    if said.startswith("is"):
-        refused(f"bad.txt {said}", "eval", "model", "--data", "bad.txt")
+    if message.startswith("is"):
+        refused(f"bad.txt {message}", "eval", "model", "--data", "bad.txt")
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("not json", "line 2 is not valid JSON"),
         ('{"words": "1"}', 'line 2 has no text field "text"'),
     ],
 )
-def test_jsonl(home, refused, line, said):
+def test_jsonl(home, refused, line, message):
     (home / "bad.jsonl").write_text('{"text": "1 and 2"}\n' + line + "\n")
-    refused(said, "train", "run.toml", "--data.train", "bad.jsonl", "--out", "out")
+    refused(message, "train", "run.toml", "--data.train", "bad.jsonl", "--out", "out")
 
 
 # ------------------------------------------------------------------------------- damaged models
@@ -456,12 +456,12 @@ def rewrite_header(path: Path, **changes: object) -> None:
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
     header[next(name for name in header if name != "__metadata__")] |= changes
-    made = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(made)) + made + content[8 + length :])
+    ids = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(ids)) + ids + content[8 + length :])
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (
             lambda path: path.write_bytes(path.read_bytes()[:-100]),
@@ -478,16 +478,16 @@ def rewrite_header(path: Path, **changes: object) -> None:
         (lambda path: path.unlink(), "has no model.safetensors"),
     ],
 )
-def test_damaged_weights(home, refused, harm, said):
+def test_damaged_weights(home, refused, harm, message):
     harm(next((home / "model").glob("step-*")) / "model.safetensors")
-    refused(said, "generate", "model", "1 and")
+    refused(message, "generate", "model", "1 and")
     refused("SHA256SUMS", "train", "run.toml", "--out", "model", "--resume")
 
 
 def test_shards(home, published, refused):
     refused("No value is called", "look", "llama", "1", "*.none")  # whole, it opens
     index, second = published / headers.INDEX, sorted(published.glob("model-*"))[1]
-    kept, table = second.read_bytes(), json.loads(index.read_text())
+    content, table = second.read_bytes(), json.loads(index.read_text())
     second.unlink()
     refused(
         f"the shard {second.name} that the index names is missing; download it",
@@ -498,7 +498,7 @@ def test_shards(home, published, refused):
     second.symlink_to("/etc/passwd")
     refused("outside this folder", "generate", "llama", "1")
     second.unlink()
-    second.write_bytes(kept)
+    second.write_bytes(content)
     for outside in ("../../secret.safetensors", "/etc/passwd"):
         moved = table["weight_map"] | {next(iter(table["weight_map"])): outside}
         index.write_text(json.dumps({"weight_map": moved}))
@@ -508,7 +508,7 @@ def test_shards(home, published, refused):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"hidden_size": 10**12}, '"hidden_size" is 1000000000000; it must be an integer'),
         ({"num_hidden_layers": 10**9}, '"num_hidden_layers" is 1000000000'),
@@ -529,11 +529,11 @@ def test_shards(home, published, refused):
         ({"quantization_config": {"bits": 4}}, "quantised weights are not read here"),
     ],
 )
-def test_published_configs(published, refused, changes, said):
+def test_published_configs(published, refused, changes, message):
     edit(published / "config.json", **changes)
-    refused(said, "generate", "llama", "1 and")
-    if said != "has shape" and "layers." not in said:
-        refused(said, "cost", "llama")
+    refused(message, "generate", "llama", "1 and")
+    if message != "has shape" and "layers." not in message:
+        refused(message, "cost", "llama")
 
 
 def test_models_in_pieces(home, published, refused):
@@ -574,13 +574,13 @@ def test_pickled_weights_are_never_opened(home, published, refused):
 
 def test_a_run_is_not_overwritten_and_not_resumed_as_another(refused):
     refused("model holds a run already; add --resume", "train", "run.toml", "--out", "model")
-    for option, said in (
+    for option, message in (
         (["--dim", "32"], "model.dim is 16 there and 32 here"),
         (["--steps", "1"], "train.steps is 2 there and 1 here"),
         (["--seed", "9"], "train.seed is 0 there and 9 here"),
         (["--data.valid", "0.2"], "data.valid is 0.1 there and 0.2 here"),
     ):
-        sentence = refused(said, "train", "run.toml", *option, "--out", "model", "--resume")
+        sentence = refused(message, "train", "run.toml", *option, "--out", "model", "--resume")
         assert "set it back or choose another --out" in sentence
 
 
@@ -590,12 +590,12 @@ def test_a_checkpoint_of_another_model(home, refused):
     step = next((home / "model").glob("step-*"))
     shutil.rmtree(step)
     shutil.copytree(home / "other" / step.name, step)
-    said = "is a checkpoint of another model: dim is 32 there and 16 here"
-    refused(said, "train", "run.toml", "--out", "model", "--resume")
+    message = "is a checkpoint of another model: dim is 32 there and 16 here"
+    refused(message, "train", "run.toml", "--out", "model", "--resume")
 
 
 @pytest.mark.parametrize(
-    ("out", "said"),
+    ("out", "message"),
     [
         (
             "corpus.txt",
@@ -606,8 +606,8 @@ def test_a_checkpoint_of_another_model(home, refused):
         ("", "--out is empty; name a folder"),
     ],
 )
-def test_out_folders(refused, out, said):
-    refused(said, "train", "run.toml", "--out", out)
+def test_out_folders(refused, out, message):
+    refused(message, "train", "run.toml", "--out", out)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -617,14 +617,14 @@ def test_a_closed_out_folder(home, refused):
 
 
 def test_hidden_files_of_the_users_own_survive(home):
-    mine = [home / ".bashrc.old", home / ".movie.part", home / ".step-notes.old"]
-    for path in mine:
+    local = [home / ".bashrc.old", home / ".movie.part", home / ".step-notes.old"]
+    for path in local:
         path.write_text("mine")
-    left = home / ".step-000007.x1.part"
-    left.mkdir()
+    remaining = home / ".step-000007.x1.part"
+    remaining.mkdir()
     assert main(["train", "run.toml", "--out", "."]) == 0
-    assert all(path.read_text() == "mine" for path in mine)
-    assert not left.exists()
+    assert all(path.read_text() == "mine" for path in local)
+    assert not remaining.exists()
 
 
 @pytest.mark.parametrize(
@@ -643,7 +643,7 @@ def test_a_model_is_not_written_over(refused, home, words):
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("message", "words"),
     [
         ("would be written over", ["words", "train", "words.txt", "--out", "words.txt"]),
         ("--out model is a folder", ["words", "train", "words.txt", "--out", "model"]),
@@ -659,13 +659,13 @@ def test_a_model_is_not_written_over(refused, home, words):
         ("--columns label=NAME", ["words", "classify", "three.tsv", "words.txt"]),
     ],
 )
-def test_what_is_read_is_not_written_over(refused, home, said, words):
+def test_what_is_read_is_not_written_over(refused, home, message, words):
     (home / "words.txt").write_text("some words and more words\n" * 9)
     (home / "v.txt").write_text("2 2\na 1 0\nb 0 1\n")
     (home / "three.tsv").write_text("text\tb\tc\n" * 3)
     (home / "empty.tsv").write_text("")
     (home / "empty.txt").write_text("\n")
-    refused(said, *words)
+    refused(message, *words)
 
 
 def test_a_tokenizer_by_its_name_and_a_runs_own(home, capsys, shared_data, monkeypatch):
@@ -680,9 +680,9 @@ def test_a_tokenizer_by_its_name_and_a_runs_own(home, capsys, shared_data, monke
 
 
 def test_two_processes_in_one_folder(refused):
-    said = "Another process is training in model; wait for it to end or choose another folder"
+    message = "Another process is training in model; wait for it to end or choose another folder"
     with files.lock(Path("model"), "training"):
-        refused(said, "train", "run.toml", "--out", "model", "--resume")
+        refused(message, "train", "run.toml", "--out", "model", "--resume")
 
 
 def test_a_folder_made_for_nothing_is_gone_and_others_stay(tmp_path):
@@ -733,12 +733,12 @@ def minds_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def process(*arguments: str, **rest: object) -> subprocess.Popen[bytes]:
+def process(*arguments: str, **kwargs: object) -> subprocess.Popen[bytes]:
     pipes = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
         "preexec_fn": minds_ctrl_c,
-    } | rest
+    } | kwargs
     return subprocess.Popen([*COMMAND, *arguments], **pipes)  # type: ignore[call-overload, no-any-return]
 
 
@@ -782,14 +782,14 @@ def test_a_terminal_that_cannot_show_the_text(home):
 def interrupt(going: subprocess.Popen[bytes], when: str) -> tuple[int, bytes, bytes]:
     """Ctrl-C as soon as ``when`` was said on standard error."""
     assert going.stderr is not None
-    seen = b""
-    while when.encode() not in seen:
+    observed = b""
+    while when.encode() not in observed:
         more = os.read(going.stderr.fileno(), 4096)
-        assert more, seen
-        seen += more
+        assert more, observed
+        observed += more
     going.send_signal(signal.SIGINT)
-    result, rest = going.communicate(timeout=60)
-    return going.returncode, result, seen + rest
+    result, remaining = going.communicate(timeout=60)
+    return going.returncode, result, observed + remaining
 
 
 def test_ctrl_c(home):

@@ -47,9 +47,9 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         code = main(words)
     except SystemExit as ended:  # argparse's way
         code = ended.code
-    said, notes = capsys.readouterr()
+    message, notes = capsys.readouterr()
     assert (code, notes) == (0, "")
-    assert said.startswith(
+    assert message.startswith(
         "usage: glassformer "
         f"{'train' if 'train' in words else 'words' if words == ['words'] else ''}"
     )
@@ -93,14 +93,14 @@ def test_examples_are_understood(line: str) -> None:
 
 
 def test_every_command_and_every_task_has_an_example() -> None:
-    def every(made: Parser) -> list[Parser]:
-        return [inner for one in made.verbs.values() for inner in every(one)] or [made]
+    def every(result: Parser) -> list[Parser]:
+        return [inner for verb in result.verbs.values() for inner in every(verb)] or [result]
 
-    assert all(f"examples:\n  {one.prog} " in one.format_help() for one in every(parser(VERBS)))
+    assert all(f"examples:\n  {item.prog} " in item.format_help() for item in every(parser(VERBS)))
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "result"),
     [
         (
             'glassformer generate S --max-new 5 "Once upon"',
@@ -126,8 +126,8 @@ def test_every_command_and_every_task_has_an_example() -> None:
         ),
     ],
 )
-def test_options_stand_anywhere(line: str, found: dict[str, object]) -> None:
-    assert found.items() <= understood(line).items()
+def test_options_stand_anywhere(line: str, result: dict[str, object]) -> None:
+    assert result.items() <= understood(line).items()
 
 
 def test_a_signature_is_a_command_line() -> None:
@@ -146,30 +146,30 @@ def test_a_signature_is_a_command_line() -> None:
         """
         return place, names, size, dry_
 
-    made = Parser(prog="command")
-    signature.add_arguments(made, command, "")
-    text = made.format_help()
+    parser = Parser(prog="command")
+    signature.add_arguments(parser, command, "")
+    text = parser.format_help()
     assert "a group:\n  --size N" in text and "how large (3)" in text and "--dry " in text
-    assert signature.call(command, made.parse(["here"])) == ("here", (), 3, False)
+    assert signature.call(command, parser.parse(["here"])) == ("here", (), 3, False)
     words = ["--dry", "here", "--size", "2", "a", "b"]
-    assert signature.call(command, made.parse(words)) == ("here", ["a", "b"], 2, True)
+    assert signature.call(command, parser.parse(words)) == ("here", ["a", "b"], 2, True)
     with pytest.raises(UserError, match="--size is 0; give 1 or more"):
-        signature.call(command, made.parse(["here", "--size", "0"]))
+        signature.call(command, parser.parse(["here", "--size", "0"]))
 
 
 def test_every_setting_is_listed_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     assert [s.path for s in settings.all_settings() if not s.meaning] == []
     assert main(["train", "--settings"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for line in (
         "--steps (integer = 1000): optimizer steps",
         "--decoder.pattern.attention.kv_heads (integer",
     ):
-        assert line in said
+        assert line in output
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "result"),
     [
         (["gen"], ["generate"]),
         (["words", "ne"], ["near"]),
@@ -180,8 +180,8 @@ def test_every_setting_is_listed_with_its_meaning(capsys: pytest.CaptureFixture[
         (["completion", "z"], ["zsh"]),
     ],
 )
-def test_completion(words: list[str], found: list[str]) -> None:
-    assert completion.candidates(words) == found
+def test_completion(words: list[str], result: list[str]) -> None:
+    assert completion.candidates(words) == result
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +193,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     from tiny import DECODERS
 
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    made = dataclasses.replace(DECODERS["llama"], embed=c.Embed(300), context=32)
-    store.save(build_model(made, seed=1), folder, train_tokenizer("byte", []), layout="glassformer")
+    result = dataclasses.replace(DECODERS["llama"], embed=c.Embed(300), context=32)
+    store.save(
+        build_model(result, seed=1), folder, train_tokenizer("byte", []), layout="glassformer"
+    )
     return str(folder)
 
 
@@ -202,9 +204,9 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str], stdin: str = ""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.StringIO(stdin))
         code = main(words)
-    said, notes = capsys.readouterr()
+    message, notes = capsys.readouterr()
     assert code == 0, notes
-    return said
+    return message
 
 
 def test_the_next_tokens_and_their_probabilities(
@@ -215,11 +217,13 @@ def test_the_next_tokens_and_their_probabilities(
 
     from glassformer import load
 
-    one, tokenizer = load(model)
+    single_model, tokenizer = load(model)
     assert tokenizer is not None
     ids = tokenizer.encode("Once")
     with torch.no_grad():
-        logprobs = one(torch.tensor([ids])).logits[0].float().log_softmax(-1)[:, : tokenizer.size]
+        logprobs = (
+            single_model(torch.tensor([ids])).logits[0].float().log_softmax(-1)[:, : tokenizer.size]
+        )
     best = logprobs.topk(3)
     looked = json.loads(answer(["look", model, "Once", "--next", "3", "--json"], capsys))
     predicted = json.loads(answer(["look", model, "--logprobs", "3", "Once", "--json"], capsys))
@@ -228,12 +232,16 @@ def test_the_next_tokens_and_their_probabilities(
     ]["next"]
     drawn = ["generate", model, "Once", "--logprobs", "3", "--max-new", "2", "--seed", "1"]
     row = json.loads(answer([*drawn, "--json"], capsys))["rows"][0]
-    for told in (looked, predicted[-1]["next"], next, row["likely"][0]):
-        assert [one["token"] for one in told] == best.indices[-1].tolist()
-        assert [one["logprob"] for one in told] == pytest.approx(best.values[-1].tolist(), abs=1e-5)
-        assert [one["piece"] for one in told] == [tokenizer.token(one["token"]) for one in told]
-    assert [one["token"] for one in predicted] == ids
-    assert [one["logprob"] for one in predicted[1:]] == pytest.approx(
+    for output in (looked, predicted[-1]["next"], next, row["likely"][0]):
+        assert [item["token"] for item in output] == best.indices[-1].tolist()
+        assert [item["logprob"] for item in output] == pytest.approx(
+            best.values[-1].tolist(), abs=1e-5
+        )
+        assert [item["piece"] for item in output] == [
+            tokenizer.token(item["token"]) for item in output
+        ]
+    assert [item["token"] for item in predicted] == ids
+    assert [item["logprob"] for item in predicted[1:]] == pytest.approx(
         [logprobs[at, id].item() for at, id in enumerate(ids[1:])], abs=1e-5
     )
     assert row["pieces"] == [tokenizer.token(id) for id in row["tokens"]] and len(
@@ -285,7 +293,7 @@ def test_prompts_come_from_a_file_and_from_standard_input(
     lines.write_text("one\r\ntwo\u2028 and\n")
     table.write_text('{"text": "one"}\n{"prompt": "two\\u2028 and"}\n')
     short = ["--max-new", "2", "--temperature", "0", "--json"]
-    wanted = json.loads(answer(["generate", model, "one", "two\u2028 and", *short], capsys))["rows"]
+    data = json.loads(answer(["generate", model, "one", "two\u2028 and", *short], capsys))["rows"]
     for words, stdin in (
         (["--prompts", str(lines)], ""),
         (["--prompts", str(table)], ""),
@@ -295,10 +303,10 @@ def test_prompts_come_from_a_file_and_from_standard_input(
             answer(["generate", model, *words, *short, "--batch", "1"], capsys, stdin)
         )["rows"]
         assert [{**row, "logprobs": None} for row in got] == [
-            {**row, "logprobs": None} for row in wanted
+            {**row, "logprobs": None} for row in data
         ]
     (row,) = json.loads(answer(["generate", model, "-", *short], capsys, "one\n"))["rows"]
-    assert row["prompt"] == wanted[0]["prompt"]  # the end of the line is not a part of the text
+    assert row["prompt"] == data[0]["prompt"]  # the end of the line is not a part of the text
     for verb in ("embed", "look"):
         assert answer(
             [verb, model, "-", "--json", *(["*.q"] if verb == "look" else [])], capsys, "one\n"
@@ -314,7 +322,7 @@ def test_pictures_of_one_head_and_on_standard_output(
         return bytes(capfdbinary.readouterr().out)
 
     def weights(*words: str) -> list[list[float]]:
-        return [one["weights"] for one in json.loads(drawn("--json", "*.0.attn.pattern", *words))]
+        return [item["weights"] for item in json.loads(drawn("--json", "*.0.attn.pattern", *words))]
 
     heads = [np.array(weights("--head", str(head))) for head in range(4)]
     assert np.allclose(np.mean(heads, 0), weights(), atol=1e-6) and not np.allclose(
@@ -359,19 +367,19 @@ def test_the_device_is_chosen_said_and_refused(
     assert capsys.readouterr().err == ""  # nothing to choose on a machine without a GPU
     assert main([*words, "--dtype", "bfloat16"]) == 0
     assert capsys.readouterr().err == f"{model} computes on cpu in bfloat16.\n"
-    for name, said in (
+    for name, message in (
         ("cuda", "no device cuda that torch"),
         ("cuda:3", "no device cuda:3"),
         ("gpu", 'no device "gpu"'),
     ):
         assert main([*words, "--device", name]) == 2
-        assert said in capsys.readouterr().err
-    asked = []
+        assert message in capsys.readouterr().err
+    requests = []
     real = store.load
 
-    def load(name: str, **how: Any) -> Any:
-        asked.append(str(how["device"]))
-        return real(name, **(how | {"device": "cpu"}))
+    def load(name: str, **options: Any) -> Any:
+        requests.append(str(options["device"]))
+        return real(name, **(options | {"device": "cpu"}))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -391,7 +399,7 @@ def test_the_device_is_chosen_said_and_refused(
                 == 0
             )
             assert f"computes on {device} (Pretended GPU) in float32." in capsys.readouterr().err
-            assert asked.pop() == device
+            assert requests.pop() == device
     assert (
         main(
             ["generate", model, "Once", "--max-new", "1", "--out", str(tmp_path / "answers.jsonl")]
@@ -399,7 +407,7 @@ def test_the_device_is_chosen_said_and_refused(
         == 0
     )
     assert "The engine computes on the CPU; --device cuda takes the GPU." in capsys.readouterr().err
-    assert asked.pop() == "cpu"
+    assert requests.pop() == "cpu"
     assert main([*words, "--device", "cuda:2"]) == 2
     assert "there is cpu, cuda:0 to cuda:1." in capsys.readouterr().err
     assert devices.find("mps" if torch.backends.mps.is_available() else "cpu")
@@ -408,8 +416,8 @@ def test_the_device_is_chosen_said_and_refused(
 def test_a_file_of_ones_own_is_used_before_anything_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used: list[str] = []
-    monkeypatch.setattr("glassformer.config.extend.use", used.append)
+    in_use: list[str] = []
+    monkeypatch.setattr("glassformer.config.extend.use", in_use.append)
     for words in (
         ["recipes", "--json"],
         ["cost", "glass/1m"],
@@ -417,11 +425,11 @@ def test_a_file_of_ones_own_is_used_before_anything_else(
         ["masks"],
     ):
         assert main([*words, "--use", "one.py", "--use", "two.py"]) == 0
-        assert used == ["one.py", "two.py"]
-        used.clear()
+        assert in_use == ["one.py", "two.py"]
+        in_use.clear()
     capsys.readouterr()
-    for verb, made in parser(VERBS).verbs.items():
-        takes = {"--use" in leaf.options for leaf in (made.verbs or {"": made}).values()}
+    for verb, result in parser(VERBS).verbs.items():
+        takes = {"--use" in leaf.options for leaf in (result.verbs or {"": result}).values()}
         assert takes == (
             {False}
             if verb in ("data", "tokens", "completion", "docs", "doctor", "learn", "define")
@@ -505,7 +513,7 @@ def test_all_that_run_files_use_is_listed(capsys: pytest.CaptureFixture[str]) ->
                 else [value]
             )
             for name in (
-                one for one in names if isinstance(one, str) and not one.startswith("out/")
+                name for name in names if isinstance(name, str) and not name.startswith("out/")
             ):
                 folder, _, file = name.partition("/")
                 assert any(line.startswith(folder) and file in line for line in lines), name
@@ -537,12 +545,12 @@ def test_long_work_is_heard_of_outside_a_terminal(
 def test_a_dash_is_standard_input_and_output(model: str, tmp_path: Path, capfdbinary: Any) -> None:
     from safetensors.numpy import load
 
-    said = "Once upon a time there was a little girl. " * 3
-    (tmp_path / "text.txt").write_text(said)
+    message = "Once upon a time there was a little girl. " * 3
+    (tmp_path / "text.txt").write_text(message)
 
     def got(*words: str) -> bytes:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stdin", io.StringIO(said))
+            patch.setattr(sys, "stdin", io.StringIO(message))
             assert main(list(words)) == 0
         sys.stdout.flush()
         return bytes(capfdbinary.readouterr().out)
@@ -551,7 +559,7 @@ def test_a_dash_is_standard_input_and_output(model: str, tmp_path: Path, capfdbi
         return json.loads(got("eval", model, "--data", name, "--json")) | {"seconds": 0}
 
     assert figures("-") == figures(str(tmp_path / "text.txt"))
-    assert json.loads(got("data", "-", "--json"))["bytes"] == len(said)
+    assert json.loads(got("data", "-", "--json"))["bytes"] == len(message)
     assert load(got("embed", model, "one", "--out", "-"))["vectors"].shape[0] == 1
 
 
@@ -589,29 +597,31 @@ def test_a_run_is_edited_by_the_line_that_python_takes(
     glassformer.save(model, tmp_path / "one", tokenizer)
     (tmp_path / "text.txt").write_text("some text to be read")
     edits = [head_off("decoder.blocks.0.attn", 1), swap_token(0, "x")]
-    told = [word for edit in edits for word in ("--edit", str(edit))]
-    one = str(tmp_path / "one")
-    assert main(["look", one, "abc", "logits", "--json", *told]) == 0
-    seen = glassformer.look(model, tokenizer, "abc", "logits", edits=edits)["logits"]
-    shown = json.loads(capsys.readouterr().out)
+    words = [word for edit in edits for word in ("--edit", str(edit))]
+    message = str(tmp_path / "one")
+    assert main(["look", message, "abc", "logits", "--json", *words]) == 0
+    look = glassformer.look(model, tokenizer, "abc", "logits", edits=edits)["logits"]
+    data = json.loads(capsys.readouterr().out)
     assert (
-        np.allclose(shown["logits"]["values"], seen.numpy(), atol=1e-5)
-        and shown["tokens"]["pieces"][0] == "x"
+        np.allclose(data["logits"]["values"], look.numpy(), atol=1e-5)
+        and data["tokens"]["pieces"][0] == "x"
     )
     assert (
-        main(["generate", one, "abc", "--temperature", "0", "--max-new", "5", "--json", *told]) == 0
+        main(["generate", message, "abc", "--temperature", "0", "--max-new", "5", "--json", *words])
+        == 0
     )
-    made = glassformer.generate(
+    output = glassformer.generate(
         model, tokenizer, "abc", temperature=0, max_new=5, edits=edits
     ).run()
-    assert json.loads(capsys.readouterr().out)["rows"][0]["tokens"] == made.tokens[0]
-    assert main(["eval", one, "--data", str(tmp_path / "text.txt"), "--json", *told[:2]]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["tokens"] == output.tokens[0]
+    assert main(["eval", message, "--data", str(tmp_path / "text.txt"), "--json", *words[:2]]) == 0
     score = glassformer.evaluation.score(
         model, tokenizer, find_corpus(tmp_path / "text.txt"), edits=edits[:1]
     )
     assert math.isclose(json.loads(capsys.readouterr().out)["loss"], score.loss, rel_tol=1e-5)
     assert (
-        main(["look", one, "abc", "logits", "--edit", "head_off('decoder.blocks.0.atn', 1)"]) == 2
+        main(["look", message, "abc", "logits", "--edit", "head_off('decoder.blocks.0.atn', 1)"])
+        == 2
     )
     assert 'Did you mean "decoder.blocks.0.attn"' in capsys.readouterr().err
 
@@ -630,39 +640,41 @@ def test_edits_change_what_is_classified_embedded_and_translated(
     block, loud = c.Block(c.Attention(4), c.MLP(32)), c.Init(std=0.4)
     stack = c.Stack(2, (block,), c.Rotary(), causal=False)
     crossed = c.Stack(2, (dataclasses.replace(block, cross=c.Attention(4)),), c.Rotary())
-    ends = c.Embed(tokenizer.size)
+    embed = c.Embed(tokenizer.size)
     label, texts = c.Pool("mean", labels=2), ["some text", "more"]
-    classifier = build_model(c.Encoder(16, 32, ends, stack, None, loud, label), seed=1)
-    pair = build_model(c.EncoderDecoder(16, 32, ends, stack, crossed, c.Head(), loud), seed=1)
-    reads = build_model(c.Encoder(16, 32, ends, stack, None, loud, c.Pool("mean")), seed=2)
+    classifier = build_model(c.Encoder(16, 32, embed, stack, None, loud, label), seed=1)
+    pair = build_model(c.EncoderDecoder(16, 32, embed, stack, crossed, c.Head(), loud), seed=1)
+    reads = build_model(c.Encoder(16, 32, embed, stack, None, loud, c.Pool("mean")), seed=2)
     for model, name in ((classifier, "labels"), (pair, "pair"), (reads, "vectors")):
         glassformer.save(model, tmp_path / name, tokenizer)
     edits = [head_off("encoder.blocks.0.attn", 1), mlp_off("encoder.blocks.1.ffn")]
-    told = [word for edit in edits for word in ("--edit", str(edit))]
+    words = [word for edit in edits for word in ("--edit", str(edit))]
     labels, pairs = str(tmp_path / "labels"), str(tmp_path / "pair")
 
-    assert main(["classify", labels, *texts, "--json", *told]) == 0
+    assert main(["classify", labels, *texts, "--json", *words]) == 0
     rows = [list(json.loads(line).values())[1:] for line in capsys.readouterr().out.splitlines()]
     plain = generation.classify(classifier, tokenizer, texts)
-    made = generation.classify(classifier, tokenizer, texts, edits=edits)
-    assert np.allclose(rows, made, atol=1e-6) and not np.allclose(rows, plain, atol=1e-3)
+    logits = generation.classify(classifier, tokenizer, texts, edits=edits)
+    assert np.allclose(rows, logits, atol=1e-6) and not np.allclose(rows, plain, atol=1e-3)
 
-    assert main(["embed", str(tmp_path / "vectors"), *texts, "--json", *told]) == 0
+    assert main(["embed", str(tmp_path / "vectors"), *texts, "--json", *words]) == 0
     rows = [json.loads(line)["vector"] for line in capsys.readouterr().out.splitlines()]
-    made, plain = (generation.embed(reads, tokenizer, texts, edits=some) for some in (edits, ()))
-    assert np.allclose(rows, made, atol=1e-5) and not np.allclose(rows, plain, atol=1e-3)
+    logits, plain = (
+        generation.embed(reads, tokenizer, texts, edits=group) for group in (edits, ())
+    )
+    assert np.allclose(rows, logits, atol=1e-5) and not np.allclose(rows, plain, atol=1e-3)
 
-    how = {"beams": 2, "max_new": 5}
+    options = {"beams": 2, "max_new": 5}
     assert (
-        main(["translate", pairs, *texts, "--beams", "2", "--max-new", "5", "--json", *told]) == 0
+        main(["translate", pairs, *texts, "--beams", "2", "--max-new", "5", "--json", *words]) == 0
     )
     rows = [json.loads(line)["best"][0] for line in capsys.readouterr().out.splitlines()]
     for row, (best, *_) in zip(
-        rows, generation.search(pair, tokenizer, texts, edits=edits, **how), strict=True
+        rows, generation.search(pair, tokenizer, texts, edits=edits, **options), strict=True
     ):
         assert row["tokens"] == best.tokens and math.isclose(row["score"], best.score, rel_tol=1e-4)
-    others = [best.score for best, *_ in generation.search(pair, tokenizer, texts, **how)]
-    assert not np.allclose([row["score"] for row in rows], others, atol=1e-3)
+    scores = [best.score for best, *_ in generation.search(pair, tokenizer, texts, **options)]
+    assert not np.allclose([row["score"] for row in rows], scores, atol=1e-3)
 
     for command, model in (
         ("classify", labels),
@@ -672,10 +684,10 @@ def test_edits_change_what_is_classified_embedded_and_translated(
         assert main([command, model, "abc", "--edit", "head_off('encoder.blocks.9.attn', 1)"]) == 2
         assert 'Did you mean "encoder.blocks.' in capsys.readouterr().err
 
-    assert main(["attribution", labels, "some text", "--json", *told]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["piece"].startswith("label") and found["difference"] < 1e-5
-    assert math.isclose(found["sum"], found["logit"], abs_tol=1e-5)
+    assert main(["attribution", labels, "some text", "--json", *words]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["piece"].startswith("label") and data["difference"] < 1e-5
+    assert math.isclose(data["sum"], data["logit"], abs_tol=1e-5)
     assert main(["attribution", labels, "some text"]) == 0
     assert "The logit of label" in capsys.readouterr().out
     glassformer.save(classifier, tmp_path / "named", tokenizer, labels=("bad", "good"))
@@ -713,11 +725,13 @@ def test_a_grid_of_patches_is_printed(tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["patch", str(tmp_path / "one"), "the cat", "the dog", "--answer", "x", "--wrong", "y"]
     grid = glassformer.patch_grid(model, tokenizer, "the cat", "the dog", answer="x", wrong="y")
     assert main([*words, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert np.allclose(shown["parts"][1]["value"], grid["attn.write"].value, atol=1e-5)
+    data = json.loads(capsys.readouterr().out)
+    assert np.allclose(data["parts"][1]["value"], grid["attn.write"].value, atol=1e-5)
     assert main([*words, "--parts", "z", "--positions", "4,6"]) == 0
-    said, notes = capsys.readouterr()
-    assert "L1.h3" in said and "4:d<c" in said and "logit difference of x less y at 6" in notes
+    message, notes = capsys.readouterr()
+    assert (
+        "L1.h3" in message and "4:d<c" in message and "logit difference of x less y at 6" in notes
+    )
     assert main([*words, "--positions", "4,x"]) == 2
     assert "such as 2,3" in capsys.readouterr().err
     assert main([*words[:3], "a dog", *words[4:]]) == 2

@@ -56,12 +56,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "source\ttarget\n" + "".join(f"{text}\t{text[::-1]}\n" for text in texts)
     )
     data = f'\n[data]\ntype = "Examples"\ntrain = "{folder}/texts.tsv"\ntokenizer = "words"\n'
-    found = {"data": f"{folder}/texts.tsv"}
+    result = {"data": f"{folder}/texts.tsv"}
     for name, body in MODELS.items():
         path = folder / f"{name}.toml"
         path.write_text(f'[model]\ntype = "EncoderDecoder"\n{ENDS}{body}{data}{TRAIN}')
-        found[name] = str(path)
-    return found
+        result[name] = str(path)
+    return result
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -83,7 +83,9 @@ def test_two_models_one_table_and_nothing_twice(
     monkeypatch.setattr(
         training,
         "run",
-        lambda settings, *rest, **how: called.append(settings) or run_one(settings, *rest, **how),
+        lambda settings, *args, **options: (
+            called.append(settings) or run_one(settings, *args, **options)
+        ),
     )
     words = [
         "compare",
@@ -184,13 +186,13 @@ def test_each_seed_goes_on_from_its_own_checkpoint(
     assert main(["compare", files["attention"], *words, str(tmp_path / "first")]) == 0
     (first,) = json.loads(capfd.readouterr().out)
     text = Path(files["attention"]).read_text().replace('tokenizer = "words"\n', "")
-    whole, rest = text.split("\n[data]")
+    full, remaining = text.split("\n[data]")
     again = tmp_path / "again.toml"
     again.write_text(
         "[model]\nfrom = "
-        f'"{tmp_path}/first/attention.seed-{{seed}}"\n[data]{rest.replace("lr = 1e-2", "lr = 1e-20")}'
+        f'"{tmp_path}/first/attention.seed-{{seed}}"\n[data]{remaining.replace("lr = 1e-2", "lr = 1e-20")}'
     )
-    assert whole != text and main(["compare", str(again), *words, str(tmp_path / "again")]) == 0
+    assert full != text and main(["compare", str(again), *words, str(tmp_path / "again")]) == 0
     (second,) = json.loads(capfd.readouterr().out)
     for before, after in zip(first["seeds"], second["seeds"], strict=True):
         assert after["valid"]["loss"] == pytest.approx(before["valid"]["loss"], rel=1e-5)
@@ -206,9 +208,9 @@ def test_a_bag_of_words_beside_a_model(tmp_path: Path, capfd: pytest.CaptureFixt
         (label, " ".join(draw.choices(("good fine well", "bad poor ill")[label].split(), k=4)))
         for label in [0, 1] * 30
     ]
-    for name, part in (("train", labelled[:40]), ("test", labelled[40:])):
+    for name, piece in (("train", labelled[:40]), ("test", labelled[40:])):
         (tmp_path / f"{name}.tsv").write_text(
-            "text\tlabel\n" + "".join(f"{text}\t{label}\n" for label, text in part)
+            "text\tlabel\n" + "".join(f"{text}\t{label}\n" for label, text in piece)
         )
     run = tmp_path / "encoder.toml"
     run.write_text(
@@ -256,9 +258,9 @@ def test_taggers_are_held_to_a_test_set(tmp_path: Path, capfd: pytest.CaptureFix
         "--json",
     ]
     assert main(words) == 0
-    (told,) = json.loads(capfd.readouterr().out)
+    (data,) = json.loads(capfd.readouterr().out)
     assert (
-        told["test"]["sentences"] == 20 and told["test"]["f1"] == 100 and told["valid"]["f1"] == 1
+        data["test"]["sentences"] == 20 and data["test"]["f1"] == 100 and data["valid"]["f1"] == 1
     )
 
 
@@ -290,10 +292,12 @@ def test_a_signal_to_the_comparison_alone_ends_the_training_too(
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.05)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, message = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "Finishing this step" in said and "Continue with:\n  the same compare command" in said
-    assert f"it goes on with what is in {out}" in said
+    assert (
+        "Finishing this step" in message and "Continue with:\n  the same compare command" in message
+    )
+    assert f"it goes on with what is in {out}" in message
     done = int((out / "long" / "last").read_text().removeprefix("step-"))
     assert read_log(log)[-1]["step"] == done  # saved where it was, not thrown away
     with lock(out / "long", "looking"):  # nobody trains there any more
@@ -309,16 +313,16 @@ def test_a_run_that_was_cut_off_goes_on(
     """A stopped training ends the comparison with its code; the same call then resumes it."""
     called, signals, peaks = [], iter([signal.SIGINT, None]), iter([7, 6])
 
-    def run_one(settings: run.Run, folder: Path, resume: bool, **how: Any) -> RunResult:
+    def run_one(settings: run.Run, folder: Path, resume: bool, **options: Any) -> RunResult:
         called.append(resume)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").touch()
         return RunResult(folder, 1, 1.0, 1.0, next(signals))
 
-    found = {"valid": {"loss": 1.0}, "parameters": 1, "tokens": 1, "seconds": 1.0, "curve": []}
+    result = {"valid": {"loss": 1.0}, "parameters": 1, "tokens": 1, "seconds": 1.0, "curve": []}
     monkeypatch.setattr(training, "run", run_one)
     monkeypatch.setattr(training, "peak_memory", lambda: next(peaks))
-    monkeypatch.setattr(training, "figures", lambda folder: found)
+    monkeypatch.setattr(training, "figures", lambda folder: result)
     words = ["compare", files["attention"], "--out", str(tmp_path / "out"), "--json"]
     assert main(words) == 130
     assert main(words) == 0
@@ -335,8 +339,8 @@ def test_a_run_that_fails_ends_the_comparison_with_its_sentence(
     words = ["compare", files["one-vector"], str(bad), "--out", str(tmp_path / "out")]
     assert main(words) == 2
     assert "embed" in capsys.readouterr().err.strip().splitlines()[-1]
-    kept = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]
-    assert kept["one-vector"]["finished"] and not kept["bad"].get("finished")
+    data = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]
+    assert data["one-vector"]["finished"] and not data["bad"].get("finished")
 
 
 def test_how_often_a_text_is_read_is_no_difference() -> None:
@@ -344,9 +348,9 @@ def test_how_often_a_text_is_read_is_no_difference() -> None:
     optimizer does."""
     plain, pushed, number = (
         training.comparable_settings(
-            run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**how)))
+            run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**options)))
         )
-        for how in ({}, {"rdrop": 1.0, "adversarial": 0.1}, {"regression": True})
+        for options in ({}, {"rdrop": 1.0, "adversarial": 0.1}, {"regression": True})
     )
     assert plain == pushed != number
 
@@ -354,7 +358,7 @@ def test_how_often_a_text_is_read_is_no_difference() -> None:
 def test_minutes_are_measured(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_one(settings: run.Run, folder: Path, **how: Any) -> RunResult:
+    def run_one(settings: run.Run, folder: Path, **options: Any) -> RunResult:
         folder.mkdir(parents=True)
         lines = [
             {"step": step, "seconds": 9.0 if step < 4 else 0.5}
@@ -379,31 +383,31 @@ def test_mistakes_are_one_sentence(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, two, out = files["one-vector"], files["attention"], str(tmp_path / "out")
-    other = tmp_path / "other.toml"
-    other.write_text(
+    item, two, out = files["one-vector"], files["attention"], str(tmp_path / "out")
+    second = tmp_path / "other.toml"
+    second.write_text(
         Path(two).read_text().replace('tokenizer = "words"', 'tokenizer = "words"\nvocab = 9')
     )
-    assert "data.vocab" in said(capsys, one, str(other), "--out", out)
-    other.write_text(Path(two).read_text().replace("texts.tsv", "texts2.tsv"))
-    assert "data.train" in said(capsys, one, str(other), "--out", out)
-    other.write_text(Path(two).read_text().replace("evaluate_every = 2", "evaluate_every = 0"))
-    assert "never validated" in said(capsys, str(other), "--out", out)
-    assert "cannot be read" in said(capsys, one, "none.toml", "--out", out)
-    assert "--tokens is 0" in said(capsys, one, two, "--tokens", "0", "--out", out)
-    assert "--minutes is 0" in said(capsys, one, two, "--minutes", "0", "--out", out)
-    assert "not both" in said(capsys, one, two, "--minutes", "1", "--tokens", "5", "--out", out)
-    assert "of its own" in said(capsys, one, one, "--out", out)
-    assert "--target" in said(capsys, one, "--target", "x", "--out", out)
-    assert "--bag is for" in said(capsys, one, "--bag", "--out", out)
+    assert "data.vocab" in said(capsys, item, str(second), "--out", out)
+    second.write_text(Path(two).read_text().replace("texts.tsv", "texts2.tsv"))
+    assert "data.train" in said(capsys, item, str(second), "--out", out)
+    second.write_text(Path(two).read_text().replace("evaluate_every = 2", "evaluate_every = 0"))
+    assert "never validated" in said(capsys, str(second), "--out", out)
+    assert "cannot be read" in said(capsys, item, "none.toml", "--out", out)
+    assert "--tokens is 0" in said(capsys, item, two, "--tokens", "0", "--out", out)
+    assert "--minutes is 0" in said(capsys, item, two, "--minutes", "0", "--out", out)
+    assert "not both" in said(capsys, item, two, "--minutes", "1", "--tokens", "5", "--out", out)
+    assert "of its own" in said(capsys, item, item, "--out", out)
+    assert "--target" in said(capsys, item, "--target", "x", "--out", out)
+    assert "--bag is for" in said(capsys, item, "--bag", "--out", out)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "by sacrebleu need it" in said(capsys, one, "--test", files["data"], "--out", out)
+    assert "by sacrebleu need it" in said(capsys, item, "--test", files["data"], "--out", out)
     assert not Path(out).exists()
     Path(out).mkdir()
     (Path(out) / "comparison.json").write_text('{"budget": {"tokens": 5}, "runs": {}}')
-    assert "--tokens 5" in said(capsys, one, "--tokens", "6", "--out", out)
+    assert "--tokens 5" in said(capsys, item, "--tokens", "6", "--out", out)
     (Path(out) / "comparison.json").write_text("{")
-    assert "is not valid JSON" in said(capsys, one, "--out", out)
+    assert "is not valid JSON" in said(capsys, item, "--out", out)
 
 
 @pytest.mark.parametrize(
@@ -414,8 +418,8 @@ def test_mistakes_are_one_sentence(
 def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data: Path) -> None:
     model = plan_run(training.read_arms([str(path)])[0].settings).shape
     assert model.embed.vocab > 0
-    told = ("rnn", "lstm")
-    assert bool(config.recurrent(model)) == any(name in path.stem for name in told)
+    output = ("rnn", "lstm")
+    assert bool(config.recurrent(model)) == any(name in path.stem for name in output)
 
 
 def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,11 +439,11 @@ def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert training.with_precision(plans[0], "float32").train == replace(
         plans[0].train, dtype="float32", compile="no"
     )
-    asked = run_file.read_run(None, {"dtype": "bfloat16"})
-    assert training.with_precision(asked, "float32").train == replace(asked.train, compile="no")
+    query = run_file.read_run(None, {"dtype": "bfloat16"})
+    assert training.with_precision(query, "float32").train == replace(query.train, compile="no")
 
 
 def test_steps_are_answered_with_the_budgets_that_there_are(capsys):
     assert main(["compare", "a.toml", "b.toml", "--steps", "5"]) == 2
-    said = capsys.readouterr().err
-    assert "--minutes" in said and "--test" not in said
+    stderr = capsys.readouterr().err
+    assert "--minutes" in stderr and "--test" not in stderr

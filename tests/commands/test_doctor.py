@@ -14,9 +14,9 @@ from glassformer.nn import kernels
 
 def test_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["torch"] == torch.__version__ and found["kernels"] == kernels.path()
-    assert found["threads"] == torch.get_num_threads() and found["memory_read_gb_per_s"] > 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["torch"] == torch.__version__ and data["kernels"] == kernels.path()
+    assert data["threads"] == torch.get_num_threads() and data["memory_read_gb_per_s"] > 0
     assert main(["doctor"]) == 0
     assert kernels.reason() in capsys.readouterr().out
 

@@ -25,19 +25,22 @@ def test_the_way_of_a_learner(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["learn", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    data = json.loads(capsys.readouterr().out)
     assert (
-        len(told) >= 18
-        and {one["state"] for one in told} == {"new"}
-        and {"name", "title", "state"} <= told[0].keys()
+        len(data) >= 18
+        and {item["state"] for item in data} == {"new"}
+        and {"name", "title", "state"} <= data[0].keys()
     )
     assert main(["learn", "start", "causal-mask"]) == 0
-    said = capsys.readouterr()
-    assert said.out == "causal_mask.py\n" and "learn check causal_mask.py" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "causal_mask.py\n" and "learn check causal_mask.py" in captured.err
     path = Path("causal_mask.py")
     assert main(["learn", "check", "causal_mask.py"]) == 1
-    said = capsys.readouterr()
-    assert "causal_mask is not written yet" in said.out and "learn hint causal-mask" in said.err
+    captured = capsys.readouterr()
+    assert (
+        "causal_mask is not written yet" in captured.out
+        and "learn hint causal-mask" in captured.err
+    )
     for hint in find("causal-mask").hints:
         assert main(["learn", "hint", "causal-mask"]) == 0
         assert capsys.readouterr().out == f"{hint}\n"
@@ -50,17 +53,20 @@ def test_the_way_of_a_learner(
     assert main(["learn", "check", "causal-mask"]) == 0, "by its name"
     capsys.readouterr()
     assert main(["learn", "check"]) == 0
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
-        "  | hello\n" in said.out
-        and said.out.endswith("causal-mask: passed.\n")
-        and "changed last" in said.err
+        "  | hello\n" in captured.out
+        and captured.out.endswith("causal-mask: passed.\n")
+        and "changed last" in captured.err
     )
     assert main(["learn"]) == 0
-    said = capsys.readouterr()
-    assert "causal-mask              done" in said.out and f"1 of {len(told)} done." in said.err
-    kept = json.loads((tmp_path / progress.FILE).read_text())["causal-mask"]
-    assert (kept["state"], kept["checks"], kept["hints"], kept["file"]) == (
+    captured = capsys.readouterr()
+    assert (
+        "causal-mask              done" in captured.out
+        and f"1 of {len(data)} done." in captured.err
+    )
+    saved = json.loads((tmp_path / progress.FILE).read_text())["causal-mask"]
+    assert (saved["state"], saved["checks"], saved["hints"], saved["file"]) == (
         "done",
         3,
         3,
@@ -87,8 +93,8 @@ def test_the_real_command_over_a_class(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = {one["learner"]: one for one in json.loads(done.stdout)}
-    assert (told["ada"]["state"], told["bob"]["state"], told["ada"]["file"]) == (
+    output = {item["learner"]: item for item in json.loads(done.stdout)}
+    assert (output["ada"]["state"], output["bob"]["state"], output["ada"]["file"]) == (
         "passed",
         "todo",
         "ada/work.py",
@@ -100,9 +106,9 @@ def test_a_class_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "ada.py").write_text("# exercise: causal-mask\nwhile True: pass\n")
     (tmp_path / "bob.py").write_text("nothing")
     assert main(["learn", "check", "--all", str(tmp_path), "--seconds", "0.3"]) == 0
-    said = capsys.readouterr()
-    assert "ada      causal-mask  stopped  line 2" in said.out and "refused" in said.out
-    assert "2 learners, 2 files, 0 passed." in said.err
+    captured = capsys.readouterr()
+    assert "ada      causal-mask  stopped  line 2" in captured.out and "refused" in captured.out
+    assert "2 learners, 2 files, 0 passed." in captured.err
 
 
 def test_a_broken_file_through_the_real_command(tmp_path: Path) -> None:
@@ -131,9 +137,11 @@ def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path: Path) -> None:
     while not (tmp_path / "begun").exists() and running.poll() is None:
         time.sleep(0.05)
     os.killpg(running.pid, signal.SIGINT)
-    said, notes = running.communicate(timeout=60)
-    assert running.returncode == 130 and "stopped." in notes and "Traceback" not in said + notes, (
-        said,
+    message, notes = running.communicate(timeout=60)
+    assert (
+        running.returncode == 130 and "stopped." in notes and "Traceback" not in message + notes
+    ), (
+        message,
         notes,
     )
 
@@ -168,8 +176,8 @@ def test_bad_input_gets_a_sentence(
     monkeypatch.chdir(tmp_path)
     Path("plain.py").write_text("x = 1\n")
     assert main(["learn", *words]) == 2
-    said = capsys.readouterr()
-    assert message in said.err and said.out == ""
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["plain.py"]
 
 
@@ -201,7 +209,7 @@ def test_a_file_in_the_way_of_the_folder(
 def test_a_check_in_a_folder_that_cannot_be_written_still_says_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*given: object) -> None:
+    def full(*args: object) -> None:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("glassformer.files.write", full)

@@ -28,9 +28,9 @@ httpx = pytest.importorskip("httpx", reason="tests of the page need httpx")
 @pytest.fixture(scope="module")
 def link() -> Iterator[str]:
     """A server of its own process, as `glassformer page --port 0` starts it."""
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     words = [sys.executable, "-m", "glassformer", "page", "--port", "0"]
-    with subprocess.Popen(words, **how, env={**os.environ, "HF_HUB_OFFLINE": "1"}) as started:  # type: ignore[call-overload]
+    with subprocess.Popen(words, **options, env={**os.environ, "HF_HUB_OFFLINE": "1"}) as started:  # type: ignore[call-overload]
         yield started.stdout.readline().strip()
         started.send_signal(signal.SIGINT)
         assert started.wait(20) in (0, 130, -signal.SIGINT)
@@ -39,27 +39,29 @@ def link() -> Iterator[str]:
 def test_the_link_is_answered(link: str) -> None:
     assert link.startswith("http://127.0.0.1:") and link.endswith("/")
     assert httpx.get(link).headers["content-type"].startswith("text/html")
-    made = httpx.post(f"{link}api/runs", json={"model": "tiny-page", "text": "O Romeo"}, timeout=60)
-    assert made.status_code == 200 and made.json()["kind"] == "decoder"
+    response = httpx.post(
+        f"{link}api/runs", json={"model": "tiny-page", "text": "O Romeo"}, timeout=60
+    )
+    assert response.status_code == 200 and response.json()["kind"] == "decoder"
 
 
 def test_stop_is_closing_the_request(link: str) -> None:
     """A generation of thousands of tokens ends when its reader goes, and the next one is served at
     once."""
-    asked = {"model": "tiny-page", "text": "O", "max_new": 250, "settings": {"temperature": 0}}
-    with httpx.stream("POST", f"{link}api/generate", json=asked, timeout=60) as answer:
+    body = {"model": "tiny-page", "text": "O", "max_new": 250, "settings": {"temperature": 0}}
+    with httpx.stream("POST", f"{link}api/generate", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
         for line in lines:
             if line.startswith("data:") and "logprob" in line:
                 break
-    begun = time.monotonic()
-    short = {**asked, "max_new": 2}
-    told = httpx.post(f"{link}api/generate", json=short, timeout=60).text
+    start = time.monotonic()
+    short = {**body, "max_new": 2}
+    text = httpx.post(f"{link}api/generate", json=short, timeout=60).text
     assert (
-        told.count("logprob") >= 2
-        and json.loads(told.strip().rsplit("data: ", 1)[1])["finish"] == "length"
+        text.count("logprob") >= 2
+        and json.loads(text.strip().rsplit("data: ", 1)[1])["finish"] == "length"
     )
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - start < 20
 
 
 def test_half_a_request_harms_nobody(link: str) -> None:
@@ -69,8 +71,8 @@ def test_half_a_request_harms_nobody(link: str) -> None:
         b"\x00\x01garbage\r\n\r\n",
         b"POST /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
     ):
-        with socket.create_connection(("127.0.0.1", port)) as one:
-            one.sendall(sent)
+        with socket.create_connection(("127.0.0.1", port)) as item:
+            item.sendall(sent)
     assert httpx.get(f"{link}api/models").status_code == 200
 
 
@@ -80,9 +82,11 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["page", "--port", str(port)]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith(f"glassformer: Port {port} is in use; port ") and said.count("\n") == 0
-    free = int(said.rsplit(" ", 1)[1].rstrip("."))
+    stderr = capsys.readouterr().err.strip()
+    assert (
+        stderr.startswith(f"glassformer: Port {port} is in use; port ") and stderr.count("\n") == 0
+    )
+    free = int(stderr.rsplit(" ", 1)[1].rstrip("."))
     listening.listening_socket("127.0.0.1", free, page.PORT).close()
 
 
@@ -91,15 +95,15 @@ def test_mistakes_of_the_command_are_sentences(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    for words, said in (
+    for words, message in (
         (["--port", "70000"], "0 to 65535"),
         (["--host", "203.0.113.7", "--port", "0"], "no address of this machine"),
         (["--run", str(file)], "is a file"),
         ([str(tmp_path / "nothing")], "no folder"),
     ):
         assert main(["page", *words]) == 2
-        told = capsys.readouterr().err
-        assert said in told and told.count("\n") == 1, told
+        stderr = capsys.readouterr().err
+        assert message in stderr and stderr.count("\n") == 1, stderr
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def test_a_folder_is_made_with_its_report(
 ) -> None:
     pytest.importorskip("matplotlib")
     out, image = tmp_path / "few", tmp_path / "harm.svg"
-    how = (
+    options = (
         "--bits",
         4,
         "--calibrate",
@@ -49,10 +49,12 @@ def test_a_folder_is_made_with_its_report(
         "--picture",
         image,
     )
-    assert run("quantize", folder / "model", out, *how) == 0
-    shown = capsys.readouterr().out
-    assert f"{image}: the harm" in shown and "nats a token" in shown and "--calibrate" not in shown
-    assert "calibrated" in shown and "became" in shown and "<svg" in image.read_text()
+    assert run("quantize", folder / "model", out, *options) == 0
+    output = capsys.readouterr().out
+    assert (
+        f"{image}: the harm" in output and "nats a token" in output and "--calibrate" not in output
+    )
+    assert "calibrated" in output and "became" in output and "<svg" in image.read_text()
     report = json.loads((out / "quantization.json").read_text())
     assert len(report["rows"]) == 36 and report["bits"] == 4 and report["perplexity"] > 1
     model, tokenizer = glassformer.load(out)
@@ -111,8 +113,8 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(
     sentence: str,
 ) -> None:
     assert run("quantize", folder / "model", tmp_path / "out", *words) != 0
-    said = capsys.readouterr().err
-    assert sentence in said and "Traceback" not in said and not (tmp_path / "out").exists()
+    stderr = capsys.readouterr().err
+    assert sentence in stderr and "Traceback" not in stderr and not (tmp_path / "out").exists()
 
 
 def test_a_translator_with_two_vocabularies_is_calibrated_with_pairs(
@@ -123,14 +125,16 @@ def test_a_translator_with_two_vocabularies_is_calibrated_with_pairs(
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     model = build_model(tiny.ALL["two vocabularies"], seed=0)
     specials = ["<pad>", "<s>", "</s>", "<unk>"]
-    reads, writes = (train("char", some, specials=specials) for some in (sources, targets))
+    reads, writes = (train("char", group, specials=specials) for group in (sources, targets))
     glassformer.save(model, tmp_path / "pair", writes, source_tokenizer=reads)
-    how = ("--bits", 4, "--calibrate", tmp_path / "a.en", "--tokens", 100, "--measure", 30)
-    assert run("quantize", tmp_path / "pair", tmp_path / "few", *how) != 0
-    said = capsys.readouterr().err
-    assert "a vocabulary of its own" in said and not (tmp_path / "few").exists()
+    options = ("--bits", 4, "--calibrate", tmp_path / "a.en", "--tokens", 100, "--measure", 30)
+    assert run("quantize", tmp_path / "pair", tmp_path / "few", *options) != 0
+    stderr = capsys.readouterr().err
+    assert "a vocabulary of its own" in stderr and not (tmp_path / "few").exists()
     assert (
-        run("quantize", tmp_path / "pair", tmp_path / "few", *how, "--target", tmp_path / "a.de")
+        run(
+            "quantize", tmp_path / "pair", tmp_path / "few", *options, "--target", tmp_path / "a.de"
+        )
         == 0
     )
     assert "perplexity change" in capsys.readouterr().out
@@ -141,13 +145,13 @@ def test_without_a_text_it_is_said_what_one_would_add(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("quantize", folder / "model", tmp_path / "few", "--bits", 4, "--group", 128) == 0
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
-        "--calibrate DATA, a text, adds" in told.out
-        and " - " not in told.out
-        and "KL" not in told.out
+        "--calibrate DATA, a text, adds" in captured.out
+        and " - " not in captured.out
+        and "KL" not in captured.out
     )
-    assert "31 of 36 matrices have rows shorter than a group of 128" in told.err
+    assert "31 of 36 matrices have rows shorter than a group of 128" in captured.err
 
 
 def test_a_quantised_folder_does_not_train(
@@ -157,7 +161,7 @@ def test_a_quantised_folder_does_not_train(
     assert run("quantize", folder / "model", few, "--bits", 8) == 0
     assert run("quantize", few, tmp_path / "again", "--bits", 4) != 0
     assert "quantised already" in capsys.readouterr().err
-    how = (
+    options = (
         "--data.train",
         folder / "text.txt",
         "--steps",
@@ -167,10 +171,11 @@ def test_a_quantised_folder_does_not_train(
         "--train.batch",
         2,
     )
-    assert run("train", "--from", few, "--out", tmp_path / "run", *how) != 0
+    assert run("train", "--from", few, "--out", tmp_path / "run", *options) != 0
     assert "codes do not train" in capsys.readouterr().err
     assert (
-        run("train", "--from", few, "--out", tmp_path / "lora", "--train.tune", "LoRA", *how) == 0
+        run("train", "--from", few, "--out", tmp_path / "lora", "--train.tune", "LoRA", *options)
+        == 0
     )
     model, _ = glassformer.load(tmp_path / "lora")
     assert quantized(model)
@@ -199,8 +204,8 @@ def test_a_model_goes_to_llama_cpp_and_back(
     )
     assert gguf.name(tmp_path / "again.gguf") == "back" and gguf.name(path) == "model"
     assert "of Q8_0, " in capsys.readouterr().err
-    how = ("--layout", "gguf", "--numbers", "Q4_0", "--out", tmp_path / "few.gguf")
-    assert run("convert", tmp_path / "back", *how) != 0 and not (tmp_path / "few.gguf").exists()
+    options = ("--layout", "gguf", "--numbers", "Q4_0", "--out", tmp_path / "few.gguf")
+    assert run("convert", tmp_path / "back", *options) != 0 and not (tmp_path / "few.gguf").exists()
     assert "codes of 8 bits, and Q4_0 would round them a second time" in capsys.readouterr().err
     capsys.readouterr()
     for words, sentence in (

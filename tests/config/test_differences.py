@@ -19,8 +19,8 @@ SIDES: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs", "found"), SIDES)
+@pytest.mark.parametrize(("actual", "reference", "result"), SIDES)
 def test_each_value_that_differs_is_told_with_its_path(
-    ours: Any, theirs: Any, found: list[Any]
+    actual: Any, reference: Any, result: list[Any]
 ) -> None:
-    assert list(differences(ours, theirs)) == found
+    assert list(differences(actual, reference)) == result

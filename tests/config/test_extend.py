@@ -100,12 +100,12 @@ def strange(own) -> config.Decoder:
 
 def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, tmp_path) -> None:
     ran = tmp_path / "ran.txt"
-    mine = tmp_path / "mine.py"
-    mine.write_text(f"open({str(ran)!r}, 'a').write('x')\n")
-    glassformer.use(mine)
-    glassformer.use(str(mine))
+    local = tmp_path / "mine.py"
+    local.write_text(f"open({str(ran)!r}, 'a').write('x')\n")
+    glassformer.use(local)
+    glassformer.use(str(local))
     assert ran.read_text() == "x"
-    for name, content, said in (
+    for name, content, message in (
         (
             "zero.py",
             "a = 0\nb = 1 / a\n",
@@ -116,15 +116,15 @@ def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, 
         ("text.txt", "a = 1\n", r"its name must end in \.py"),
     ):
         (tmp_path / name).write_text(content)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             glassformer.use(tmp_path / name)
     with pytest.raises(UserError, match=r"none\.py is not a file"):
         glassformer.use(tmp_path / "none.py")
 
 
 def test_the_page_tells_the_file() -> None:
-    told = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert "\n\n".join(told) == OWN.read_text()
+    matches = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert "\n\n".join(matches) == OWN.read_text()
 
 
 def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatch, capsys) -> None:
@@ -141,23 +141,23 @@ def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatc
     Path("run.toml").write_text(toml)
     shutil.copy(OWN, "own_parts.py")
     small = ["--steps", "2", "--batch", "2", "--context", "16", "--data.vocab", "300"]
-    for words, said in zip(lines, ("", "\n", "parameters", "decoder.blocks.3.resid"), strict=True):
+    for words, name in zip(lines, ("", "\n", "parameters", "decoder.blocks.3.resid"), strict=True):
         assert main([*words, *(small if words[0] == "train" else [])]) == 0
-        assert said in capsys.readouterr().out
+        assert name in capsys.readouterr().out
     trained = glassformer.load("out/mine")[0].config
-    told = {
+    output = {
         f"decoder.pattern.feedforward.{name}": value
         for name, value in (("type", "ReluSquared"), ("hidden", "256"))
     }
-    assert all(f"--{path} {value}" in " ".join(page.split()) for path, value in told.items())
-    changed = serial.change(recipes.find("glass/1m"), {"decoder.depth": 4, **told})
+    assert all(f"--{path} {value}" in " ".join(page.split()) for path, value in output.items())
+    changed = serial.change(recipes.find("glass/1m"), {"decoder.depth": 4, **output})
     assert changed.decoder.pattern == trained.decoder.pattern
     squared = serial.members(config.FeedForward)["ReluSquared"](24)
-    own, ours = (
-        build_model(decoder(block(feedforward=one)), seed=1)
-        for one in (squared, config.MLP(24, "relu2", True))
+    individual, actual = (
+        build_model(decoder(block(feedforward=item)), seed=1)
+        for item in (squared, config.MLP(24, "relu2", True))
     )
-    assert torch.equal(own(tokens()).logits, ours(tokens()).logits)
+    assert torch.equal(individual(tokens()).logits, actual(tokens()).logits)
 
 
 def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -> None:
@@ -179,12 +179,13 @@ def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -
         assert main(["train", "run.toml", "--out", "parts", "--steps", "4"]) == 128 + signal.SIGTERM
     assert main(["train", "run.toml", "--out", "parts", "--steps", "4", "--resume"]) == 0
     assert Path("parts/step-000002").exists() and Path("parts/step-000004").exists()
-    parts, _ = glassformer.load("parts")
+    second_model, _ = glassformer.load("parts")
     model, tokenizer = glassformer.load("whole")
     first = build_model(model.config, seed=0)
     assert model.decoder.blocks[0].attn_norm.gain.item() == pytest.approx(4.0, abs=0.1)
     assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), parts.parameters(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(model.parameters(), second_model.parameters(), strict=True)
     )
     assert any(
         not torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True)
@@ -212,8 +213,8 @@ def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -
     assert changed == ["ffn.w" in name and "weight" in name for name, _ in tuned.named_parameters()]
     glassformer.save(model, "copy", tokenizer)
     again, _ = glassformer.load("copy")
-    given = torch.arange(12)[None]
-    assert torch.equal(again(given).logits, model(given).logits)
+    args = torch.arange(12)[None]
+    assert torch.equal(again(args).logits, model(args).logits)
     assert (
         json.loads(Path("copy/config.json").read_text())["model"]["decoder"]["pattern"][0]["norm"][
             "type"
@@ -223,54 +224,54 @@ def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -
 
 
 def test_the_laws_hold_for_it(own) -> None:
-    made = strange(own)
-    assert serial.loads(config.Model, serial.dumps(made)) == made
-    model = build_model(made, seed=1).eval()
-    same = build_model(made, seed=1).state_dict()
-    assert all(torch.equal(weight, same[name]) for name, weight in model.state_dict().items())
-    given = tokens()
+    result = strange(own)
+    assert serial.loads(config.Model, serial.dumps(result)) == result
+    model = build_model(result, seed=1).eval()
+    state = build_model(result, seed=1).state_dict()
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    second_tokens = tokens()
     with torch.no_grad():
-        plain = model(given).logits
+        plain = model(second_tokens).logits
         cache = Cache(model.config)
         cached = torch.cat(
-            [model(part, cache=cache).logits for part in given.split([7, 1, 12], 1)], 1
+            [model(piece, cache=cache).logits for piece in second_tokens.split([7, 1, 12], 1)], 1
         )
         torch.testing.assert_close(cached, plain, rtol=0, atol=1e-5)
         model.engine = "eager"
-        torch.testing.assert_close(model(given).logits, plain, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model(second_tokens).logits, plain, rtol=0, atol=1e-5)
         tape = Tape("*.ffn.hidden")
-        model(given, tape=tape)
+        model(second_tokens, tape=tape)
     assert tape["decoder.blocks.0.ffn.hidden"].shape == (3, 20, 24)
 
 
 def test_an_objective_asks_what_it_says(own) -> None:
-    given = tokens()
-    batch = Batch(given[:, :-1], given[:, 1:])
+    second_tokens = tokens()
+    batch = Batch(second_tokens[:, :-1], second_tokens[:, 1:])
     model = build_model(strange(own), seed=1)
-    part = own["LastTokens"](3)
-    loss = part.loss(model, part.prepare(batch, None, None))
+    piece = own["LastTokens"](3)
+    loss = piece.loss(model, piece.prepare(batch, None, None))
     logits = model(batch.tokens).logits[:, -3:]
-    wanted = torch.nn.functional.cross_entropy(
+    expected = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), batch.targets[:, -3:].flatten(), reduction="sum"
     )
-    torch.testing.assert_close(loss.sum, wanted, rtol=1e-5, atol=1e-4)
-    assert loss.count == 3 * len(given) and part.prepares
+    torch.testing.assert_close(loss.sum, expected, rtol=1e-5, atol=1e-4)
+    assert loss.count == 3 * len(second_tokens) and piece.prepares
 
 
 def test_each_module_says_how_it_starts(own) -> None:
     model = build_model(strange(own), seed=1)
-    one = model.decoder.blocks[0]
-    assert one.attn_norm.gain == DIM**0.5 == model.decoder.last_norm.gain
+    blocks = model.decoder.blocks[0]
+    assert blocks.attn_norm.gain == DIM**0.5 == model.decoder.last_norm.gain
     assert (
-        (one.ffn.inner.weight == 1).all()
-        and (one.ffn.inner.bias == 0).all()
-        and (one.ffn.w3.bias == 0).all()
+        (blocks.ffn.inner.weight == 1).all()
+        and (blocks.ffn.inner.bias == 0).all()
+        and (blocks.ffn.w3.bias == 0).all()
     )
     assert (model.decoder.position.slope == 0.1).all()
     zero = config.Decoder(
         DIM, CONTEXT, config.Embed(VOCAB), strange(own).decoder, init=config.Init(residual="zero")
     )
-    assert isinstance(one, nn.block.Block) and one.alpha == 1.5
+    assert isinstance(blocks, nn.block.Block) and blocks.alpha == 1.5
     writes = build_model(zero, seed=1).decoder.blocks[0].ffn
     assert (writes.w3.weight == 0).all() and (writes.w1.weight != 0).all()
 
@@ -384,16 +385,16 @@ def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(f
         return None if cfg.size > 99 else lambda q, k: (q - k).abs().clamp(max=50) < cfg.size
 
     for words in ("near(4)", "near(4) | every(8)", "every(2) & near(7)", "near(100) & window(3)"):
-        ours = words.replace("near(100) & ", "").replace("near", "window")
-        drawn, wanted = masks.picture(words, 40), masks.picture(ours, 40)
-        assert (drawn.cells == wanted.cells).all() and (drawn.encoder, drawn.decoder) == (
-            wanted.encoder,
-            wanted.decoder,
+        actual = words.replace("near(100) & ", "").replace("near", "window")
+        drawn, expected = masks.picture(words, 40), masks.picture(actual, 40)
+        assert (drawn.cells == expected.cells).all() and (drawn.encoder, drawn.decoder) == (
+            expected.encoder,
+            expected.decoder,
         )
         assert drawn.encoder == count_pairs(parse_rule(words), 40, causal=False)
         pos = torch.arange(40)[None]
         assert torch.equal(
-            *(Mask(pos, pos, True, parse_rule(text)).dense() for text in (words, ours))
+            *(Mask(pos, pos, True, parse_rule(text)).dense() for text in (words, actual))
         )
 
 
@@ -402,13 +403,15 @@ def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:
     assert str(parse_rule("parity(3, 2)")) == "parity(3, 2)"
     slow = decoder(block(), position=config.Rotary(scaling=own["Halved"]()))
     half = decoder(block(), position=config.Rotary(scaling=config.LinearScaling(2.0)))
-    given = tokens()
-    left, right = (build_model(made, seed=1).eval()(given).logits for made in (slow, half))
-    assert torch.equal(left, right)
-    ends = config.Encoder(
+    second_tokens = tokens()
+    remaining, right = (
+        build_model(result, seed=1).eval()(second_tokens).logits for result in (slow, half)
+    )
+    assert torch.equal(remaining, right)
+    encoder = config.Encoder(
         DIM, CONTEXT, config.Embed(VOCAB), slow.decoder, None, WIDE, own["Ends"](3)
     )
-    assert build_model(ends, seed=1)(given).pooled.shape == (3, 3)
+    assert build_model(encoder, seed=1)(second_tokens).pooled.shape == (3, 3)
 
 
 def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(
@@ -418,9 +421,9 @@ def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(
     monkeypatch.setattr(serial, "_MEMBERS", {})
     with pytest.raises(
         UserError, match=r'"type" is "DeepNorm".*--use FILE, glassformer\.use'
-    ) as told:
+    ) as output:
         glassformer.load(tmp_path / "model")
-    assert str(told.value).count("\n") == 0 and str(tmp_path / "model") in str(told.value)
+    assert str(output.value).count("\n") == 0 and str(tmp_path / "model") in str(output.value)
     assert main(["cost", str(tmp_path / "model")]) == 2
     assert "--use FILE" in capsys.readouterr().err
     monkeypatch.setattr(extend, "_USED", set())
@@ -442,10 +445,10 @@ def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
     } < trained and "decoder.blocks.0.attn_norm.gain" in trained
     with torch.no_grad():
         [weight.add_(0.1) for weight in model.parameters() if weight.requires_grad]
-        wanted = model.eval()(tokens()).logits
+        logits = model.eval()(tokens()).logits
         glassformer.save(model, tmp_path / "model")
         torch.testing.assert_close(
-            glassformer.load(tmp_path / "model")[0](tokens()).logits, wanted, rtol=0, atol=1e-4
+            glassformer.load(tmp_path / "model")[0](tokens()).logits, logits, rtol=0, atol=1e-4
         )
 
 

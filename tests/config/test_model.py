@@ -79,10 +79,10 @@ def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, s
     with pytest.raises(UserError) as of_file:
         serial.from_dict(kind, table, kind.__name__)
     hints = {field.name: field for field in dataclasses.fields(kind)}
-    made = {"attention": BLOCK.attention, "feedforward": BLOCK.feedforward, "pattern": (BLOCK,)}
-    made |= {"qk_norm": c.MLP(4), "rules": (c.Full(), 4)}
+    result = {"attention": BLOCK.attention, "feedforward": BLOCK.feedforward, "pattern": (BLOCK,)}
+    result |= {"qk_norm": c.MLP(4), "rules": (c.Full(), 4)}
     with pytest.raises(UserError) as of_python:
-        kind(**{name: made.get(name, value) for name, value in table.items() if name in hints})
+        kind(**{name: result.get(name, value) for name, value in table.items() if name in hints})
     assert sentence in str(of_file.value)
     assert str(of_python.value) == str(of_file.value)
     assert len(str(of_file.value)) < 300 and str(of_file.value).isprintable()
@@ -102,11 +102,11 @@ def test_a_type_that_is_no_word_is_refused(name) -> None:
 
 
 def test_python_takes_what_a_file_may_say() -> None:
-    made = c.Stack(np.int64(2), [BLOCK], "NoPosition", dropout=0)  # type: ignore[arg-type]
-    said = c.Stack(2, (BLOCK,), c.NoPosition(), dropout=0.0)
-    assert made == said
+    stack = c.Stack(np.int64(2), [BLOCK], "NoPosition", dropout=0)  # type: ignore[arg-type]
+    message = c.Stack(2, (BLOCK,), c.NoPosition(), dropout=0.0)
+    assert stack == message
     # no 0 beside 0.0: the same checkpoint, byte for byte
-    assert serial.dumps(made) == serial.dumps(said)
+    assert serial.dumps(stack) == serial.dumps(message)
     assert c.MLP(16.0) == c.MLP(16)  # type: ignore[arg-type]
     assert run.Train(objective="Masked").objective == objectives.Masked()  # type: ignore[arg-type]
 
@@ -204,9 +204,9 @@ WOULD_CRASH = {  # or hang, or give NaN
 }
 
 
-@pytest.mark.parametrize(("make", "said"), WOULD_CRASH.values(), ids=WOULD_CRASH)
-def test_what_would_crash_hang_or_give_nan_is_refused_where_it_is_made(make, said) -> None:
-    with pytest.raises(UserError, match=said):
+@pytest.mark.parametrize(("make", "message"), WOULD_CRASH.values(), ids=WOULD_CRASH)
+def test_what_would_crash_hang_or_give_nan_is_refused_where_it_is_made(make, message) -> None:
+    with pytest.raises(UserError, match=message):
         make()
 
 
@@ -242,7 +242,7 @@ def test_another_type_drops_the_settings_of_the_one_before() -> None:
     last = {"feedforward.type": "GatedMLP", "feedforward": {"type": "MLP", "hidden": 8}}
     assert serial.change(block, last).feedforward == c.MLP(8)  # what is said last is done last
     stack = serial.change(c.Stack(2, (block, block)), {"pattern.norm.type": "LayerNorm"})
-    assert [one.norm for one in stack.pattern] == [c.LayerNorm(), c.LayerNorm()]
+    assert [item.norm for item in stack.pattern] == [c.LayerNorm(), c.LayerNorm()]
     with pytest.raises(UserError, match='GatedMLP needs "hidden"'):
         serial.change(block, {"feedforward.type": "GatedMLP"})
     with pytest.raises(UserError, match='GatedMLP has no setting "act_bias"'):

@@ -25,11 +25,12 @@ def small():
 
 
 def test_two_lines_are_a_run(tmp_path):
-    found = run_file.read_run(
+    result = run_file.read_run(
         write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n')
     )
     assert (
-        found == run.Run(train=run.Train(optimizer=run.FROM_SCRATCH)) and found.train.steps == 1000
+        result == run.Run(train=run.Train(optimizer=run.FROM_SCRATCH))
+        and result.train.steps == 1000
     )
 
 
@@ -47,15 +48,15 @@ def test_tables_of_every_kind(tmp_path):
     optimizer = { type = "Muon", lr = 0.01, rest = { lr = 1e-3 } }
     schedule = "WarmupStableDecay"
     """
-    found = run_file.read_run(write(tmp_path, text))
-    assert found.data.sources() == {"a.txt": 2.0, "b.txt": 1.0} and found.data.valid == "c.txt"
-    assert found.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
-    assert found.train.schedule == run.WarmupStableDecay()
-    assert run_file.model_changes(found.model) == {"dim": 64, "decoder": {"depth": 2}}
+    result = run_file.read_run(write(tmp_path, text))
+    assert result.data.sources() == {"a.txt": 2.0, "b.txt": 1.0} and result.data.valid == "c.txt"
+    assert result.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
+    assert result.train.schedule == run.WarmupStableDecay()
+    assert run_file.model_changes(result.model) == {"dim": 64, "decoder": {"depth": 2}}
 
 
 def test_the_command_line_reaches_train_data_and_model(tmp_path):
-    wanted = {
+    expected = {
         "steps": "500",
         "decoder.depth": "8",
         "data.tokenizer": "char",
@@ -63,21 +64,21 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
         "train.clip": "none",
         "schedule": "Constant",
     }
-    found = run_file.read_run(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
+    result = run_file.read_run(write(tmp_path, "[train]\nsteps = 7\n"), expected)
     assert (
-        found.train.steps == 500
-        and found.train.optimizer == run.Muon(lr=0.02, rest=run.AdamW(lr=0.04))
-        and found.train.clip is None
+        result.train.steps == 500
+        and result.train.optimizer == run.Muon(lr=0.02, rest=run.AdamW(lr=0.04))
+        and result.train.clip is None
     )
-    assert found.train.schedule == run.Constant() and found.data.tokenizer == "char"
-    assert found.model == {"recipe": "glass/1m", "decoder.depth": "8"}
+    assert result.train.schedule == run.Constant() and result.data.tokenizer == "char"
+    assert result.model == {"recipe": "glass/1m", "decoder.depth": "8"}
 
 
 def test_a_type_by_name_and_its_settings_together():
-    found = run_file.read_run(
+    result = run_file.read_run(
         None, {"optimizer": "Muon", "optimizer.lr": "0.01", "optimizer.rest.lr": "1e-3"}
     )
-    assert found.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
+    assert result.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
 
 
 def test_a_recipe_on_the_command_line_replaces_the_files(tmp_path):
@@ -117,7 +118,7 @@ def test_changes_are_checked_when_all_are_in():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ({"stps": "5"}, '"stps".*"steps"'),
         ({"data.tokeniser": "char"}, '"tokeniser".*"tokenizer"'),
@@ -133,14 +134,14 @@ def test_changes_are_checked_when_all_are_in():
         ({"colour": "red"}, "no setting"),
     ],
 )
-def test_a_mistake_is_one_sentence(overrides, said):
-    with pytest.raises(UserError, match=said) as caught:
+def test_a_mistake_is_one_sentence(overrides, message):
+    with pytest.raises(UserError, match=message) as caught:
         run_file.read_run(None, overrides)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"decoder.dept": 3}, '"dept".*"depth"'),
         (
@@ -155,8 +156,8 @@ def test_a_mistake_is_one_sentence(overrides, said):
         ({"decoder.depth.deeper": 1}, "nothing to set below 4"),
     ],
 )
-def test_a_model_that_cannot_be_is_one_sentence(changes, said):
-    with pytest.raises(UserError, match=said):
+def test_a_model_that_cannot_be_is_one_sentence(changes, message):
+    with pytest.raises(UserError, match=message):
         serial.change(small(), changes)
 
 
@@ -181,11 +182,11 @@ def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
 def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "best").write_text("step-000007\n")
-    mine = train_tokenizer("char", ["abc"], None)
-    mine.save(tmp_path / "run" / "step-000007")
+    local = train_tokenizer("char", ["abc"], None)
+    local.save(tmp_path / "run" / "step-000007")
     for folder in (tmp_path / "run", tmp_path / "run" / "step-000007"):
         settings = run.Run(data=run.Data(tokenizer=str(folder)))
-        assert plan_run(settings).with_tokenizer().tokenizer.fingerprint == mine.fingerprint
+        assert plan_run(settings).with_tokenizer().tokenizer.fingerprint == local.fingerprint
 
 
 def test_one_rate_scales_every_group():
@@ -219,13 +220,13 @@ def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rest):
 
 @pytest.mark.parametrize("word", ["patience", "early_stopping"])
 def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
-    for given in ((None, {word: "5"}), (write(tmp_path, f"[train]\n{word} = 5\n"),)):
+    for args in ((None, {word: "5"}), (write(tmp_path, f"[train]\n{word} = 5\n"),)):
         with pytest.raises(UserError, match='Did you mean "early_stop"'):
-            run_file.read_run(*given)
+            run_file.read_run(*args)
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("optimizer.wd", "weight_decay"),
         ("optimizer.learning_rate", "lr"),
@@ -236,8 +237,8 @@ def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
         ("beta2", "optimizer.betas"),
     ],
 )
-def test_the_fields_words_are_found_inside_a_table(path, said):
-    with pytest.raises(UserError, match=f'Did you mean "{said}"'):
+def test_the_fields_words_are_found_inside_a_table(path, message):
+    with pytest.raises(UserError, match=f'Did you mean "{message}"'):
         run_file.read_run(None, {path: "0.1"})
 
 
@@ -245,9 +246,9 @@ def test_a_rate_in_a_run_file(tmp_path):
     """optimizer.lr = 1e-3 changes the usual optimizer of the recipe; so does schedule.warmup."""
     file = tmp_path / "run.toml"
     file.write_text("[train]\noptimizer.lr = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
-    found = run_file.read_run(file).train
-    assert found.optimizer == run.Muon(lr=1e-3, rest=run.AdamW(lr=2e-3)) and found.steps == 100
-    assert found.schedule == run.WarmupStableDecay(warmup=0.1)
+    result = run_file.read_run(file).train
+    assert result.optimizer == run.Muon(lr=1e-3, rest=run.AdamW(lr=2e-3)) and result.steps == 100
+    assert result.schedule == run.WarmupStableDecay(warmup=0.1)
     assert run_file.read_run(file, {"optimizer.lr": "2e-3"}).train.optimizer.lr == 2e-3
 
 
@@ -264,16 +265,16 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
     path = write(
         tmp_path, f'[model]\nrecipe = "glass/200k"\ndecoder.pattern.attention.mask = "{text}"\n'
     )
-    for read in (
+    for ids in (
         run_file.read_run(path),
         run_file.read_run(None, {"decoder.pattern.attention.mask": text}),
     ):
-        block = plan_run(read).model.decoder.pattern[0]
+        block = plan_run(ids).model.decoder.pattern[0]
         assert block.attention.mask == rule
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("window(0)", "mask: Window.size is 0"),
         ("windw(3)", 'mask: There is no rule "windw". Did you mean "window"'),
@@ -282,8 +283,8 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
         ("window(", "mask: .*is not a rule"),
     ],
 )
-def test_a_mask_that_is_none_is_one_sentence(text, said):
-    with pytest.raises(UserError, match=said):
+def test_a_mask_that_is_none_is_one_sentence(text, message):
+    with pytest.raises(UserError, match=message):
         plan_run(run_file.read_run(None, {"decoder.pattern.attention.mask": text}))
 
 

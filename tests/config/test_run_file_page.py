@@ -54,27 +54,27 @@ TABLES = {
 
 def page() -> str:
     """The page as it should be."""
-    parts = [INTRODUCTION]
-    for name, one in settings.types().items():
+    pieces = [INTRODUCTION]
+    for name, item in settings.types().items():
         if name in TABLES:
-            parts.append("\n## {}\n\n{}.\n".format(*TABLES[name]))
-        parts.append(f"\n### {name}\n\n{_plain(inspect.getdoc(one.kind) or '')}\n")
-        if one.settings:
-            parts.append("\n| setting | type | default | meaning |\n|---|---|---|---|\n")
-        for setting in one.settings:
+            pieces.append("\n## {}\n\n{}.\n".format(*TABLES[name]))
+        pieces.append(f"\n### {name}\n\n{_plain(inspect.getdoc(item.kind) or '')}\n")
+        if item.settings:
+            pieces.append("\n| setting | type | default | meaning |\n|---|---|---|---|\n")
+        for setting in item.settings:
             cells = (
                 f"`{setting.path}`",
                 setting.kind,
                 setting.default and f"`{setting.default}`",
                 setting.meaning,
             )
-            parts.append(f"| {' | '.join(_cell(cell) for cell in cells)} |\n")
-    return "".join(parts)
+            pieces.append(f"| {' | '.join(_cell(cell) for cell in cells)} |\n")
+    return "".join(pieces)
 
 
 def _plain(text: str) -> str:
     """A docstring as Markdown: its paragraphs, each in one line."""
-    return "\n\n".join(" ".join(part.split()) for part in text.replace("``", "`").split("\n\n"))
+    return "\n\n".join(" ".join(piece.split()) for piece in text.replace("``", "`").split("\n\n"))
 
 
 def _cell(text: str) -> str:
@@ -87,17 +87,17 @@ def test_the_page_is_what_the_dataclasses_say() -> None:
 
 
 def test_each_setting_means_something_of_its_own() -> None:
-    for name, one in settings.types().items():
-        said = [setting.meaning for setting in one.settings]
-        assert all(said), f"{name}: a field has no comment behind it"
-        assert len({*said}) == len(said), f"{name}: two fields mean the same"
+    for name, item in settings.types().items():
+        meanings = [setting.meaning for setting in item.settings]
+        assert all(meanings), f"{name}: a field has no comment behind it"
+        assert len({*meanings}) == len(meanings), f"{name}: two fields mean the same"
 
 
 def test_each_type_is_told_once_and_by_a_name_of_its_own() -> None:
-    kinds = [one.kind for one in settings.types().values()]
+    kinds = [item.kind for item in settings.types().values()]
     assert len({*kinds}) == len(kinds)
-    same = {name for name in settings.types() if name.split()[-1] in ("Prefix", "Causal", "Full")}
-    wanted = {
+    names = {name for name in settings.types() if name.split()[-1] in ("Prefix", "Causal", "Full")}
+    expected = {
         "mask Prefix",
         "objective Prefix",
         "mask Causal",
@@ -105,13 +105,15 @@ def test_each_type_is_told_once_and_by_a_name_of_its_own() -> None:
         "mask Full",
         "tune Full",
     }
-    assert same == wanted
+    assert names == expected
     every = {setting.path for setting in settings.all_settings()}
-    assert {setting.path for one in settings.types().values() for setting in one.settings} <= every
+    assert {
+        setting.path for item in settings.types().values() for setting in item.settings
+    } <= every
 
 
 def test_the_default_optimizer_is_the_one_that_a_run_gets() -> None:
-    told = next(
+    output = next(
         setting.meaning
         for setting in settings.types()["Train"].settings
         if setting.path == "optimizer"
@@ -123,9 +125,9 @@ def test_the_default_optimizer_is_the_one_that_a_run_gets() -> None:
         ({"from": "gpt2"}, "from a checkpoint"),
         ({"recipe": "gpt2"}, "anything else"),
     ):
-        used = run_file.default_optimizer(model)
-        rest = f", rest at {used.rest.lr:g}" if hasattr(used, "rest") else ""
-        assert f"{name}: {type(used).__name__} at {used.lr:g}{rest}" in told
+        in_use = run_file.default_optimizer(model)
+        remaining = f", rest at {in_use.rest.lr:g}" if hasattr(in_use, "rest") else ""
+        assert f"{name}: {type(in_use).__name__} at {in_use.lr:g}{remaining}" in output
 
 
 if __name__ == "__main__":

@@ -39,12 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "\n".join(f"{a}\t{'new' if 'red' in a else 'old'}" for a, _ in PAIRS) + "\n"
     )
     (home / "text.txt").write_text("\n".join(a for a, _ in PAIRS))
-    both = f'{{source = "{home}/source", target = "{home}/target"}}'
+    pair = f'{{source = "{home}/source", target = "{home}/target"}}'
     pairs = [
         "--data.type",
         "Examples",
         "--data.train",
-        both,
+        pair,
         "--data.tokenizer",
         "words",
         "--objective",
@@ -105,12 +105,12 @@ def test_translate_and_its_figures(folder: Path, capsys: pytest.CaptureFixture[s
             "--json",
         ]
         assert main(["eval", str(folder / name), *files, *more]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["texts"] == len(PAIRS) and set(told["by length"]) == {"1-4", "5+"}
+        data = json.loads(capsys.readouterr().out)
+        assert data["texts"] == len(PAIRS) and set(data["by length"]) == {"1-4", "5+"}
 
 
 def test_translate_begins_as_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = []
+    outputs = []
     for start in ([], ["--start", "the"], ["--start", "sea red the"]):
         words = [
             "translate",
@@ -123,15 +123,15 @@ def test_translate_begins_as_told(folder: Path, capsys: pytest.CaptureFixture[st
             "1",
         ]
         assert main([*words, *start]) == 0
-        told.append(json.loads(capsys.readouterr().out)["best"][0]["logprobs"])
-    assert told[0] != told[1] != told[2]
+        outputs.append(json.loads(capsys.readouterr().out)["best"][0]["logprobs"])
+    assert outputs[0] != outputs[1] != outputs[2]
 
 
 def test_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", str(folder / "labels"), "the red house", "the man", "--json"]) == 0
     for line in capsys.readouterr().out.splitlines():
-        told = json.loads(line)
-        assert told["new"] + told["old"] == pytest.approx(1.0, abs=1e-5)
+        data = json.loads(line)
+        assert data["new"] + data["old"] == pytest.approx(1.0, abs=1e-5)
     assert (
         main(["eval", str(folder / "labels"), "--data", str(folder / "labels.tsv"), "--json"]) == 0
     )
@@ -155,7 +155,7 @@ def test_blanks_and_vectors(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["translate", "masked", "a cat"], "fill"),
         (["generate", "masked", "a cat"], "fill"),
@@ -187,11 +187,11 @@ def test_blanks_and_vectors(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_one_sentence(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     (folder / "labels.short").write_text("one line\n")
     (folder / "other.tsv").write_text("a cat\tblue\n")
-    there = [str(folder / word) if (folder / word).exists() and word else word for word in words]
-    assert main(there) == 2
+    present = [str(folder / word) if (folder / word).exists() and word else word for word in words]
+    assert main(present) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("glassformer: ") and said in error
+    assert error.startswith("glassformer: ") and message in error

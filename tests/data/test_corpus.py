@@ -222,8 +222,8 @@ def test_documents_lie_end_to_end_each_closed(tmp_path: Path) -> None:
         shards = shards_of(source, tmp_path, tokenizer)
         opening = [257] if tokenizer.bos == 257 else []
         closing = [] if tokenizer.eos is None else [tokenizer.eos]
-        for text, begin, end in zip(texts, shards.starts[:-1], shards.starts[1:], strict=True):
-            assert shards.tokens[begin:end].tolist() == [*opening, *text.encode(), *closing]
+        for text, start, end in zip(texts, shards.starts[:-1], shards.starts[1:], strict=True):
+            assert shards.tokens[start:end].tolist() == [*opening, *text.encode(), *closing]
         assert shards.starts[0] == 0
         assert shards.starts[-1] == len(shards) == len(shards.tokens)
         assert shards.documents == 3
@@ -241,17 +241,17 @@ def test_many_ids_take_four_bytes(tmp_path: Path) -> None:
 
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     source = find(write(tmp_path / "a.txt", "word " * (PIECE * 4)))
-    seen: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     tokenise(
         source,
         Bytes(),
         cache=tmp_path / "c",
         workers=2,
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda done, total: calls.append((done, total)),
     )
-    assert len(seen) > 2
-    assert seen == sorted(seen)
-    assert seen[-1] == (source.size, source.size)
+    assert len(calls) > 2
+    assert calls == sorted(calls)
+    assert calls[-1] == (source.size, source.size)
 
 
 def test_split_of_one_document_is_nanogpts(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ def test_split_of_one_document_is_nanogpts(tmp_path: Path) -> None:
     assert bytes(train.tokens.tolist()) + bytes(valid.tokens.tolist()) == data
     assert train.bytes + valid.bytes == len(data)
     assert 0 <= train.bytes - len(train) < 3  # a character cut in two is counted where it begins
-    again, rest = valid.split(0.5)
-    assert again.bytes + rest.bytes == valid.bytes
+    again, remaining = valid.split(0.5)
+    assert again.bytes + remaining.bytes == valid.bytes
     assert again.starts.tolist() == [0, len(again)]
     opened, _ = shards_of(
         find(write(tmp_path / "c.txt", "a" * 999)), tmp_path, Bytes(bos=257, eos=None)
@@ -320,8 +320,8 @@ def test_a_spread_split_holds_out_some_of_every_kind(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", kinds)
     shards = shards_of(find(path), tmp_path)
     pieces = shards.spread(0.1, 10)
-    rest = b"".join(bytes(valid.tokens[:100].tolist()) for _, valid in pieces)
-    assert rest.decode() == "".join(letter * 100 for letter in "abcdefghij")
+    remaining = b"".join(bytes(valid.tokens[:100].tolist()) for _, valid in pieces)
+    assert remaining.decode() == "".join(letter * 100 for letter in "abcdefghij")
     joined = np.concatenate([np.asarray(side.tokens) for piece in pieces for side in piece])
     assert np.array_equal(joined, shards.tokens)
     assert sum(side.bytes for piece in pieces for side in piece) == len(kinds)
@@ -362,7 +362,7 @@ def test_cache_follows_content_and_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
 def test_an_entry_of_another_sha256_is_made_again(tmp_path: Path, name: str, damage: str) -> None:
     source = find(jsonl(tmp_path / "a.jsonl", ["hello", "world"]))
-    whole = shards_of(source, tmp_path).tokens.tolist()
+    values = shards_of(source, tmp_path).tokens.tolist()
     (file,) = (tmp_path / "cache").glob(f"*/{name}")
     content = file.read_bytes()
     if damage == "gone":
@@ -372,7 +372,7 @@ def test_an_entry_of_another_sha256_is_made_again(tmp_path: Path, name: str, dam
     else:
         file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     again = shards_of(source, tmp_path)
-    assert again.tokens.tolist() == whole
+    assert again.tokens.tolist() == values
     assert file.read_bytes() == content
 
 
@@ -389,12 +389,12 @@ def test_two_processes_at_once_do_the_work_once(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "word " * PIECE)
     context = multiprocessing.get_context("spawn")
     go = context.Barrier(2)
-    both = [context.Process(target=_tokenise, args=(str(tmp_path), go)) for _ in range(2)]
-    for process in both:
+    pair = [context.Process(target=_tokenise, args=(str(tmp_path), go)) for _ in range(2)]
+    for process in pair:
         process.start()
-    for process in both:
+    for process in pair:
         process.join(60)
-    assert [process.exitcode for process in both] == [0, 0]
+    assert [process.exitcode for process in pair] == [0, 0]
     assert len(set((tmp_path / "calls").read_text().split())) == 1
     assert [p.name for p in (tmp_path / "cache").iterdir() if p.name.endswith(".part")] == []
 
@@ -449,9 +449,9 @@ class AtOnce(Executor):
     def __init__(self, workers: int) -> None:
         pass
 
-    def submit(self, work, /, *given, **named):
+    def submit(self, work, /, *args, **named):
         future = Future()
-        future.set_result(work(*given, **named))
+        future.set_result(work(*args, **named))
         return future
 
 
@@ -477,14 +477,14 @@ def test_tokens_of_a_published_corpus(tmp_path: Path, shared_data: Path) -> None
         shared_data,
         (corpus.CorpusFile(shared_data / "tinystories" / "val.txt", "<|endoftext|>"),),
     )
-    theirs = np.fromfile(shared_data / "tinystories" / "val.bin", np.uint16)
-    assert np.array_equal(tokenise(source, gpt2, cache=tmp_path / "cache").tokens, theirs)
+    reference = np.fromfile(shared_data / "tinystories" / "val.bin", np.uint16)
+    assert np.array_equal(tokenise(source, gpt2, cache=tmp_path / "cache").tokens, reference)
 
 
 def test_a_damaged_gzip_file_and_a_number_without_end(tmp_path: Path) -> None:
-    whole = bytearray(gzip.compress(b'{"text": "the cat sat", "target": "a"}\n' * 500))
+    full = bytearray(gzip.compress(b'{"text": "the cat sat", "target": "a"}\n' * 500))
     for number, content in enumerate(
-        (whole[:40] + b"x" * 9, whole[:30], whole[:20] + b"\xff" + whole[21:], b"no gzip")
+        (full[:40] + b"x" * 9, full[:30], full[:20] + b"\xff" + full[21:], b"no gzip")
     ):
         (tmp_path / f"{number}.jsonl.gz").write_bytes(content)
         with pytest.raises(UserError, match="cannot be read"):

@@ -76,7 +76,7 @@ def sentence(draw: np.random.Generator) -> tuple[list[str], list[str]]:
     for _ in range(draw.integers(2, 6)):
         kind = str(draw.choice(["PER", "PLACE", "O", "O"]))
         count = draw.integers(1, 3)
-        words += [str(draw.choice(some)) for some in NAMES[kind][:count]]
+        words += [str(draw.choice(name)) for name in NAMES[kind][:count]]
         labels += [f"B-{kind}", f"I-{kind}"][:count] if kind != "O" else ["O"]
     return words, labels
 
@@ -89,7 +89,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus in both forms, and a BERT folder that transformers wrote."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("tags")
-    pairs = ["\n".join(f"{w}\t{t}" for w, t in zip(*one, strict=True)) for one in SENTENCES]
+    pairs = [
+        "\n".join(f"{w}\t{t}" for w, t in zip(*sentence, strict=True)) for sentence in SENTENCES
+    ]
     (folder / "train.conll").write_text("\n\n".join(pairs) + "\n")
     lines = [json.dumps({"tokens": words, "labels": labels}) for words, labels in SENTENCES]
     (folder / "train.jsonl").write_text("\n".join(lines))
@@ -117,12 +119,12 @@ def test_both_forms_say_the_same(home: Path, tmp_path: Path) -> None:
         read_examples(str(home / f"train.{kind}"), Tag()) for kind in ("conll", "jsonl")
     )
     assert columns.labels == lines.labels == LABELS and columns.fingerprint == lines.fingerprint
-    told = [(list(one.words), [LABELS[tag] for tag in one.tags]) for one in columns]
-    assert told == SENTENCES and [one.line for one in lines] == list(range(1, 121))
+    output = [(list(column.words), [LABELS[tag] for tag in column.tags]) for column in columns]
+    assert output == SENTENCES and [line.line for line in lines] == list(range(1, 121))
     assert columns.examples[1].line == len(SENTENCES[0][0]) + 2
-    other = read_examples(str(home / "train.conll"), Tag(), labels=LABELS[::-1])
-    assert other.labels == LABELS[::-1] and other.fingerprint != columns.fingerprint
-    turned = tuple(replace(one, tags=one.tags[::-1]) for one in columns)
+    second = read_examples(str(home / "train.conll"), Tag(), labels=LABELS[::-1])
+    assert second.labels == LABELS[::-1] and second.fingerprint != columns.fingerprint
+    turned = tuple(replace(column, tags=column.tags[::-1]) for column in columns)
     assert replace(columns, examples=turned).fingerprint != columns.fingerprint
     # CoNLL 2003's four columns with spaces, documents and two empty lines; other names and numbers
     # in JSONL
@@ -131,13 +133,16 @@ def test_both_forms_say_the_same(home: Path, tmp_path: Path) -> None:
         "B-PER\r\n"
     )
     table = read_examples(str(tmp_path / "a.txt"), Tag(), columns={"tokens": "0", "labels": "3"})
-    assert [(one.words, one.line) for one in table] == [(("EU", "rejects"), 3), (("Peter",), 7)]
-    assert table.labels == ("B-ORG", "B-PER", "O") and [one.tags for one in table] == [(0, 2), (1,)]
+    assert [(item.words, item.line) for item in table] == [(("EU", "rejects"), 3), (("Peter",), 7)]
+    assert table.labels == ("B-ORG", "B-PER", "O") and [item.tags for item in table] == [
+        (0, 2),
+        (1,),
+    ]
     (tmp_path / "b.tsv").write_text("word\tkind\nEU\tB-ORG\n\n# \tO\n")
     headed = read_examples(
         str(tmp_path / "b.tsv"), Tag(), columns={"tokens": "word", "labels": "kind"}
     )
-    assert [one.words for one in headed] == [("EU",), ("# ",)]
+    assert [item.words for item in headed] == [("EU",), ("# ",)]
     (tmp_path / "c.jsonl").write_text('{"words": ["New York", "is"], "ner_tags": [11, 2]}\n')
     numbered = read_examples(
         str(tmp_path / "c.jsonl"), Tag(), columns={"tokens": "words", "labels": "ner_tags"}
@@ -200,18 +205,18 @@ def test_a_label_that_training_does_not_have(home: Path, tmp_path: Path) -> None
 def test_words_are_encoded_one_by_one_as_transformers_does(home: Path) -> None:
     from transformers import AutoTokenizer
 
-    theirs, ours = (
+    reference, tokenizer = (
         AutoTokenizer.from_pretrained(home / "bert"),
         Checkpoint.open(home / "bert").tokenizer(),
     )
     cfg = replace(tiny.bert(), head=None, embed=config.Embed(len(PIECES), segments=2))
     table = read_examples(str(home / "train.jsonl"), Tag())
-    (side,) = encode(table, ours, Tag(), cfg, 32).sides
-    for number, one in enumerate(table):
-        right = theirs(list(one.words), is_split_into_words=True)
+    (side,) = encode(table, tokenizer, Tag(), cfg, 32).sides
+    for number, item in enumerate(table):
+        right = reference(list(item.words), is_split_into_words=True)
         words = right.word_ids()
         firsts = [
-            -1 if w is None or w == words[at - 1] else one.tags[w] for at, w in enumerate(words)
+            -1 if w is None or w == words[at - 1] else item.tags[w] for at, w in enumerate(words)
         ]
         inside = slice(side.starts[number], side.starts[number + 1])
         assert side.columns["tokens"][inside].tolist() == right["input_ids"]
@@ -223,8 +228,10 @@ def test_words_apart_are_the_sentence(kind: str) -> None:
     joined = [" ".join(words) for words, _ in SENTENCES]
     tokenizer = train_tokenizer(kind, joined, 300 if kind == "bpe" else None)
     apart = list(encode_words(tokenizer, [words for words, _ in SENTENCES]))
-    assert [[id for word in one for id in word] for one in apart] == tokenizer.encode_batch(joined)
-    assert [len(one) for one in apart] == [len(words) for words, _ in SENTENCES]
+    assert [[id for word in item for id in word] for item in apart] == tokenizer.encode_batch(
+        joined
+    )
+    assert [len(item) for item in apart] == [len(words) for words, _ in SENTENCES]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "t5", "bert-cased"])
@@ -254,8 +261,8 @@ def test_what_does_not_fit_is_one_sentence(home: Path) -> None:
         ("start", ["##s", "##on", "rome"], [-1, -1, 2]),
     ):
         (side,) = encode(long, tokenizer, Tag(), cfg, 5, cut=cut).sides  # type: ignore[arg-type]
-        wanted = [PIECES.index(piece) for piece in ("[CLS]", *tokens, "[SEP]")]
-        assert side.columns["tokens"].tolist() == wanted and side.columns["targets"].tolist() == [
+        expected = [PIECES.index(piece) for piece in ("[CLS]", *tokens, "[SEP]")]
+        assert side.columns["tokens"].tolist() == expected and side.columns["targets"].tolist() == [
             -1,
             *tags,
             -1,
@@ -291,45 +298,45 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
     words is the same."""
     model, tokenizer = tiny.model(SHAPES[shape]), Checkpoint.open(home / "bert").tokenizer()
     table = read_examples(str(home / "train.conll"), Tag())
-    made = encode(table, tokenizer, Tag(), model.config, 32)
+    ids = encode(table, tokenizer, Tag(), model.config, 32)
     objective = Tag()
     alone = []
-    for one in table:
-        (side,) = encode(replace(table, examples=(one,)), tokenizer, Tag(), model.config, 32).sides
+    for item in table:
+        (side,) = encode(replace(table, examples=(item,)), tokenizer, Tag(), model.config, 32).sides
         columns = {
             name: torch.from_numpy(c.astype(np.int64))[None]
             for name, c in side.columns.items()
             if name != "pos"
         }
         alone.append(objective.loss(model, Batch(**columns)))
-    packed = [objective.loss(model, batch) for batch in each_once(made, 4, 32)]
+    packed = [objective.loss(model, batch) for batch in each_once(ids, 4, 32)]
     assert (
         sum(loss.count for loss in packed)
         == sum(loss.count for loss in alone)
-        == sum(len(one.words) for one in table)
+        == sum(len(item.words) for item in table)
     )
     torch.testing.assert_close(
         sum(p.sum for p in packed), sum(a.sum for a in alone), rtol=1e-5, atol=1e-4
     )
-    batch = next(iter(each_once(made, 4, 32)))
+    batch = next(iter(each_once(ids, 4, 32)))
     assert int(batch.document_ids.max()) >= 1 and int((batch.pos < 0).sum()) > 0
     # what is told of each word, in padded batches: the packed batches' choices, in the same order
-    told = generation.tag(model, tokenizer, [one.words for one in table], batch=7)
+    tags = generation.tag(model, tokenizer, [item.words for item in table], batch=7)
     chosen = torch.cat([loss.predictions for loss in packed])
-    assert torch.equal(torch.cat([one.argmax(1) for one in told]), chosen)
+    assert torch.equal(torch.cat([tag.argmax(1) for tag in tags]), chosen)
     # sentences stay apart when entities are counted, packed or one row each
-    both = [
-        torch.cat(part)
-        for part in zip(*((loss.predictions, loss.labels) for loss in packed), strict=True)
+    tensors = [
+        torch.cat(piece)
+        for piece in zip(*((loss.predictions, loss.labels) for loss in packed), strict=True)
     ]
     single = [
-        torch.cat(part)
-        for part in zip(*((loss.predictions, loss.labels) for loss in alone), strict=True)
+        torch.cat(piece)
+        for piece in zip(*((loss.predictions, loss.labels) for loss in alone), strict=True)
     ]
-    assert torch.equal(both[1], single[1]) and int(both[1][:, 1].sum()) == len(table)
-    names = [[LABELS[best] for best in one.argmax(1).tolist()] for one in told]
+    assert torch.equal(tensors[1], single[1]) and int(tensors[1][:, 1].sum()) == len(table)
+    names = [[LABELS[best] for best in tag.argmax(1).tolist()] for tag in tags]
     right = evaluation.of_tags(names, [labels for _, labels in SENTENCES])
-    assert {n: 100 * v for n, v in objective.metrics(*both, LABELS).items()} == pytest.approx(
+    assert {n: 100 * v for n, v in objective.metrics(*tensors, LABELS).items()} == pytest.approx(
         {n: right[n] for n in ("precision", "recall", "f1")}
     )
 
@@ -342,19 +349,24 @@ def test_the_loss_is_that_of_transformers(home: Path, tmp_path: Path) -> None:
     )
     model, tokenizer = build_model(cfg, seed=3).eval(), Checkpoint.open(home / "bert").tokenizer()
     store.save(model, tmp_path / "out", tokenizer, "hf", labels=LABELS)
-    theirs = transformers.BertForTokenClassification.from_pretrained(tmp_path / "out").eval()
-    assert theirs.config.id2label == dict(enumerate(LABELS))
+    reference_model = transformers.BertForTokenClassification.from_pretrained(
+        tmp_path / "out"
+    ).eval()
+    assert reference_model.config.id2label == dict(enumerate(LABELS))
     table = read_examples(str(home / "train.conll"), Tag())
-    some = replace(table, examples=(max(table, key=lambda one: len(one.words)),))
-    batch = next(each_once(encode(some, tokenizer, Tag(), cfg, 32), 1, 32))
-    there = batch.pos >= 0
+    group = replace(table, examples=(max(table, key=lambda item: len(item.words)),))
+    batch = next(each_once(encode(group, tokenizer, Tag(), cfg, 32), 1, 32))
+    present = batch.pos >= 0
     labels = torch.where(batch.targets < 0, -100, batch.targets)
     with torch.no_grad():
-        right = theirs(
-            batch.tokens, attention_mask=there.long(), token_type_ids=batch.segments, labels=labels
+        right = reference_model(
+            batch.tokens,
+            attention_mask=present.long(),
+            token_type_ids=batch.segments,
+            labels=labels,
         ).loss
-        ours = Tag().loss(model, batch)
-    assert float(ours.sum / ours.count) == pytest.approx(float(right), abs=1e-5)
+        loss = Tag().loss(model, batch)
+    assert float(loss.sum / loss.count) == pytest.approx(float(right), abs=1e-5)
 
 
 # -------------------------------------------------------------------------------------- entities
@@ -379,12 +391,12 @@ def test_entities_by_hand(labels: str) -> None:
 
 def test_figures_by_hand() -> None:
     right = [["B-PER", "I-PER", "O", "B-PLACE"], ["I-PLACE", "O"]]
-    told = [["B-PER", "O", "O", "B-PLACE"], ["I-PLACE", "I-PLACE"]]
+    outputs = [["B-PER", "O", "O", "B-PLACE"], ["I-PLACE", "I-PLACE"]]
     # wanted PER 0-2, PLACE 3-4, PLACE 0-1; told PER 0-1, PLACE 3-4, PLACE 0-2: one of three
-    assert agreement(told, right) == pytest.approx(
+    assert agreement(outputs, right) == pytest.approx(
         {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
     )
-    assert evaluation.of_tags(told, right)["accuracy"] == pytest.approx(100 * 4 / 6)
+    assert evaluation.of_tags(outputs, right)["accuracy"] == pytest.approx(100 * 4 / 6)
     assert agreement([["O", "O", "O", "B-PLACE"]], right[:1]) == pytest.approx(
         {"precision": 1, "recall": 0.5, "f1": 2 / 3}
     )
@@ -402,7 +414,7 @@ def test_sentences_in_batches_of_one_stay_apart() -> None:
     labels = ("I-X", "O")
 
     class Says(torch.nn.Module):
-        def forward(self, tokens, **given):
+        def forward(self, tokens, **kwargs):
             from glassformer.nn import Output
 
             tagged = torch.nn.functional.one_hot(tokens, 2).float()
@@ -469,9 +481,9 @@ def test_fine_tuning_learns_names(trained: Path) -> None:
 
 def test_commands(trained: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", str(trained), "ann jackson saw rome", "walks"]) == 0
-    told = capsys.readouterr().out
-    assert told == "ann\tB-PER\njackson\tI-PER\nsaw\tO\nrome\tB-PLACE\n\nwalks\tO\n\n"
-    (home / "told.conll").write_text(told)
+    output = capsys.readouterr().out
+    assert output == "ann\tB-PER\njackson\tI-PER\nsaw\tO\nrome\tB-PLACE\n\nwalks\tO\n\n"
+    (home / "told.conll").write_text(output)
     assert main(["eval", str(trained), "--data", str(home / "told.conll"), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures == {
@@ -483,17 +495,17 @@ def test_commands(trained: Path, home: Path, capsys: pytest.CaptureFixture[str])
         "f1": 100.0,
     }
     assert main(["classify", str(trained), "ann saw rome", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["labels"] == ["B-PER", "O", "B-PLACE"] and all(
-        0.5 < p <= 1 for p in told["probabilities"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["labels"] == ["B-PER", "O", "B-PLACE"] and all(
+        0.5 < p <= 1 for p in output["probabilities"]
     )
-    for words, said in (
+    for words, message in (
         (["--second", "b", "a"], "leave --second out"),
         (["in", "ann " * 40], "Sentence 2 has 42 tokens and the model reads 32"),
         ([" "], "A sentence is empty"),
     ):
         assert main(["classify", str(trained), *words]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_a_checkpoint_opens_in_transformers(trained: Path, home: Path) -> None:
@@ -503,14 +515,16 @@ def test_a_checkpoint_opens_in_transformers(trained: Path, home: Path) -> None:
     raw = json.loads((home / "hf" / "config.json").read_text())
     assert raw["architectures"] == ["BertForTokenClassification"]
     assert [raw["id2label"][str(n)] for n in range(5)] == list(LABELS)
-    theirs = pipeline("token-classification", model=str(home / "hf"))
+    reference = pipeline("token-classification", model=str(home / "hf"))
     model, tokenizer = store.load(trained)
     for words, _ in SENTENCES[:10]:
-        (ours,) = generation.tag(model, tokenizer, [words])
-        marked = {one["start"]: one["entity"] for one in theirs(" ".join(words), ignore_labels=[])}
+        (tags,) = generation.tag(model, tokenizer, [words])
+        marked = {
+            item["start"]: item["entity"] for item in reference(" ".join(words), ignore_labels=[])
+        }
         starts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])]).tolist()
         assert [marked[start] for start in starts] == [
-            LABELS[best] for best in ours.argmax(1).tolist()
+            LABELS[best] for best in tags.argmax(1).tolist()
         ]
 
 
@@ -523,9 +537,9 @@ def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Pa
             json.dumps({"tokens": w, "labels": [len(x) % 2 for x in w]}) for w, _ in SENTENCES
         )
     )
-    how = run.Train(Tag(), tune, steps=2, batch=4, dtype="float32", tensorboard=False)
+    options = run.Train(Tag(), tune, steps=2, batch=4, dtype="float32", tensorboard=False)
     training.run(
-        run.Run({"from": str(trained)}, run.Examples(str(tmp_path / "b.jsonl")), how),
+        run.Run({"from": str(trained)}, run.Examples(str(tmp_path / "b.jsonl")), options),
         tmp_path / "out",
     )
     model, tokenizer = store.load(tmp_path / "out")
@@ -534,19 +548,19 @@ def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Pa
         Checkpoint.open(tmp_path / "out").labels == ("0", "1")
         and model.config.token_head.labels == 2
     )
-    same = {
+    repeated = {
         name: torch.equal(weight, before[name])
         for name, weight in model.named_parameters()
         if "token_head" not in name
     }
-    moved = {name for name, one in same.items() if not one}
+    moved = {name for name, value in repeated.items() if not value}
     assert (
-        len(same) > 20
+        len(repeated) > 20
         and all(".attn." in name for name in moved)
         and bool(moved) == isinstance(tune, LoRA)
     )
     assert generation.tag(model, tokenizer, [["ann", "saw"]])[0].shape == (2, 2)
-    made, _ = Classify().with_heads(model.config, 3)
-    assert made.token_head is None and made.pool.labels == 3
+    result, _ = Classify().with_heads(model.config, 3)
+    assert result.token_head is None and result.pool.labels == 3
     spans = replace(model.config, token_head=config.TokenHead(2, span=True))
     assert Tag().with_heads(spans, 4)[0].token_head == config.TokenHead(4)

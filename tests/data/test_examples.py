@@ -56,7 +56,7 @@ def test_published_files_are_read_whole(shared_data: Path) -> None:
     for name, count in (("train", 1992), ("dev", 619), ("test", 618)):
         table = read_examples(str(shared_data / "scitldr" / f"{name}.jsonl"), Seq2Seq())
         assert len(table) == count
-        assert all(one.second == one.references[0] for one in table)
+        assert all(item.second == item.references[0] for item in table)
     raw = json.loads((shared_data / "scitldr" / "test.jsonl").read_text().splitlines()[0])
     assert (
         first(table).first == " ".join(raw["source"])
@@ -72,8 +72,8 @@ def test_published_files_are_read_whole(shared_data: Path) -> None:
             len(read_examples(str(shared_data / "scan" / f"tasks_{name}.txt"), Seq2Seq())) == count
         )
     sides = {
-        part: str(shared_data / "multi30k" / f"train.{end}")
-        for part, end in (("source", "en"), ("target", "de"))
+        piece: str(shared_data / "multi30k" / f"train.{end}")
+        for piece, end in (("source", "en"), ("target", "de"))
     }
     assert len(read_examples(sides, Seq2Seq())) == 29000
 
@@ -81,7 +81,7 @@ def test_published_files_are_read_whole(shared_data: Path) -> None:
 def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
     rows = [('a "b c', "yes"), ("d, e\u2028f", "no"), ("g", "yes")]
     tsv, named, comma, lines = (tmp_path / name for name in ("a.tsv", "b.tsv", "c.csv", "d.jsonl"))
-    tsv.write_text("".join(f"{one}\t{label}\n" for one, label in rows))
+    tsv.write_text("".join(f"{item}\t{label}\n" for item, label in rows))
     named.write_bytes(
         b"\xef\xbb\xbfn\tlabel\tsentence\r\n"
         + b"".join(f"1\t{b}\t{a}\r\n".encode() for a, b in rows)
@@ -91,28 +91,28 @@ def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
     lines.write_text(
         "\n".join(json.dumps({"text": a.split(" "), "label": b}) for a, b in rows) + "\n\n"
     )
-    sides = {part: str(tmp_path / part) for part in ("text", "label")}
-    for part, column in zip(sides, zip(*rows, strict=True), strict=True):
-        (tmp_path / part).write_text("\n".join(column))
-    found = [read_examples(str(path), Classify()) for path in (tsv, comma, lines)]
-    found += [
+    sides = {name: str(tmp_path / name) for name in ("text", "label")}
+    for side, column in zip(sides, zip(*rows, strict=True), strict=True):
+        (tmp_path / side).write_text("\n".join(column))
+    result = [read_examples(str(path), Classify()) for path in (tsv, comma, lines)]
+    result += [
         read_examples(sides, Classify()),
         read_examples(str(named), Classify(), columns={"text": "sentence"}),
     ]
-    for table in found:
-        assert [(one.first, table.labels[int(one.label)]) for one in table] == rows
-        assert table.labels == ("no", "yes") and table.fingerprint == found[0].fingerprint
-    assert [one.line for one in found[4]] == [2, 3, 4]
-    other = read_examples(str(tsv), Classify(), labels=("yes", "no"), before="is: ")
-    assert [one.label for one in other] == [0, 1, 0] and first(other).first == 'is: a "b c'
-    assert other.fingerprint != found[0].fingerprint
+    for table in result:
+        assert [(item.first, table.labels[int(item.label)]) for item in table] == rows
+        assert table.labels == ("no", "yes") and table.fingerprint == result[0].fingerprint
+    assert [item.line for item in result[4]] == [2, 3, 4]
+    second = read_examples(str(tsv), Classify(), labels=("yes", "no"), before="is: ")
+    assert [item.label for item in second] == [0, 1, 0] and first(second).first == 'is: a "b c'
+    assert second.fingerprint != result[0].fingerprint
 
 
 def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("a\tb\t-2.5\nc\td\t1e1\n")
     scores = read_examples(str(path), Classify(regression=True))
-    assert [(one.first, one.second, one.label) for one in scores] == [
+    assert [(score.first, score.second, score.label) for score in scores] == [
         ("a", "b", -2.5),
         ("c", "d", 10.0),
     ]
@@ -136,24 +136,24 @@ def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
     data = run.Examples(train=str(tmp_path / "d.jsonl"), valid=0.25)
     train, valid = training_and_validation(data, Classify())
     assert (len(train), len(valid)) == (30, 10) and train.labels == valid.labels == ("0", "1", "2")
-    assert sorted(int(one.first) for one in (*train, *valid)) == list(range(40))
+    assert sorted(int(item.first) for item in (*train, *valid)) == list(range(40))
     assert training_and_validation(data, Classify()) == (train, valid), "the same ones each time"
-    other = replace(train, examples=(replace(train.examples[0], label=9), *train.examples[1:]))
-    assert other.fingerprint != train.fingerprint
-    assert [one.line for one in valid] == sorted(one.line for one in valid)
-    whole = replace(data, valid=str(path), labels=("0", "1", "2"), columns={"text": "text"})
+    second = replace(train, examples=(replace(train.examples[0], label=9), *train.examples[1:]))
+    assert second.fingerprint != train.fingerprint
+    assert [item.line for item in valid] == sorted(item.line for item in valid)
+    full = replace(data, valid=str(path), labels=("0", "1", "2"), columns={"text": "text"})
     with pytest.raises(
         UserError,
         match=r'a\.tsv has no column "text" for the text \(line 1 '
         r'holds "a", "b", "-2.5"\)',
     ):
-        training_and_validation(whole, Classify())
+        training_and_validation(full, Classify())
     with pytest.raises(
         UserError,
         match=r"for train --data\.columns\.text NAME, for other commands --columns "
         r"text=NAME",
     ):
-        training_and_validation(whole, Classify())
+        training_and_validation(full, Classify())
 
 
 BAD: dict[str, tuple[bytes, object, str]] = {
@@ -234,8 +234,8 @@ def sentences(count: int, longest: int = 9, seed: int = 0) -> list[str]:
 def table(kind: str, count: int = 60) -> Table:
     pairs = list(zip(sentences(count), sentences(count, 7, 1), strict=True))
     if kind == "classify":
-        made = tuple(Example(a, b if n % 2 else None, n % 3, n) for n, (a, b) in enumerate(pairs))
-        return Table(kind, made, ("0", "1", "2"))
+        result = tuple(Example(a, b if n % 2 else None, n % 3, n) for n, (a, b) in enumerate(pairs))
+        return Table(kind, result, ("0", "1", "2"))
     labels = [n / 7 if kind == "regression" else None for n in range(count)]
     return Table(kind, tuple(Example(a, b, labels[n], n, (b,)) for n, (a, b) in enumerate(pairs)))
 
@@ -269,12 +269,12 @@ def encoded(name: str, count: int = 60, context: int = CONTEXT) -> Encoded:
 
 def documents(batch: Batch) -> list[Batch]:
     """Each document of a packed batch, or each pair, as a batch without padding."""
-    made: list[Batch] = []
+    results: list[Batch] = []
     for row in range(len(batch.tokens)):
         for number in range(int(batch.document_ids[row].max()) + 1):
-            parts = {}
-            for name, part in vars(batch).items():
-                if part is not None and name not in (
+            pieces = {}
+            for name, piece in vars(batch).items():
+                if piece is not None and name not in (
                     "document_ids",
                     "source_document_ids",
                     "labels",
@@ -284,10 +284,10 @@ def documents(batch: Batch) -> list[Batch]:
                         if name.startswith("source")
                         else batch.document_ids
                     )
-                    parts[name] = part[row][document_ids[row] == number][None]
-            labels = None if batch.labels is None else batch.labels[len(made)][None]
-            made.append(Batch(**parts, labels=labels))
-    return made
+                    pieces[name] = piece[row][document_ids[row] == number][None]
+            labels = None if batch.labels is None else batch.labels[len(results)][None]
+            results.append(Batch(**pieces, labels=labels))
+    return results
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -296,43 +296,43 @@ def test_packed_equals_apart(name: str) -> None:
     _, _, objective, config = KINDS[name]
     model = tiny.model(config)
     batch = next(ExampleBatches(encoded(name), 4, CONTEXT))
-    parts = documents(batch)
-    assert len(parts) > 6 and batch.document_ids.max() >= 1
+    pieces = documents(batch)
+    assert len(pieces) > 6 and batch.document_ids.max() >= 1
     if name == "contrast":
         together = model(
             batch.tokens, pos=batch.pos, document_ids=batch.document_ids, segments=batch.segments
         ).pooled
-        alone = torch.cat([model(one.tokens, segments=one.segments).pooled for one in parts])
+        alone = torch.cat([model(piece.tokens, segments=piece.segments).pooled for piece in pieces])
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
         return
-    whole, each = (
+    loss, item = (
         objective.loss(model, batch),
-        [objective.loss(model, replace(one, pos=None)) for one in parts],
+        [objective.loss(model, replace(piece, pos=None)) for piece in pieces],
     )
-    assert whole.count == sum(one.count for one in each) > 6
-    torch.testing.assert_close(whole.sum, sum(one.sum for one in each), rtol=1e-5, atol=1e-4)
+    assert loss.count == sum(item.count for item in item) > 6
+    torch.testing.assert_close(loss.sum, sum(item.sum for item in item), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["vaswani", "prefix", "bert", "number", "contrast"])
 def test_pieces_equal_the_whole(name: str) -> None:
     _, _, objective, config = KINDS[name]
     batch = next(ExampleBatches(encoded(name), 4, CONTEXT))
-    found = []
+    results = []
     for pieces in (1, 3):
         model = tiny.model(config)
         gradients(model, batch, objective, pieces)
-        found.append(
+        results.append(
             {
                 path: weight.grad
                 for path, weight in model.named_parameters()
                 if weight.grad is not None
             }
         )
-    assert found[0].keys() == found[1].keys() and len(found[0]) > 10
-    scale = max(float(grad.abs().max()) for grad in found[0].values())
+    assert results[0].keys() == results[1].keys() and len(results[0]) > 10
+    scale = max(float(grad.abs().max()) for grad in results[0].values())
     assert all(
-        torch.allclose(grad, found[1][path], rtol=0, atol=1e-5 * scale)
-        for path, grad in found[0].items()
+        torch.allclose(grad, results[1][path], rtol=0, atol=1e-5 * scale)
+        for path, grad in results[0].items()
     )
 
 
@@ -346,10 +346,10 @@ def test_what_each_decoder_is_asked() -> None:
 
 
 def test_what_each_shape_reads() -> None:
-    one = Table("one", (Example("w0 w1", "w2 w3 w4", None, 1),))
+    table = Table("one", (Example("w0 w1", "w2 w3 w4", None, 1),))
     a, b, x, y, z = (TOKENIZERS["words"].id(f"w{n}") for n in range(5))
     start, end = TOKENIZERS["words"].bos, TOKENIZERS["words"].eos
-    batch = next(each_once(encode(one, TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 6), 1, 6))
+    batch = next(each_once(encode(table, TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 6), 1, 6))
     assert batch.source.tolist() == [[a, b, end, 0, 0, 0]] and batch.source_pos.tolist() == [
         [0, 1, 2, -1, -1, -1]
     ]
@@ -359,37 +359,39 @@ def test_what_each_shape_reads() -> None:
     assert batch.document_ids.tolist() == [
         [0, 0, 0, 0, -1, -1]
     ] and batch.source_document_ids.tolist() == [[0, 0, 0, -1, -1, -1]]
-    alone = next(each_once(encode(one, TOKENIZERS["words"], Seq2Seq(), tiny.gpt2(), 8), 1, 8))
+    alone = next(each_once(encode(table, TOKENIZERS["words"], Seq2Seq(), tiny.gpt2(), 8), 1, 8))
     assert alone.tokens.tolist() == [[start, a, b, start, x, y, z, 0]] and alone.source is None
     assert alone.targets.tolist() == [[-1, -1, -1, x, y, z, end, -1]]
     assert alone.tokens[0, :4].tolist() == question(TOKENIZERS["words"], [a, b]), (
         "what generation gives it to read"
     )
     frame = TOKENIZERS["frame"]
-    pair = next(each_once(encode(one, frame, Contrast(), VECTORS, 12), 1, 12))
+    pair = next(each_once(encode(table, frame, Contrast(), VECTORS, 12), 1, 12))
     assert pair.document_ids.tolist() == [[0] * 4 + [1] * 5 + [-1] * 3]
     assert pair.pos.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, -1, -1, -1]]
-    both = Table("both", (replace(one.examples[0], label=2),), ("a", "b", "c"))
-    text_pair = next(each_once(encode(both, frame, Classify(), tiny.bert(), 8), 1, 8))
+    second_table = Table("both", (replace(table.examples[0], label=2),), ("a", "b", "c"))
+    text_pair = next(each_once(encode(second_table, frame, Classify(), tiny.bert(), 8), 1, 8))
     assert text_pair.tokens[0].tolist() == frame.encode_pair("w0 w1", "w2 w3 w4")[0]
     assert text_pair.segments.tolist() == [
         [0, 0, 0, 0, 1, 1, 1, 1]
     ] and text_pair.labels.tolist() == [2]
-    read_on = next(each_once(encode(both, TOKENIZERS["words"], Classify(), tiny.gpt2(), 8), 1, 8))
+    read_on = next(
+        each_once(encode(second_table, TOKENIZERS["words"], Classify(), tiny.gpt2(), 8), 1, 8)
+    )
     assert (
         read_on.tokens[0].tolist() == [start, a, b, end, x, y, z, end] and read_on.segments is None
     )
 
 
 def test_what_is_too_long_is_cut_or_refused() -> None:
-    one = Table("long.tsv", (Example("w0 w1 w2 w3 w4 w5", "w6 w7", 0, 3),), ("a",))
+    table = Table("long.tsv", (Example("w0 w1 w2 w3 w4 w5", "w6 w7", 0, 3),), ("a",))
     words, frame = TOKENIZERS.values()
 
     def tokens(
         cut: str, objective: object, model: c.Model, context: int, tokenizer: Tokenizer = words
     ) -> str:
-        made = encode(one, tokenizer, objective, model, context, cut)  # type: ignore[arg-type]
-        side = made.sides[-1]
+        ids = encode(table, tokenizer, objective, model, context, cut)  # type: ignore[arg-type]
+        side = ids.sides[-1]
         return tokenizer.decode(next(iter(side.columns.values())).tolist())
 
     with pytest.raises(
@@ -423,7 +425,7 @@ def test_what_is_too_long_is_cut_or_refused() -> None:
         tokens("no", Classify(), tiny.gpt2(), 60, bare)
     with pytest.raises(UserError, match="no token to put between two texts"):
         tokens("no", Classify(), tiny.bert(), 60, bare)
-    one = Table("one.tsv", (Example("w0", None, 0, 3), Example("", None, 0, 4)), ("a",))
+    table = Table("one.tsv", (Example("w0", None, 0, 3), Example("", None, 0, 4)), ("a",))
     with pytest.raises(UserError, match=r"one.tsv line 4 has a text without a token"):
         tokens("no", Classify(), tiny.bert(), 60, bare)
 
@@ -434,70 +436,73 @@ def test_what_is_too_long_is_cut_or_refused() -> None:
 def held(batch: Batch) -> list[tuple[int, ...]]:
     """What each example is, to count it by."""
     return [
-        tuple(one.tokens[0].tolist() + ([] if one.source is None else one.source[0].tolist()))
-        for one in documents(batch)
+        tuple(
+            document.tokens[0].tolist()
+            + ([] if document.source is None else document.source[0].tolist())
+        )
+        for document in documents(batch)
     ]
 
 
 @pytest.mark.parametrize("name", ["vaswani", "bert"])
 def test_every_example_once_an_epoch(name: str) -> None:
-    made = encoded(name, 300)
-    batches = ExampleBatches(made, 1, CONTEXT, seed=3)
-    everything = sorted(one for batch in each_once(made, 7, CONTEXT) for one in held(batch))
+    result = encoded(name, 300)
+    batches = ExampleBatches(result, 1, CONTEXT, seed=3)
+    everything = sorted(item for batch in each_once(result, 7, CONTEXT) for item in held(batch))
     assert len(everything) == 300
     orders = []
     for epoch in range(2):
-        seen: list[tuple[int, ...]] = []
+        calls: list[tuple[int, ...]] = []
         while batches.epoch < epoch + 1:
-            seen += held(next(batches))
-        assert sorted(seen) == everything
-        orders.append(seen)
+            calls += held(next(batches))
+        assert sorted(calls) == everything
+        orders.append(calls)
     assert orders[0] != orders[1], "another order each epoch"
-    in_file = [one for batch in each_once(made, 4, CONTEXT) for one in held(batch)]
-    for row, one in zip(in_file, documents_of(made), strict=True):
-        assert row == one, "validation keeps the order"
+    in_file = [item for batch in each_once(result, 4, CONTEXT) for item in held(batch)]
+    for row, item in zip(in_file, documents_of(result), strict=True):
+        assert row == item, "validation keeps the order"
 
 
-def documents_of(made: Encoded) -> list[tuple[int, ...]]:
+def documents_of(result: Encoded) -> list[tuple[int, ...]]:
     """Each example's ids on both sides, in the order of the table."""
-    sides = [next(iter(side.columns.values())) for side in made.sides]
+    sides = [next(iter(side.columns.values())) for side in result.sides]
     return [
         tuple(
             id
-            for column, side in zip(sides, made.sides, strict=True)
+            for column, side in zip(sides, result.sides, strict=True)
             for id in column[side.starts[n] : side.starts[n + 1]]
         )
-        for n in range(len(made))
+        for n in range(len(result))
     ]
 
 
 def test_resumed_anywhere_the_batches_are_the_same() -> None:
-    made = encoded("vaswani", 100)
-    batches = ExampleBatches(made, 3, CONTEXT, seed=1)
+    result = encoded("vaswani", 100)
+    batches = ExampleBatches(result, 3, CONTEXT, seed=1)
     states, expected = [], []
     for _ in range(15):
         states.append(json.loads(json.dumps(batches.state())))
         expected.append(next(batches))
     assert batches.epoch > 1, "across the border of an epoch"
     for state, batch in zip(states, expected, strict=True):
-        again = ExampleBatches(made, 3, CONTEXT, seed=1)
+        again = ExampleBatches(result, 3, CONTEXT, seed=1)
         again.restore(state)
         assert again.state() == state
-        found = next(again)
+        actual_result = next(again)
         assert all(
-            torch.equal(part, getattr(found, key))
-            for key, part in vars(batch).items()
-            if part is not None
+            torch.equal(piece, getattr(actual_result, key))
+            for key, piece in vars(batch).items()
+            if piece is not None
         )
-    for other in (
-        ExampleBatches(made, 3, CONTEXT, seed=2),
-        ExampleBatches(made, 3, CONTEXT + 1, seed=1),
+    for second in (
+        ExampleBatches(result, 3, CONTEXT, seed=2),
+        ExampleBatches(result, 3, CONTEXT + 1, seed=1),
         ExampleBatches(encoded("vaswani", 99), 3, CONTEXT, seed=1),
     ):
         with pytest.raises(UserError, match=r"made with another (seed|context|content)"):
-            other.restore(states[3])
+            second.restore(states[3])
     with pytest.raises(UserError, match="batch is 0"):
-        ExampleBatches(made, 0, CONTEXT)
+        ExampleBatches(result, 0, CONTEXT)
 
 
 def test_rows_hold_what_fits_and_little_air() -> None:
@@ -515,8 +520,8 @@ def test_rows_hold_what_fits_and_little_air() -> None:
 
 def test_a_side_is_no_wider_than_its_rows() -> None:
     long = tuple(Example(" ".join(WORDS), "w1 w2", None, n) for n in range(4))
-    made = encode(Table("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
-    batch = next(ExampleBatches(made, 4, 40))
+    ids = encode(Table("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
+    batch = next(ExampleBatches(ids, 4, 40))
     assert batch.source.shape == (4, 32) and batch.tokens.shape == batch.document_ids.shape == (
         4,
         8,
@@ -526,32 +531,34 @@ def test_a_side_is_no_wider_than_its_rows() -> None:
 def test_multi30k_fills_its_rows(shared_data: Path) -> None:
     folder = shared_data / "multi30k-bpe-ende"
     sides = {
-        part: str(folder / f"valid.{end}") for part, end in (("source", "en"), ("target", "de"))
+        piece: str(folder / f"valid.{end}") for piece, end in (("source", "en"), ("target", "de"))
     }
-    found = read_examples(sides, Seq2Seq())
-    tokenizer = train_tokenizer("words", found.texts())
-    made = encode(found, tokenizer, Seq2Seq(), tiny.t5(), 128)
-    assert ExampleBatches(made, 8, 128).fill > 0.94  # of its 29,000 training pairs 98 %
-    back = next(each_once(made, 1, 128))
+    result = read_examples(sides, Seq2Seq())
+    tokenizer = train_tokenizer("words", result.texts())
+    ids = encode(result, tokenizer, Seq2Seq(), tiny.t5(), 128)
+    assert ExampleBatches(ids, 8, 128).fill > 0.94  # of its 29,000 training pairs 98 %
+    back = next(each_once(ids, 1, 128))
     pair = documents(back)[0]
-    assert tokenizer.decode(pair.source[0].tolist()) == first(found).first
-    assert tokenizer.decode(pair.targets[0].tolist()) == first(found).second
+    assert tokenizer.decode(pair.source[0].tolist()) == first(result).first
+    assert tokenizer.decode(pair.targets[0].tolist()) == first(result).second
 
 
 def test_rows_of_a_batch_take_their_labels_along() -> None:
     batch = next(ExampleBatches(encoded("bert"), 5, CONTEXT))
     cuts = [0, 2, 3, 5]
-    parts = [batch.rows(low, high) for low, high in itertools.pairwise(cuts)]
+    pieces = [batch.rows(low, high) for low, high in itertools.pairwise(cuts)]
     for name, value in vars(batch).items():
         if value is not None:
-            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), value), name
-    assert [len(part.labels) for part in parts] == [int((part.pos == 0).sum()) for part in parts]
+            assert torch.equal(torch.cat([getattr(piece, name) for piece in pieces]), value), name
+    assert [len(piece.labels) for piece in pieces] == [
+        int((piece.pos == 0).sum()) for piece in pieces
+    ]
     plain = Batch(torch.zeros(4, 3).long(), torch.zeros(4, 3).long(), labels=torch.arange(4))
     assert plain.rows(1, 3).labels.tolist() == [1, 2]
     moved = batch.to("meta")
     assert moved.host is batch  # what the host counts from
-    there = [value for name, value in vars(moved).items() if name != "host"]
-    assert all(value is None or value.device.type == "meta" for value in there)
+    values = [value for name, value in vars(moved).items() if name != "host"]
+    assert all(value is None or value.device.type == "meta" for value in values)
 
 
 # ------------------------------------------------------------------------------------- words
@@ -570,11 +577,11 @@ def test_a_word_tokenizer_opens_in_transformers(tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     again = open_tokenizer(tmp_path)
     assert again.fingerprint == tokenizer.fingerprint and again.pad == tokenizer.pad
-    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
-    assert theirs("b@@ a zzz", add_special_tokens=False)["input_ids"] == tokenizer.encode(
+    reference = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    assert reference("b@@ a zzz", add_special_tokens=False)["input_ids"] == tokenizer.encode(
         "b@@ a zzz"
     )
-    assert theirs.decode(ids[:2]) == "b@@ a" and theirs.pad_token_id == tokenizer.pad
+    assert reference.decode(ids[:2]) == "b@@ a" and reference.pad_token_id == tokenizer.pad
     with pytest.raises(UserError, match="larger size"):
         train_tokenizer("words", ["a"], size=4)
     with pytest.raises(UserError, match="does not know"):

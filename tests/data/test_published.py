@@ -47,21 +47,21 @@ def test_another_file_of_that_name_is_refused(
 
 
 def test_fetched_once_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    content, asked = b"IN: jump OUT: I_JUMP\n", []
+    content, requests = b"IN: jump OUT: I_JUMP\n", []
     scan = registry.PUBLISHED["scan"]
     (was,) = (file for file in scan.files if file.place == NAME)
     file = dataclasses.replace(was, sha256=hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(registry.PUBLISHED, "scan", dataclasses.replace(scan, files=(file,)))
 
     def answer(url: str, timeout: float) -> io.BytesIO:
-        asked.append(url)
+        requests.append(url)
         return io.BytesIO(content)
 
     monkeypatch.setattr(registry.urllib.request, "urlopen", answer)
     for _ in range(2):
         assert registry.locate(NAME).read_bytes() == content
-    assert len(asked) == 1 and asked[0] == was.url
-    assert asked[0].startswith("https://raw.githubusercontent.com/brendenlake/SCAN/c4b756c")
+    assert len(requests) == 1 and requests[0] == was.url
+    assert requests[0].startswith("https://raw.githubusercontent.com/brendenlake/SCAN/c4b756c")
 
 
 def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,19 +69,19 @@ def test_python_docs_needs_nothing_and_is_always_the_same(
 
 def test_a_download_is_checked_and_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch, separator="\n")
-    asked: list[str] = []
+    requests: list[str] = []
 
     def answer(url: str, timeout: float) -> BytesIO:
-        asked.append(url)
+        requests.append(url)
         return BytesIO(CONTENT)
 
     monkeypatch.setattr(urllib.request, "urlopen", answer)
     assert list(find("small").documents()) == ["anna", "bob", "carla", "dora"]
     assert list(find("small").documents()) == ["anna", "bob", "carla", "dora"]
-    assert asked == ["https://example.org/small.txt"]
+    assert requests == ["https://example.org/small.txt"]
     (home / "cache" / "corpora" / "small" / "small.txt").write_bytes(CONTENT[:-5])
     assert len(list(find("small").documents())) == 4
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 def test_a_wrong_download_is_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +136,13 @@ def test_real_corpora_are_what_they_should_be(
     shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
-    found = {name: find(name).summary() for name in ("shakespeare", "names", "tinystories")}
-    assert {name: summary.documents for name, summary in found.items()} == {
+    result = {name: find(name).summary() for name in ("shakespeare", "names", "tinystories")}
+    assert {name: summary.documents for name, summary in result.items()} == {
         "shakespeare": 1,
         "names": 32033,
         "tinystories": 6235,
     }
-    assert found["shakespeare"].bytes == 1115394
+    assert result["shakespeare"].bytes == 1115394
 
 
 def test_corpora_are_listed_with_origin_and_licence() -> None:

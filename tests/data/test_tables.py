@@ -34,12 +34,12 @@ def table(texts: list[Any], field: str = "text", kind: Any = None) -> Any:
 def saved(folder: Path, texts: list[Any], shards: int) -> Path:
     """A folder as `datasets` 4 saves it (compared once with what it writes)."""
     folder.mkdir(parents=True)
-    whole = table(texts)
+    full = table(texts)
     names = [f"data-{at:05}-of-{shards:05}.arrow" for at in range(shards)]
     size = -(-len(texts) // shards)
     for at, name in enumerate(names):
-        with ipc.new_stream(str(folder / name), whole.schema) as file:
-            file.write_table(whole.slice(at * size, size), max_chunksize=100)
+        with ipc.new_stream(str(folder / name), full.schema) as file:
+            file.write_table(full.slice(at * size, size), max_chunksize=100)
     (folder / "state.json").write_text(
         json.dumps({"_data_files": [{"filename": name} for name in names]})
     )
@@ -72,13 +72,13 @@ def test_a_parquet_file_is_a_document_a_row(tmp_path: Path, kind: Any) -> None:
 
 def test_folders_of_hugging_face(tmp_path: Path) -> None:
     assert list(find(saved(tmp_path / "one", TEXTS, 3)).documents()) == FULL
-    both = tmp_path / "both"
-    saved(both / "train", TEXTS[:10], 2), saved(both / "test", TEXTS, 1)
-    (both / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    source = find(both)
+    pair = tmp_path / "both"
+    saved(pair / "train", TEXTS[:10], 2), saved(pair / "test", TEXTS, 1)
+    (pair / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    source = find(pair)
     assert list(source.documents()) == [text for text in TEXTS[:10] if text]
     assert source.notes == ("both: the split train is read, not test.",)
-    assert list(find(both / "test").documents()) == FULL
+    assert list(find(pair / "test").documents()) == FULL
 
 
 def test_a_clone_of_a_hub_repository_is_its_tables_of_the_training_split(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_what_cannot_be_read_is_told_in_one_sentence(
     path = broken(tmp_path / "bad", name)
     with pytest.raises(UserError) as caught:
         tokenise(find(path), Bytes(), cache=tmp_path / "cache")
-    said = str(caught.value)
-    assert str(path) in said and all(word in said for word in words), said
-    assert "\n" not in said and said.endswith(".")
+    message = str(caught.value)
+    assert str(path) in message and all(word in message for word in words), message
+    assert "\n" not in message and message.endswith(".")
     assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").glob("[!.]*")) == []
 
 
@@ -218,10 +218,10 @@ def test_without_the_packages_their_name_is_said(
 ) -> None:
     real = builtins.__import__
 
-    def missing(wanted: str, *rest: Any) -> Any:
-        if wanted.partition(".")[0] == package:
-            raise ImportError(wanted)
-        return real(wanted, *rest)
+    def missing(expected: str, *args: Any) -> Any:
+        if expected.partition(".")[0] == package:
+            raise ImportError(expected)
+        return real(expected, *args)
 
     path = write(tmp_path / name, b"anything")
     monkeypatch.setattr(builtins, "__import__", missing)

@@ -137,17 +137,17 @@ def test_processes_write_what_threads_write(tmp_path: Path, shared_data: Path, k
 def test_the_number_of_processes_may_stand_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, counts = find(write(tmp_path / "a.txt", "some text")), list[int]()
+    source, totals = find(write(tmp_path / "a.txt", "some text")), list[int]()
 
     def noted(tokenizer: Any, characters: int, count: int) -> Any:
-        counts.append(count)
+        totals.append(count)
         return contextlib.nullcontext(workers.encoder_of(tokenizer, characters))
 
     monkeypatch.setattr(tokenising, "encoder_by_processes", noted)
     tokenise(source, Bytes(), cache=tmp_path / "0")
     monkeypatch.setenv("GLASSFORMER_PROCESSES", "3")
     tokenise(source, Bytes(), cache=tmp_path / "3")
-    assert counts == [3]
+    assert totals == [3]
     monkeypatch.setenv("GLASSFORMER_PROCESSES", "many")
     with pytest.raises(UserError, match="GLASSFORMER_PROCESSES is many"):
         tokenise(source, Bytes(), cache=tmp_path / "many")
@@ -205,11 +205,11 @@ def test_killed_in_the_middle_it_goes_on_and_no_process_is_left(
     tokenise(source, open_tokenizer(gpt2), cache=tmp_path / "whole")
     cache = tmp_path / "cache"
     for journals in (3, 9):
-        given = [sys.executable, "-c", CHILD, str(tmp_path / "text"), str(gpt2), str(cache)]
-        child = subprocess.Popen(given, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-        until, seen = time.monotonic() + 120, set[str]()
-        while len(seen) < journals and child.poll() is None and time.monotonic() < until:
-            seen |= {path.read_text() for path in cache.glob(".*.work/journal.json")}
+        args = [sys.executable, "-c", CHILD, str(tmp_path / "text"), str(gpt2), str(cache)]
+        child = subprocess.Popen(args, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        until, observed = time.monotonic() + 120, set[str]()
+        while len(observed) < journals and child.poll() is None and time.monotonic() < until:
+            observed |= {path.read_text() for path in cache.glob(".*.work/journal.json")}
         family = [
             int(pid)
             for pid in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()

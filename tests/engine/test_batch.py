@@ -27,8 +27,8 @@ REQUESTS = [
 JOB = {"samples": 2, "seed": 3}
 
 
-def line(number: int, one: Any) -> dict[str, Any]:
-    return {"number": number, "sample": one.index, "tokens": one.tokens}
+def line(number: int, item: Any) -> dict[str, Any]:
+    return {"number": number, "sample": item.index, "tokens": item.tokens}
 
 
 def write(out: Path, job: dict[str, Any] = JOB, stop: int = 99) -> int:
@@ -42,19 +42,19 @@ def write(out: Path, job: dict[str, Any] = JOB, stop: int = 99) -> int:
 
 def test_a_job_that_was_stopped_gives_the_same_file(tmp_path: Path) -> None:
     assert write(tmp_path / "whole.jsonl") == 0
-    whole = (tmp_path / "whole.jsonl").read_bytes()
-    assert [json.loads(one)["number"] for one in whole.splitlines()] == [
+    content = (tmp_path / "whole.jsonl").read_bytes()
+    assert [json.loads(line)["number"] for line in content.splitlines()] == [
         number // 2 for number in range(24)
     ]
-    out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    out, piece = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     for stop in (2, 5):
         with pytest.raises(KeyboardInterrupt):
             write(out, stop=stop)
-        assert not out.exists() and len(part.read_bytes().splitlines()) == 1 + 2 * stop
+        assert not out.exists() and len(piece.read_bytes().splitlines()) == 1 + 2 * stop
         # the power went off: a line is torn, and a request half done
-        part.write_bytes(part.read_bytes()[:-9])
+        piece.write_bytes(piece.read_bytes()[:-9])
     assert write(out) == 4
-    assert out.read_bytes() == whole and sorted(tmp_path.iterdir()) == [
+    assert out.read_bytes() == content and sorted(tmp_path.iterdir()) == [
         out,
         tmp_path / "whole.jsonl",
     ]
@@ -79,29 +79,29 @@ def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(
 
 def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path: Path) -> None:
     write(tmp_path / "whole.jsonl")
-    whole, out, part = (
+    full_content, out, piece = (
         (tmp_path / "whole.jsonl").read_bytes(),
         tmp_path / "out.jsonl",
         tmp_path / "out.jsonl.part",
     )
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=4)
-    begun, draw, refused = part.read_bytes(), random.Random(1), 0
-    lines = begun.splitlines(keepends=True)
+    second_content, draw, refused = piece.read_bytes(), random.Random(1), 0
+    lines = second_content.splitlines(keepends=True)
     harmed = [
         b"".join((*lines[:2], *lines[4:])),
         b"".join((*lines[:3], *lines[2:])),
-        begun.replace(b"tokens", b"Tokens"),
+        second_content.replace(b"tokens", b"Tokens"),
     ]
     for _ in range(40):
-        some = bytearray(begun)
-        some[draw.randrange(len(some))] ^= 1 << draw.randrange(8)
-        harmed.append(bytes(some))
+        group = bytearray(second_content)
+        group[draw.randrange(len(group))] ^= 1 << draw.randrange(8)
+        harmed.append(bytes(group))
     for number, content in enumerate(harmed):
-        part.write_bytes(content)
+        piece.write_bytes(content)
         try:
             write(out)
-            assert out.read_bytes() == whole and number > 2
+            assert out.read_bytes() == full_content and number > 2
             out.unlink()
         except UserError as error:
             assert "remove it" in str(error) and (
@@ -115,19 +115,19 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=2)
-    begun = (tmp_path / "out.jsonl.part").read_bytes()
-    other = (
+    content = (tmp_path / "out.jsonl.part").read_bytes()
+    second = (
         "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
         "print(flush=True); input()"
     )
-    words = [sys.executable, "-c", other, str(tmp_path / "out.jsonl.part")]
+    words = [sys.executable, "-c", second, str(tmp_path / "out.jsonl.part")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         with pytest.raises(UserError, match="Another process is writing"):
             write(out)
         process.communicate(b"\n")
-    assert (tmp_path / "out.jsonl.part").read_bytes() == begun
+    assert (tmp_path / "out.jsonl.part").read_bytes() == content
     assert write(out) == 2
 
 
@@ -152,16 +152,16 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(
     def torn(*more: str) -> None:
         """A job of which the first answer is there."""
         assert cli.main([*words, *more]) == 0
-        part = tmp_path / "out.jsonl.part"
-        part.write_bytes(kept.pop())
+        piece = tmp_path / "out.jsonl.part"
+        piece.write_bytes(saved.pop())
         out.unlink()
 
-    kept = list[bytes]()
+    saved = list[bytes]()
     finish = batch._finish
 
     def copying(file: Any, to: Path) -> None:
         file.seek(0)
-        kept.append(b"".join(file.readlines()[:2]))
+        saved.append(b"".join(file.readlines()[:2]))
         finish(file, to)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -169,7 +169,7 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(
         store.save(tiny.model(cfg, seed=1), folder, tokenizer)
         torn()
     assert cli.main(words) == 0 and "1 were there" in capsys.readouterr().err
-    assert [json.loads(one)["number"] for one in out.read_bytes().splitlines()] == [0, 1]
+    assert [json.loads(line)["number"] for line in out.read_bytes().splitlines()] == [0, 1]
     for change, names in (
         ("weights", "weights"),
         ("dtype", "weights, dtype"),

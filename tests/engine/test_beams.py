@@ -22,7 +22,7 @@ ENDS = (3, 5, 7)  # so that some end early
 def wanted(name: str) -> list[Request]:
     """Prompts that begin alike and end in the middle of a page, or not, searched for with several
     widths."""
-    lot, found = random.Random(4), []
+    lot, results = random.Random(4), []
     common = [lot.randrange(8, tiny.VOCAB) for _ in range(32)]
     for beams, best, penalty, length in (
         (4, 2, 1.0, 20),
@@ -30,33 +30,33 @@ def wanted(name: str) -> list[Request]:
         (2, 2, 1.5, 31),
         (1, 1, 1.0, 5),
     ):
-        read = [
+        ids = [
             *common[:length],
             *[lot.randrange(8, tiny.VOCAB) for _ in range(lot.choice([0, 3]))],
         ]
-        how = {
+        options = {
             "max_new": 10,
             "stop_tokens": ENDS,
             "beams": beams,
             "n": best,
             "length_penalty": penalty,
         }
-        found.append(Request([1, 5], read, **how) if name in TWO else Request(read, **how))  # type: ignore[arg-type]
-    return found
+        results.append(Request([1, 5], ids, **options) if name in TWO else Request(ids, **options))  # type: ignore[arg-type]
+    return results
 
 
 def asked(
-    name: str, requests: list[Request], others: int = 0, **settings: object
+    name: str, requests: list[Request], remaining: int = 0, **settings: object
 ) -> list[list[Hypothesis]]:
     """What an engine finds when all are asked at once, texts of others between them."""
     with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
         plain = {"sampling": Sampling(0.9), "max_new": 12}
         handles = []
-        for number, one in enumerate(requests):
-            handles.append(engine.submit(one))
-            for _ in range(others):
-                source = one.source
-                engine.submit(Request(one.tokens, source, client="b", seed=number, **plain))  # type: ignore[arg-type]
+        for number, request in enumerate(requests):
+            handles.append(engine.submit(request))
+            for _ in range(remaining):
+                source = request.source
+                engine.submit(Request(request.tokens, source, client="b", seed=number, **plain))  # type: ignore[arg-type]
         results = [handle.result() for handle in handles]
         while engine.stats().running + engine.stats().waiting:
             time.sleep(0.01)
@@ -71,35 +71,42 @@ def asked(
     return [handle.hypotheses for handle in handles]
 
 
-def agrees(found: list[Hypothesis], result: Result) -> None:
+def agrees(actual_result: list[Hypothesis], result: Result) -> None:
     """The events tell what was found."""
-    assert [one.tokens for one in found] == [one.tokens for one in result.completions]
-    assert [one.logprobs for one in found] == [one.logprobs for one in result.completions]
-    ends = ["stop" if one.finish == "eos" else "length" for one in found]
-    assert ends == [one.finish_reason for one in result.completions]
-    assert result.usage.generated == sum(len(one.tokens) for one in found)
+    assert [completion.tokens for completion in actual_result] == [
+        completion.tokens for completion in result.completions
+    ]
+    assert [completion.logprobs for completion in actual_result] == [
+        completion.logprobs for completion in result.completions
+    ]
+    bounds = ["stop" if item.finish == "eos" else "length" for item in actual_result]
+    assert bounds == [completion.finish_reason for completion in result.completions]
+    assert result.usage.generated == sum(len(item.tokens) for item in actual_result)
 
 
-def told(some: list[list[Hypothesis]]) -> list[list[tuple[list[int], str]]]:
-    return [[(one.tokens, one.finish) for one in found] for found in some]
+def told(group: list[list[Hypothesis]]) -> list[list[tuple[list[int], str]]]:
+    return [[(item.tokens, item.finish) for item in result] for result in group]
 
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_search_finds_what_generation_finds(name: str) -> None:
     model, requests = tiny.model(tiny.ALL[name]), wanted(name)
-    for one, found in zip(requests, asked(name, requests, 1), strict=True):
-        prompt, start = one.source or one.tokens, {"start": list(one.tokens)} if one.source else {}
-        how = {
-            "best": one.n,
-            "length_penalty": one.length_penalty,
+    for request, result in zip(requests, asked(name, requests, 1), strict=True):
+        prompt, start = (
+            request.source or request.tokens,
+            {"start": list(request.tokens)} if request.source else {},
+        )
+        options = {
+            "best": request.n,
+            "length_penalty": request.length_penalty,
             "max_new": 10,
             "eos": ENDS,
             **start,
         }
-        (theirs,) = beam(model, None, [prompt], beams=one.beams or 1, **how)  # type: ignore[arg-type]
-        assert told([found]) == told([theirs])
-        assert [hypothesis.score for hypothesis in found] == pytest.approx(
-            [x.score for x in theirs], abs=2e-5
+        (hypotheses,) = beam(model, None, [prompt], beams=request.beams or 1, **options)  # type: ignore[arg-type]
+        assert told([result]) == told([hypotheses])
+        assert [hypothesis.score for hypothesis in result] == pytest.approx(
+            [x.score for x in hypotheses], abs=2e-5
         )
 
 
@@ -108,7 +115,7 @@ def test_alone_or_with_others_is_the_same(name: str) -> None:
     """In few pages, where beams wait for each other without any, and with fewer places than
     beams."""
     requests = wanted(name)
-    alone = [asked(name, [one])[0] for one in requests]
+    alone = [asked(name, [request])[0] for request in requests]
     few = {"memory": pages_of(name, 4), "step_tokens": 11}
     crowds = (
         asked(name, requests, 2),
@@ -152,7 +159,7 @@ def test_pages_of_a_prompt_are_shared_by_its_beams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"beams": 0}, "beams is 0"),
         ({"beams": 2, "n": 3}, "best is 3"),
@@ -165,6 +172,6 @@ def test_pages_of_a_prompt_are_shared_by_its_beams() -> None:
         ({"beams": 2, "length_penalty": float("nan")}, "length_penalty"),
     ],
 )
-def test_what_a_search_does_not_take(more: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_a_search_does_not_take(more: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Request([1, 2], **more)  # type: ignore[arg-type]

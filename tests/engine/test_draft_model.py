@@ -17,22 +17,22 @@ WANTED = [Request(prompt, sampling=HOW[prompt[0] % 4], seed=1, max_new=25) for p
 
 def run(draft: Model | None, name: str = "llama", **settings: int) -> tuple[list[Result], Stats]:
     with Engine(tiny.model(tiny.DECODERS[name]), draft=draft, lookup=False, **settings) as engine:  # type: ignore[arg-type]
-        handles = [engine.submit(one) for one in WANTED]
+        handles = [engine.submit(item) for item in WANTED]
         results = [handle.result() for handle in handles]
         engine.memory_plan.pool.check()
         return results, engine.stats()
 
 
 def tokens(results: list[Result]) -> list[list[int]]:
-    return [one.completions[0].tokens for one in results]
+    return [result.completions[0].tokens for result in results]
 
 
 def test_any_draft_model_gives_the_same_answers_and_a_good_one_in_fewer_steps() -> None:
     plain, slow = run(None)
-    twin, other = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["gpt2"], seed=5)
+    twin, model = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["gpt2"], seed=5)
     for settings in ({}, {"step_tokens": 9}, {"max_sequences": 2, "max_context": 64}):
         good, fast = run(twin, **settings)
-        assert tokens(good) == tokens(plain) == tokens(run(other, **settings)[0])
+        assert tokens(good) == tokens(plain) == tokens(run(model, **settings)[0])
         # it draws by the same luck, so that drawn tokens are guessed as well as greedy ones
         if not settings:
             assert (

@@ -23,50 +23,50 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3], [2]]
 GREEDY, WARM = Sampling(0), Sampling(0.9, top_k=20, repetition_penalty=1.2)
 
 
-def told(name: str, how: Sampling, prompt: list[int], new: int = 12) -> list[int]:
+def told(name: str, sampling: Sampling, prompt: list[int], new: int = 12) -> list[int]:
     """What ``generate`` says after a prompt."""
     model = tiny.model(tiny.ALL[name])
     start = {"start": 1} if tiny.OTHERS.get(name) else {}
     return (
-        glassformer.generate(model, None, prompt, max_new=new, seed=7, **vars(how), **start)
+        glassformer.generate(model, None, prompt, max_new=new, seed=7, **vars(sampling), **start)
         .run()
         .tokens[0]
     )
 
 
-def asked(name: str, prompt: list[int], **how: object) -> Request:
+def asked(name: str, prompt: list[int], **options: object) -> Request:
     """The same as a request."""
     if name in tiny.OTHERS:
-        return Request([1], prompt, **how)  # type: ignore[arg-type]
-    return Request(prompt, **how)  # type: ignore[arg-type]
+        return Request([1], prompt, **options)  # type: ignore[arg-type]
+    return Request(prompt, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("how", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama", "gemma2", "glass", "gru", "vaswani", "t5", "bahdanau"]
 )
-def test_an_engine_says_what_generate_says(name: str, how: Sampling) -> None:
+def test_an_engine_says_what_generate_says(name: str, sampling: Sampling) -> None:
     """Each GeneratedSequence of a RequestState (``create_request_state``) has generate's random numbers."""
     with Engine(tiny.model(tiny.ALL[name])) as engine:
         handles = [
-            engine.submit(asked(name, prompt, sampling=how, max_new=12, seed=7))
+            engine.submit(asked(name, prompt, sampling=sampling, max_new=12, seed=7))
             for prompt in PROMPTS
         ]
         for prompt, handle in zip(PROMPTS, handles, strict=True):
             result = handle.result()
-            assert result.completions[0].tokens == told(name, how, prompt)
+            assert result.completions[0].tokens == told(name, sampling, prompt)
             assert result.completions[0].finish_reason == "length"
             assert result.usage.generated == 12
 
 
 def test_several_continuations_are_those_of_generate() -> None:
     model = tiny.model(tiny.DECODERS["llama"])
-    same = glassformer.generate(model, None, PROMPTS[0], samples=3, seed=5, max_new=9).run()
+    output = glassformer.generate(model, None, PROMPTS[0], samples=3, seed=5, max_new=9).run()
     with Engine(model) as engine:
         result = engine.submit(Request(PROMPTS[0], n=3, seed=5, max_new=9)).result()
-    assert [one.tokens for one in result.completions] == same.tokens
-    for ours, theirs in zip(result.completions, same.logprobs, strict=True):
-        assert torch.allclose(torch.tensor(ours.logprobs), torch.tensor(theirs), atol=1e-5)
+    assert [completion.tokens for completion in result.completions] == output.tokens
+    for completion, logprob in zip(result.completions, output.logprobs, strict=True):
+        assert torch.allclose(torch.tensor(completion.logprobs), torch.tensor(logprob), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "glass", "gru"])
@@ -74,34 +74,38 @@ def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
     """To the middle of a page, which is copied; a state is not, and is made again. The same bits as
     one by one."""
     model, prompt, paged = tiny.model(tiny.ALL[name]), [*range(1, 22)] * 2, name != "gru"
-    how = {"seed": 5, "max_new": 4, "sampling": Sampling(1.0)}
+    options = {"seed": 5, "max_new": 4, "sampling": Sampling(1.0)}
     with Engine(model, lookup=False) as engine:
-        start = Request([*range(1, 20)], prompt, **how) if name == "t5" else Request(prompt, **how)  # type: ignore[arg-type]
-        length, read = len(start.tokens), list[int]()
+        start = (
+            Request([*range(1, 20)], prompt, **options)
+            if name == "t5"
+            else Request(prompt, **options)
+        )  # type: ignore[arg-type]
+        length, ids = len(start.tokens), list[int]()
         alone = [
             engine.submit(dataclasses.replace(start, first=place)).result().completions[0]
             for place in range(3)
         ]
         plain = engine._worker.runner.forward
-        engine._worker.runner.forward = lambda chunks, wanted: (  # type: ignore[method-assign]
-            read.extend(len(chunk.tokens) for chunk in chunks) or plain(chunks, wanted)
+        engine._worker.runner.forward = lambda chunks, expected: (  # type: ignore[method-assign]
+            ids.extend(len(chunk.tokens) for chunk in chunks) or plain(chunks, expected)
         )
         fresh = [token + 1 for token in start.tokens]  # nothing of it is in pages
         again = engine.submit(dataclasses.replace(start, tokens=fresh, n=3)).result().completions
-        assert sum(read) == length + 3 * 3 + 2 * (1 if paged else length)
+        assert sum(ids) == length + 3 * 3 + 2 * (1 if paged else length)
         apart = [
             engine.submit(dataclasses.replace(start, tokens=fresh, first=place)).result()
             for place in range(3)
         ]
         several = engine.submit(dataclasses.replace(start, n=3)).result().completions
     exact = kernels.path() != "torch" and paged
-    for one, other in [
+    for item, second in [
         *zip(several, alone, strict=True),
         *zip(again, (x.completions[0] for x in apart), strict=True),
     ]:
-        assert one.tokens == other.tokens
-        assert one.logprobs == (
-            other.logprobs if exact else pytest.approx(other.logprobs, abs=1e-5)
+        assert item.tokens == second.tokens
+        assert item.logprobs == (
+            second.logprobs if exact else pytest.approx(second.logprobs, abs=1e-5)
         )
 
 
@@ -111,24 +115,24 @@ def test_a_prompt_is_scored() -> None:
     model, ids = tiny.model(tiny.DECODERS["gpt2"]), PROMPTS[2]
     logprobs = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
     with Engine(model) as engine:
-        found = engine.score(ids, top=2)
-    assert found[0].logprob is None and [one.token for one in found] == ids
-    for place, one in enumerate(found[1:]):
-        assert one.logprob == pytest.approx(logprobs[place, ids[place + 1]].item(), abs=1e-5)
-        assert [token for token, _ in one.top] == logprobs[place].topk(2).indices.tolist()
+        scores = engine.score(ids, top=2)
+    assert scores[0].logprob is None and [score.token for score in scores] == ids
+    for place, score in enumerate(scores[1:]):
+        assert score.logprob == pytest.approx(logprobs[place, ids[place + 1]].item(), abs=1e-5)
+        assert [token for token, _ in score.top] == logprobs[place].topk(2).indices.tolist()
 
 
 def test_bias_and_guide_and_stop_tokens_are_kept_to() -> None:
     allowed = torch.zeros(7, dtype=torch.bool)  # what lies beyond is not allowed
     allowed[[4, 6]] = True
-    seen: list[int] = []
+    calls: list[int] = []
 
     def guide() -> object:
-        return lambda tokens: (seen.append(len(tokens)), allowed)[1]
+        return lambda tokens: (calls.append(len(tokens)), allowed)[1]
 
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         guided = engine.submit(Request([1, 2], max_new=8, seed=1, guide=guide)).result()  # type: ignore[arg-type]
-        assert {*guided.completions[0].tokens} <= {4, 6} and seen == [*range(8)]
+        assert {*guided.completions[0].tokens} <= {4, 6} and calls == [*range(8)]
         biased = engine.submit(
             Request([1, 2], max_new=4, sampling=GREEDY, logit_bias={9: 100.0})
         ).result()
@@ -180,8 +184,8 @@ def test_events_come_to_a_task_too() -> None:
         async def several() -> list[list[int | None]]:
             return await asyncio.gather(*[read() for _ in range(5)])
 
-        found = asyncio.run(several())
-        assert len(found[0]) == 6 and found == [found[0]] * 5
+        result = asyncio.run(several())
+        assert len(result[0]) == 6 and result == [result[0]] * 5
 
 
 def test_a_full_queue_refuses_and_a_closed_engine_too() -> None:
@@ -200,7 +204,7 @@ def test_a_full_queue_refuses_and_a_closed_engine_too() -> None:
     with pytest.raises(QueueFull):
         engine.submit(Request([1], max_new=1))
     hold.set()
-    assert [one.result().usage.generated for one in (first, *waiting)] == [1, 1, 1]
+    assert [item.result().usage.generated for item in (first, *waiting)] == [1, 1, 1]
     engine.close()
     with pytest.raises(EngineClosed):
         engine.submit(Request([1]))
@@ -252,29 +256,33 @@ def test_encoders_give_vectors_labels_and_logits() -> None:
 def test_a_pass_that_fails_is_tried_one_by_one_and_the_engine_goes_on() -> None:
     """A pass too large for the memory ends nobody; where every pass fails all are told, and then it
     works again."""
-    engine, wanted = (
+    engine, request = (
         Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=4),
         Request([1, 2], n=3, max_new=5, seed=1),
     )
-    read, most = engine._worker.runner.forward, [3]
+    forward, most = engine._worker.runner.forward, [3]
 
-    def fails(*given: Any) -> torch.Tensor:
-        if len(given[0]) > most[0]:
+    def fails(*args: Any) -> torch.Tensor:
+        if len(args[0]) > most[0]:
             raise MemoryError("not enough")
-        return read(*given)
+        return forward(*args)
 
     engine._worker.runner.forward = fails  # type: ignore[method-assign]
     with engine:
-        handles = [engine.submit(wanted) for _ in range(6)]
-        answers = [[one.tokens for one in handle.result().completions] for handle in handles]
+        handles = [engine.submit(request) for _ in range(6)]
+        answers = [
+            [completion.tokens for completion in handle.result().completions] for handle in handles
+        ]
         assert answers == [answers[0]] * 6 and engine.stats().failed == 0
         most[0] = 0
-        for handle in [engine.submit(wanted) for _ in range(6)]:
+        for handle in [engine.submit(request) for _ in range(6)]:
             with pytest.raises(MemoryError, match="not enough"):
                 handle.result()
         assert engine.stats().failed == 6 and engine.stats().pages_used == 0
         most[0] = 3
-        assert [one.tokens for one in engine.submit(wanted).result().completions] == answers[0]
+        assert [
+            completion.tokens for completion in engine.submit(request).result().completions
+        ] == answers[0]
 
 
 def test_a_long_prompt_does_not_starve_who_writes() -> None:
@@ -285,18 +293,18 @@ def test_a_long_prompt_does_not_starve_who_writes() -> None:
         step_tokens=64,
         lookup=False,
     )
-    read, both, steps = engine._worker.runner.forward, threading.Event(), list[dict[int, int]]()
+    forward, event, steps = engine._worker.runner.forward, threading.Event(), list[dict[int, int]]()
 
-    def counted(chunks: Any, wanted: Any) -> torch.Tensor:
-        both.wait(60)
+    def counted(chunks: Any, expected: Any) -> torch.Tensor:
+        event.wait(60)
         steps.append({chunk.sequence.owner.request.seed: len(chunk.tokens) for chunk in chunks})
-        return read(chunks, wanted)
+        return forward(chunks, expected)
 
     engine._worker.runner.forward = counted  # type: ignore[method-assign]
     with engine:
         long = engine.submit(Request([7] * 1900, max_new=1, seed=1, client="a"))
         short = engine.submit(Request([1, 2], max_new=20, seed=2, stop_tokens=(), client="b"))
-        both.set()
+        event.set()
         assert short.result().usage.generated == 20 and long.result().usage.generated == 1
     of_short = [number for number, step in enumerate(steps) if 2 in step]
     assert of_short == [*range(of_short[0], of_short[0] + 20)] and of_short[0] <= 2
@@ -311,7 +319,9 @@ def test_closing_ends_what_is_under_way() -> None:
     handles = [engine.submit(Request([1], n=2, max_new=60)) for _ in range(5)]
     next(iter(handles[0]))
     engine.close()
-    reasons = [one.finish_reason for handle in handles for one in handle.result().completions]
+    reasons = [
+        completion.finish_reason for handle in handles for completion in handle.result().completions
+    ]
     assert {*reasons} <= {"cancelled", "length"} and reasons[-1] == "cancelled"
 
 
@@ -334,20 +344,20 @@ def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate() -> None:
     config = dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300))
     model, tokenizer = tiny.model(config), train_tokenizer("byte", [])
     prompts = ["Once upon", "a time", "x"]
-    how: dict[str, Any] = {"temperature": 1.3, "top_k": 40}
-    whole = glassformer.generate(model, tokenizer, prompts, max_new=30, seed=3, **how).run()
-    letters = sorted(letter for letter in {*whole.text} if letter.isalnum())
-    stops = [letters[0], whole.texts[1][4:6]]
-    same = glassformer.generate(
-        model, tokenizer, prompts, max_new=30, seed=3, stop=stops, **how
+    options: dict[str, Any] = {"temperature": 1.3, "top_k": 40}
+    output = glassformer.generate(model, tokenizer, prompts, max_new=30, seed=3, **options).run()
+    letters = sorted(letter for letter in {*output.text} if letter.isalnum())
+    stops = [letters[0], output.texts[1][4:6]]
+    second_output = glassformer.generate(
+        model, tokenizer, prompts, max_new=30, seed=3, stop=stops, **options
     ).run()
-    assert "stop" in same.finishes
+    assert "stop" in second_output.finishes
     with Engine(model, tokenizer) as engine:
         for prompt, text, tokens, finish in zip(
-            prompts, same.texts, same.tokens, same.finishes, strict=True
+            prompts, second_output.texts, second_output.tokens, second_output.finishes, strict=True
         ):
             ids = glassformer.generate(model, tokenizer, prompt, max_new=1).rows[0].prompt
-            request = Request(ids, sampling=Sampling(**how), seed=3, max_new=30, stop=stops)
+            request = Request(ids, sampling=Sampling(**options), seed=3, max_new=30, stop=stops)
             events = [*engine.submit(request)]
             assert "".join(event.text for event in events) == text
             assert [event.token for event in events] == tokens
@@ -370,8 +380,8 @@ def test_likeliest_of_equal_ones_does_not_depend_on_neighbours() -> None:
         assert ids == [[7, 90, 250, *(id for id in range(20) if id != 7)][:count]] * 2
     wide = torch.zeros(2, 300)
     wide[1, 5] = 9.0  # a neighbour that has more or fewer above the bar
-    both, alone = top_p(wide, 0.31), top_p(wide[:1], 0.31)
-    assert torch.equal(both[:1], alone) and alone.isfinite().nonzero()[:, 1].tolist() == [
+    pair, alone = top_p(wide, 0.31), top_p(wide[:1], 0.31)
+    assert torch.equal(pair[:1], alone) and alone.isfinite().nonzero()[:, 1].tolist() == [
         *range(93)
     ]
 
@@ -421,7 +431,9 @@ def test_one_client_cannot_starve_another() -> None:
             == 5
         )
         assert engine.stats().running + engine.stats().waiting >= 2, "the others are not done"
-        tokens = [[one.tokens for one in handle.result().completions] for handle in greedy]
+        tokens = [
+            [completion.tokens for completion in handle.result().completions] for handle in greedy
+        ]
         assert tokens == [tokens[0]] * 3
         with pytest.raises(RequestTooLarge, match="9 continuations never fits in the queue of 8"):
             engine.submit(Request([1], n=9))

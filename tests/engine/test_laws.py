@@ -39,11 +39,11 @@ THREADS = TORCH | TWO
 def requests(name: str) -> list[Request]:
     """Prompts of many lengths that begin alike or not, greedy and drawn."""
     lot = random.Random(5)
-    common, found = [lot.randrange(tiny.VOCAB) for _ in range(40)], []
+    common, results = [lot.randrange(tiny.VOCAB) for _ in range(40)], []
     for number in range(7):
-        own = [lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 12))]
-        read = [*common[: lot.choice([0, 20, 36, 40])], 3, 7, 2, 3, 7, 2, *own]
-        how = lot.choice(
+        individual = [lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 12))]
+        ids = [*common[: lot.choice([0, 20, 36, 40])], 3, 7, 2, 3, 7, 2, *individual]
+        options = lot.choice(
             [
                 Sampling(0),
                 Sampling(0.8),
@@ -51,24 +51,26 @@ def requests(name: str) -> list[Request]:
                 Sampling(1, repetition_penalty=1.3),
             ]
         )
-        rest = {
-            "sampling": how,
+        remaining = {
+            "sampling": options,
             "seed": number,
             "max_new": lot.randint(1, 12),
             "client": lot.choice("ab"),
         }
-        rest["prompt_logprobs"] = lot.choice([None, None, 1])
-        found.append(Request([1, 5], read, **rest) if name in TWO else Request(read, **rest))  # type: ignore[arg-type]
-    return found
+        remaining["prompt_logprobs"] = lot.choice([None, None, 1])
+        results.append(
+            Request([1, 5], ids, **remaining) if name in TWO else Request(ids, **remaining)
+        )  # type: ignore[arg-type]
+    return results
 
 
 def run(
-    name: str, wanted: list[Request], order: list[int] | None = None, **settings: object
+    name: str, requests: list[Request], order: list[int] | None = None, **settings: object
 ) -> list[Result]:
     """What an engine answers when all are asked at once, in this order."""
     with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
-        handles = {place: engine.submit(wanted[place]) for place in order or range(len(wanted))}
-        results = [handles[place].result() for place in range(len(wanted))]
+        handles = {place: engine.submit(requests[place]) for place in order or range(len(requests))}
+        results = [handles[place].result() for place in range(len(requests))]
         assert engine.memory_plan.pool.in_use == 0
         engine.memory_plan.pool.check()
     return results
@@ -86,16 +88,21 @@ def threads(count: int) -> Iterator[None]:
 
 
 def logprobs(result: Result) -> list[float]:
-    prompt = [one.logprob for one in result.prompt_logprobs or () if one.logprob is not None]
-    return [*prompt, *itertools.chain.from_iterable(one.logprobs for one in result.completions)]
+    prompt = [item.logprob for item in result.prompt_logprobs or () if item.logprob is not None]
+    return [
+        *prompt,
+        *itertools.chain.from_iterable(completion.logprobs for completion in result.completions),
+    ]
 
 
 def same(
-    ours: list[Result], theirs: list[Result], name: str = "gru", by_torch: set[str] = TORCH
+    actual: list[Result], reference: list[Result], name: str = "gru", by_torch: set[str] = TORCH
 ) -> None:
     bound = BOUND if name in by_torch or kernels.path() == "torch" else 0.0
-    for a, b in zip(ours, theirs, strict=True):
-        assert [one.tokens for one in a.completions] == [one.tokens for one in b.completions]
+    for a, b in zip(actual, reference, strict=True):
+        assert [completion.tokens for completion in a.completions] == [
+            completion.tokens for completion in b.completions
+        ]
         pairs = zip(logprobs(a), logprobs(b), strict=True)
         assert max(abs(x - y) for x, y in pairs) <= bound
 
@@ -109,22 +116,32 @@ def pages_of(name: str, count: int) -> int:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_alone_or_with_others_is_the_same(name: str) -> None:
     """Whatever a runner reads beside it: with few pages, small steps, guesses, another order."""
-    wanted = requests(name)
-    alone = [run(name, [one], lookup=False)[0] for one in wanted]
-    for one, result in zip(wanted, alone, strict=True):
-        prompt, start = one.source or one.tokens, {"start": list(one.tokens)} if one.source else {}
-        how = {**vars(one.sampling), **start}
-        told = glassformer.generate(
-            tiny.model(tiny.ALL[name]), None, prompt, max_new=one.max_new, seed=one.seed, **how
+    expected = requests(name)
+    alone = [run(name, [item], lookup=False)[0] for item in expected]
+    for item, result in zip(expected, alone, strict=True):
+        prompt, start = (
+            item.source or item.tokens,
+            {"start": list(item.tokens)} if item.source else {},
         )
-        assert told.run().tokens[0] == result.completions[0].tokens
-    same(run(name, wanted), alone, name)
+        options = {**vars(item.sampling), **start}
+        output = glassformer.generate(
+            tiny.model(tiny.ALL[name]),
+            None,
+            prompt,
+            max_new=item.max_new,
+            seed=item.seed,
+            **options,
+        )
+        assert output.run().tokens[0] == result.completions[0].tokens
+    same(run(name, expected), alone, name)
     with threads(1 if torch.get_num_threads() > 1 else 2):
-        same(run(name, wanted), alone, name, THREADS)
+        same(run(name, expected), alone, name, THREADS)
     same(
-        run(name, wanted, order=[3, 1, 0, 2, 6, 5, 4], step_tokens=7, max_sequences=3), alone, name
+        run(name, expected, order=[3, 1, 0, 2, 6, 5, 4], step_tokens=7, max_sequences=3),
+        alone,
+        name,
     )
-    same(run(name, wanted, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone, name)
+    same(run(name, expected, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone, name)
 
 
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
@@ -133,16 +150,18 @@ def test_pages_that_are_gathered_give_what_the_kernels_give(
 ) -> None:
     """What a GPU gets, computed by a CPU: other pages, attention by PyTorch with borders between
     the texts."""
-    wanted, flat = requests(name), []
-    expected = run(name, wanted)
+    expected_requests, flat = requests(name), []
+    expected = run(name, expected_requests)
     monkeypatch.setattr(memory, "by_kernels", lambda model: False)
     monkeypatch.setattr(
-        gathered, "varlen_attention", lambda given: flat.append(1) or varlen_attention(given)
+        gathered, "varlen_attention", lambda args: flat.append(1) or varlen_attention(args)
     )
     few = {"memory": pages_of(name, 4), "step_tokens": 11}
     for settings in ({}, few, {"step_tokens": 7, "max_sequences": 3, "lookup": False}):
-        for a, b in zip(run(name, wanted, **settings), expected, strict=True):
-            assert [one.tokens for one in a.completions] == [one.tokens for one in b.completions]
+        for a, b in zip(run(name, expected_requests, **settings), expected, strict=True):
+            assert [completion.tokens for completion in a.completions] == [
+                completion.tokens for completion in b.completions
+            ]
             assert max(abs(x - y) for x, y in zip(logprobs(a), logprobs(b), strict=True)) <= BOUND
     assert bool(flat) == (name not in tiny.ONE_BY_ONE)
 
@@ -158,10 +177,10 @@ def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype: torch.dty
     prompts = [
         [lot.randrange(tiny.VOCAB) for _ in range(length)] for length in (3000, 30, 700, 1500)
     ]
-    wanted = [
+    requests = [
         Request(prompt, sampling=Sampling(0), max_new=8, prompt_logprobs=0) for prompt in prompts
     ]
-    threads, found = torch.get_num_threads(), []
+    threads, results = torch.get_num_threads(), []
     for count, order, step in (
         (1, (0, 1, 2, 3), 512),
         (2, (3, 1, 0, 2), 100),
@@ -169,24 +188,27 @@ def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype: torch.dty
     ):
         torch.set_num_threads(count)
         with Engine(model, step_tokens=step) as engine:
-            handles = {place: engine.submit(wanted[place]) for place in order}
-            found.append([logprobs(handles[place].result()) for place in range(4)])
+            handles = {place: engine.submit(requests[place]) for place in order}
+            results.append([logprobs(handles[place].result()) for place in range(4)])
     torch.set_num_threads(threads)
-    assert found[0] == found[1] == found[2]
+    assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantised_models_have_the_same_bits_alone_and_with_others(bits: int) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     quantize_weights(model, Layout(bits=bits))
-    found = []
+    actual_results = []
     for settings in ({"lookup": False, "max_sequences": 1}, {"step_tokens": 7}, {}):
         with Engine(model, **settings) as engine:  # type: ignore[arg-type]
             results = [
-                handle.result() for handle in [engine.submit(one) for one in requests("llama")]
+                handle.result()
+                for handle in [engine.submit(request) for request in requests("llama")]
             ]
-        found.append([(one.completions[0].tokens, logprobs(one)) for one in results])
-    assert found[0] == found[1] == found[2]
+        actual_results.append(
+            [(result.completions[0].tokens, logprobs(result)) for result in results]
+        )
+    assert actual_results[0] == actual_results[1] == actual_results[2]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -194,24 +216,27 @@ def test_quantised_models_have_the_same_bits_alone_and_with_others(bits: int) ->
 def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(
     name: str, bits: int
 ) -> None:
-    model, found = tiny.model(tiny.ALL[name]), []
+    model, results = tiny.model(tiny.ALL[name]), []
     quantize_weights(model, Layout(bits=bits))
     alone: dict[str, object] = {"lookup": False, "max_sequences": 1}
     for count, settings in ((1, alone), (2, {"step_tokens": 7}), (2, {})):
         with threads(count), Engine(model, **settings) as engine:  # type: ignore[arg-type]
-            found.append(
-                [handle.result() for handle in [engine.submit(one) for one in requests(name)]]
+            results.append(
+                [
+                    handle.result()
+                    for handle in [engine.submit(request) for request in requests(name)]
+                ]
             )
-    same(found[1], found[0], name, THREADS)
-    same(found[2], found[0], name, THREADS)
+    same(results[1], results[0], name, THREADS)
+    same(results[2], results[0], name, THREADS)
 
 
 def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes() -> None:
     """What the law above runs through does happen."""
-    model, wanted = tiny.model(tiny.DECODERS["llama"]), requests("llama")
+    model, expected = tiny.model(tiny.DECODERS["llama"]), requests("llama")
     repeat = [Request([1, 2, 3, 4] * 10, sampling=Sampling(0), max_new=20, logit_bias={1: 50.0})]
     with Engine(model, memory=pages_of("llama", 6), max_sequences=8) as engine:
-        for handle in [engine.submit(one) for one in wanted * 3 + repeat]:
+        for handle in [engine.submit(item) for item in expected * 3 + repeat]:
             handle.result()
         stats = engine.stats()
     assert (
@@ -232,13 +257,17 @@ def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
         + ["logits"] * (model.head is not None)
         + ["labels"] * (name in ("bert", "pooled"))
     )
-    wanted = [Encode(text, output=output) for text in texts for output in outputs]  # type: ignore[arg-type]
+    encodes = [Encode(text, output=output) for text in texts for output in outputs]  # type: ignore[arg-type]
     with Engine(model, step_tokens=40) as engine:
-        alone = [engine.encode(one) for one in wanted]
-        handles = [engine.submit(one) for one in wanted]
-        for one, handle in zip(alone, handles, strict=True):
-            both = handle.result().output
-            assert both is not None and both.shape == one.shape and (both - one).abs().max() < 1e-4
+        alone = [engine.encode(encode) for encode in encodes]
+        handles = [engine.submit(encode) for encode in encodes]
+        for item, handle in zip(alone, handles, strict=True):
+            output = handle.result().output
+            assert (
+                output is not None
+                and output.shape == item.shape
+                and (output - item).abs().max() < 1e-4
+            )
 
 
 def test_half_of_many_leave_and_nothing_is_left_behind() -> None:
@@ -254,7 +283,7 @@ def test_half_of_many_leave_and_nothing_is_left_behind() -> None:
             next(iter(handle))
             handle.cancel()
         for handle in handles:
-            reasons = {one.finish_reason for one in handle.result().completions}
+            reasons = {completion.finish_reason for completion in handle.result().completions}
             assert reasons <= {"length", "cancelled"} and (
                 handle in handles[::2] or reasons == {"length"}
             )

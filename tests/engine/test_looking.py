@@ -25,14 +25,14 @@ def test_a_running_request_is_looked_into(name: str) -> None:
     model = tiny.model(tiny.DECODERS[name])
     prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 4
     with Engine(model, step_tokens=17) as engine:
-        alone = [engine.submit(one).result() for one in OTHERS]
-        handles = [engine.submit(one) for one in OTHERS[:2]]
+        alone = [engine.submit(item).result() for item in OTHERS]
+        handles = [engine.submit(item) for item in OTHERS[:2]]
         looked = engine.submit(Request(prompt, sampling=Sampling(0), max_new=6, want=PATHS))
-        handles += [engine.submit(one) for one in OTHERS[2:]]
+        handles += [engine.submit(item) for item in OTHERS[2:]]
         results = [handle.result() for handle in handles]
         tokens = looked.result().completions[0].tokens
-    assert [one.completions[0].tokens for one in results] == [
-        one.completions[0].tokens for one in alone
+    assert [result.completions[0].tokens for result in results] == [
+        item.completions[0].tokens for item in alone
     ]
     bound = 0.0 if name in ("llama", "gemma2", "mixtral") and kernels.path() != "torch" else 2e-5
     for a, b in zip(alone, results, strict=True):
@@ -58,61 +58,68 @@ def test_only_what_is_asked_for_is_read_again() -> None:
     )
     with Engine(model, step_tokens=17) as engine:
         engine.submit(Request(prompt, max_new=1)).result()
-        how = {"max_new": 7, "n": 2, "seed": 3, "want": paths, "since": 40, "prompt_logprobs": 2}
-        handle = engine.submit(Request(prompt, **how))  # type: ignore[arg-type]
+        options = {
+            "max_new": 7,
+            "n": 2,
+            "seed": 3,
+            "want": paths,
+            "since": 40,
+            "prompt_logprobs": 2,
+        }
+        handle = engine.submit(Request(prompt, **options))  # type: ignore[arg-type]
         events = list(handle)
         result = handle.collect(events)
         assert result.usage.cached == 32 and result.prompt_logprobs is not None
-        whole = engine.score(prompt, 2)
-        assert [one.token for one in result.prompt_logprobs] == prompt[40:]
-        for a, b in zip(result.prompt_logprobs[1:], whole[41:], strict=True):
+        scores = engine.score(prompt, 2)
+        assert [logprob.token for logprob in result.prompt_logprobs] == prompt[40:]
+        for a, b in zip(result.prompt_logprobs[1:], scores[41:], strict=True):
             assert a.logprob == pytest.approx(b.logprob, abs=1e-5)
-    for index, one in enumerate(result.completions):
-        read = [*prompt, *one.tokens[:-1]]
+    for index, completion in enumerate(result.completions):
+        ids = [*prompt, *completion.tokens[:-1]]
         with torch.no_grad():
-            model(torch.tensor([read]), tape=tape)
+            model(torch.tensor([ids]), tape=tape)
         for path, value in handle.records[index].items():
             axis = 2 if path.endswith("pattern") else 1
-            assert torch.allclose(value, tape[path].narrow(axis, 40, len(read) - 40), atol=1e-4), (
+            assert torch.allclose(value, tape[path].narrow(axis, 40, len(ids) - 40), atol=1e-4), (
                 path
             )
-        seen = [
+        records = [
             event.records for event in events if event.index == index and event.records is not None
         ]
-        assert [piece.start for piece in seen] == [40, *range(50, 56)], (
+        assert [piece.start for piece in records] == [40, *range(50, 56)], (
             "the prompt's, then one at a time"
         )
 
 
 def test_an_ablation_by_the_mean_is_the_same_in_chunks() -> None:
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5] * 8
-    edit, how = (
+    edit, options = (
         head_off("decoder.blocks.0.attn", 1, fill="mean"),
         {"sampling": Sampling(0), "max_new": 12},
     )
     alone = generate(model, None, prompt, temperature=0, max_new=12, edits=[edit]).run().tokens[0]
     with Engine(model, step_tokens=90) as engine:
-        others = [engine.submit(Request([number] * 50, max_new=12)) for number in range(3)]
+        handles = [engine.submit(Request([number] * 50, max_new=12)) for number in range(3)]
         assert (
-            engine.submit(Request(prompt, edits=[edit], **how)).result().completions[0].tokens
+            engine.submit(Request(prompt, edits=[edit], **options)).result().completions[0].tokens
             == alone
         )  # type: ignore[arg-type]
-        assert all(one.result() for one in others)
+        assert all(handle.result() for handle in handles)
     with (
         Engine(model, step_tokens=32) as engine,
         pytest.raises(UserError, match="mean over 40 tokens"),
     ):
-        engine.submit(Request(prompt, edits=[edit], **how))  # type: ignore[arg-type]
+        engine.submit(Request(prompt, edits=[edit], **options))  # type: ignore[arg-type]
 
 
 def test_logits_can_be_edited() -> None:
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5]
-    edits, how = [scale("logits", -1.0)], {"sampling": Sampling(0), "max_new": 8}
+    edits, options = [scale("logits", -1.0)], {"sampling": Sampling(0), "max_new": 8}
     alone = generate(model, None, prompt, temperature=0, max_new=8, edits=edits).run().tokens[0]
     plain = generate(model, None, prompt, temperature=0, max_new=8).run().tokens[0]
     with Engine(model) as engine:
-        handles = [engine.submit(Request(prompt, edits=some, **how)) for some in (edits, [])]  # type: ignore[arg-type]
-        assert [one.result().completions[0].tokens for one in handles] == [
+        handles = [engine.submit(Request(prompt, edits=group, **options)) for group in (edits, [])]  # type: ignore[arg-type]
+        assert [handle.result().completions[0].tokens for handle in handles] == [
             alone,
             plain,
         ] and alone != plain
@@ -124,17 +131,18 @@ def test_an_edit_is_of_one_request_alone() -> None:
         [3, 1, 4, 1, 5] * 8,
         head_off("decoder.blocks.0.attn", 1),
     )
-    how = {"sampling": Sampling(0), "max_new": 12}
+    options = {"sampling": Sampling(0), "max_new": 12}
     plain = generate(model, None, prompt, temperature=0, max_new=12).run().tokens[0]
     edited = generate(model, None, prompt, temperature=0, max_new=12, edits=[edit]).run().tokens[0]
     assert plain != edited
     with Engine(model) as engine:
         handles = [
-            engine.submit(Request(prompt, edits=some, **how)) for some in ((), [edit], (), [edit])
+            engine.submit(Request(prompt, edits=group, **options))
+            for group in ((), [edit], (), [edit])
         ]  # type: ignore[arg-type]
-        found = [handle.result().completions[0].tokens for handle in handles]
-        again = engine.submit(Request(prompt, **how)).result()  # type: ignore[arg-type]
-    assert found == [plain, edited, plain, edited]
+        tokens = [handle.result().completions[0].tokens for handle in handles]
+        again = engine.submit(Request(prompt, **options)).result()  # type: ignore[arg-type]
+    assert tokens == [plain, edited, plain, edited]
     assert again.completions[0].tokens == plain and again.usage.cached == 32
 
 
@@ -159,18 +167,18 @@ def test_what_is_read_again_is_recorded_once() -> None:
     )
     prompts = [[number, *range(28)] for number in range(6)]
     with Engine(model, memory=room.nbytes // len(room.pool.users) * 5) as engine:
-        wanted = [
+        requests = [
             Request(prompt, sampling=Sampling(0), max_new=30, want=["*.1.resid"])
             for prompt in prompts
         ]
-        handles = [engine.submit(one) for one in wanted]
+        handles = [engine.submit(request) for request in requests]
         for prompt, handle in zip(prompts, handles, strict=True):
-            read, tape = [*prompt, *handle.result().completions[0].tokens][:-1], Tape("*.1.resid")
+            ids, tape = [*prompt, *handle.result().completions[0].tokens][:-1], Tape("*.1.resid")
             with torch.no_grad():
-                model(torch.tensor([read]), tape=tape)
-            found = handle.records[0]["decoder.blocks.1.resid"]
-            assert found.shape == (1, len(read), tiny.DIM)
-            assert torch.allclose(found, tape["decoder.blocks.1.resid"], atol=1e-4)
+                model(torch.tensor([ids]), tape=tape)
+            records = handle.records[0]["decoder.blocks.1.resid"]
+            assert records.shape == (1, len(ids), tiny.DIM)
+            assert torch.allclose(records, tape["decoder.blocks.1.resid"], atol=1e-4)
         assert engine.stats().preempted
 
 
@@ -181,11 +189,11 @@ def test_an_edit_that_fails_is_of_its_request_alone() -> None:
     with Engine(model) as engine:
         alone = engine.submit(Request(prompt, seed=1, max_new=8)).result().completions
         wrong = [engine.submit(Request(prompt, edits=[edit], n=2, max_new=8)) for edit in far]
-        other = engine.submit(Request(prompt, seed=1, max_new=8))
-        for one in wrong:
+        handle = engine.submit(Request(prompt, seed=1, max_new=8))
+        for item in wrong:
             with pytest.raises(UserError, match="infinite"):
-                one.result()
-        assert other.result().completions == alone and engine.alive
+                item.result()
+        assert handle.result().completions == alone and engine.alive
 
 
 def test_what_was_kept_of_a_chunk_is_held_no_longer() -> None:

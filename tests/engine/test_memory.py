@@ -23,12 +23,12 @@ from glassformer.nn.kernels.library import has
 @pytest.mark.parametrize("name", ["llama", "t5", "attention-pair"])
 def test_no_more_is_taken_than_was_given(name: str) -> None:
     model = tiny.model(tiny.ALL[name])
-    whole = plan_memory(model, None, 8, None)
+    full = plan_memory(model, None, 8, None)
     for share in (2, 3):
-        room = plan_memory(model, None, 8, whole.nbytes // share)
+        room = plan_memory(model, None, 8, full.nbytes // share)
         cache = room.runner().cache  # type: ignore[attr-defined]
-        held = [kv.pages.nbytes for pair in cache.pages for kv in pair if kv is not None]
-        assert sum(held) == room.nbytes <= whole.nbytes // share
+        nbytes = [kv.pages.nbytes for pair in cache.pages for kv in pair if kv is not None]
+        assert sum(nbytes) == room.nbytes <= full.nbytes // share
 
 
 def test_too_little_memory_is_refused_with_how_much_is_needed() -> None:

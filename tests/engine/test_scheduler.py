@@ -81,11 +81,11 @@ def test_who_is_preempted_is_the_first_of_its_client_to_go_on() -> None:
 
 def test_who_was_read_makes_room_and_is_not_read_again() -> None:
     scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, max_num_seqs=1)
-    first, other = TokenSequence([1, 2, 3], "one"), TokenSequence([4, 5], "one")
-    for text in (first, other):
+    first, token_sequence = TokenSequence([1, 2, 3], "one"), TokenSequence([4, 5], "one")
+    for text in (first, token_sequence):
         scheduler.add(text)
     scheduler.done(scheduler.plan()[0])
-    assert [chunk.sequence for chunk in scheduler.plan()] == [other]
+    assert [chunk.sequence for chunk in scheduler.plan()] == [token_sequence]
     assert scheduler.suspended == {first} and not len(scheduler.waiting) and not first.pages
 
 
@@ -101,12 +101,12 @@ def grown(text: TokenSequence) -> int:
     return hash(tuple(text.tokens)) % 3
 
 
-def copied(held: dict[int, tuple[int, int]], source: int, target: int) -> None:
-    held.update(
+def copied(stored: dict[int, tuple[int, int]], source: int, target: int) -> None:
+    stored.update(
         {
-            target * SIZE + at: held[source * SIZE + at]
+            target * SIZE + at: stored[source * SIZE + at]
             for at in range(SIZE)
-            if source * SIZE + at in held
+            if source * SIZE + at in stored
         }
     )
 
@@ -122,8 +122,8 @@ def play(seed: int) -> None:
         lot.randint(1, 5),
         lot.choice([None, 1, 3, 6]),
     )
-    parts = min(6, (max(budget, most, 3) + (span or 0) - 3 + SIZE) // SIZE + 1) + lot.randint(0, 3)
-    windows = Windows(pool, SIZE, span, parts)
+    pieces = min(6, (max(budget, most, 3) + (span or 0) - 3 + SIZE) // SIZE + 1) + lot.randint(0, 3)
+    windows = Windows(pool, SIZE, span, pieces)
     released: list[TokenSequence] = []
     scheduler = Scheduler(
         pool,
@@ -134,20 +134,20 @@ def play(seed: int) -> None:
         first=lot.choice([0, 0, 3]),
         released=released.append,
         copy=lambda source, target: (
-            (copied(held, source, target), copied(near, part[source], part[target]))[0]
+            (copied(stored, source, target), copied(near, part_of[source], part_of[target]))[0]
             if span
-            else copied(held, source, target)
+            else copied(stored, source, target)
         ),
     )
-    part = windows.part_of
+    part_of = windows.part_of
     copy = scheduler.copy
     assert copy is not None
     # texts that go on together, and those of them that were read
-    groups, read = dict[TokenSequence, list[TokenSequence]](), set[TokenSequence]()
+    groups, ids = dict[TokenSequence, list[TokenSequence]](), set[TokenSequence]()
     # what a careful reader would find in each slot: place and token
-    held: dict[int, tuple[int, int]] = {}
+    stored: dict[int, tuple[int, int]] = {}
     near: dict[int, tuple[int, int]] = {}  # the same where layers with windows look
-    todo, ends, live = lot.randint(1, 9), dict[TokenSequence, int](), list[TokenSequence]()
+    todo, bounds, live = lot.randint(1, 9), dict[TokenSequence, int](), list[TokenSequence]()
     for step in range(400):
         while todo and lot.random() < 0.6:
             tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][
@@ -159,14 +159,14 @@ def play(seed: int) -> None:
                 cache_key=lot.choice([None, 7]),
                 recompute_from=lot.choice([None] * 9 + [0]),
             )
-            running = [one for one in scheduler.running if one.computed and one not in groups]
+            running = [item for item in scheduler.running if item.computed and item not in groups]
             if running and lot.random() < 0.3:
                 text.fork_parent = twin = lot.choice(running)
                 text.tokens, text.cache_key = (
                     twin.tokens[: max(1, lot.randint(3, len(twin.tokens)))],
                     twin.cache_key,
                 )
-            ends[text] = min(longest, len(tokens) + lot.randint(1, 9))
+            bounds[text] = min(longest, len(tokens) + lot.randint(1, 9))
             if text.fork_parent is None and lot.random() < 0.3:
                 groups[text] = [
                     text,
@@ -180,9 +180,9 @@ def play(seed: int) -> None:
             live.append(text)
             todo -= 1
         if live and lot.random() < 0.1:
-            left = live.pop(lot.randrange(len(live)))
-            for text in groups.get(left, [left]):
-                read.discard(text)
+            remaining = live.pop(lot.randrange(len(live)))
+            for text in groups.get(remaining, [remaining]):
+                ids.discard(text)
                 if text.number >= 0:
                     scheduler.drop(text)
         chunks = scheduler.plan()
@@ -198,19 +198,22 @@ def play(seed: int) -> None:
                 assert pool.users[page] >= 1
                 if place % SIZE == 0 and page in scheduler.prefix._keys:
                     raise AssertionError("a page whose contents are known is written again")
-                held[page * SIZE + place % SIZE] = (place, token)
+                stored[page * SIZE + place % SIZE] = (place, token)
                 if span:
-                    near[part[page] * SIZE + place % SIZE] = (place, token)
+                    near[part_of[page] * SIZE + place % SIZE] = (place, token)
             for place in range(chunk.start):  # what was read before is still there
                 page, at = text.pages[place // SIZE], place % SIZE
-                assert held[page * SIZE + at] == (place, text.tokens[place]), (seed, step)
+                assert stored[page * SIZE + at] == (place, text.tokens[place]), (seed, step)
                 if span and place > chunk.start - span:
-                    assert near[part[page] * SIZE + at] == (place, text.tokens[place]), (seed, step)
+                    assert near[part_of[page] * SIZE + at] == (place, text.tokens[place]), (
+                        seed,
+                        step,
+                    )
         for chunk in chunks:
             text, accepted = chunk.sequence, 0
             if text in groups:
                 scheduler.done(chunk)
-                read.update({text} if chunk.finishes else ())
+                ids.update({text} if chunk.finishes else ())
                 continue
             if chunk.finishes:
                 guesses = chunk.tokens[len(chunk.tokens) - chunk.drafted :]
@@ -222,7 +225,7 @@ def play(seed: int) -> None:
                 ):
                     accepted += 1
                     text.tokens.append(grown(text))
-            if len(text.tokens) >= ends[text] and chunk.finishes:
+            if len(text.tokens) >= bounds[text] and chunk.finishes:
                 scheduler.drop(text)
                 live.remove(text)
                 continue
@@ -231,17 +234,17 @@ def play(seed: int) -> None:
                 text.draft = [lot.randrange(3) for _ in range(min(3, longest - len(text.tokens)))]
         for first in [text for text in live if text in groups]:
             group = groups[first]
-            if not all(text in read or text.number < 0 for text in group):
+            if not all(text in ids or text.number < 0 for text in group):
                 continue
-            read.difference_update(group)
+            ids.difference_update(group)
             length = len(first.tokens)
-            if length >= ends[first]:
+            if length >= bounds[first]:
                 for text in [text for text in group if text.number >= 0]:
                     scheduler.drop(text)
                 live.remove(first)
             else:
-                known = [place for place, text in enumerate(group) if text.number >= 0]
-                parents = [lot.choice(known) for _ in group]
+                places = [place for place, text in enumerate(group) if text.number >= 0]
+                parents = [lot.choice(places) for _ in group]
                 scheduler.branch(group, parents, [lot.randrange(3) for _ in group], copy)
         pool.check()
         if not live and not todo:
@@ -255,9 +258,9 @@ def play(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("part", range(10))
-def test_no_page_leaks_in_ten_thousand_lives(part: int) -> None:
-    for seed in range(part * 1000, part * 1000 + 1000):
+@pytest.mark.parametrize("number", range(10))
+def test_no_page_leaks_in_ten_thousand_lives(number: int) -> None:
+    for seed in range(number * 1000, number * 1000 + 1000):
         play(seed)
 
 

@@ -38,26 +38,30 @@ def requests(count: int = 6) -> list[Request]:
     """Long texts that begin alike, end in the middle of a page or not, are guessed, repeated, drawn
     several times."""
     lot = random.Random(8)
-    common, found = [lot.randrange(tiny.VOCAB) for _ in range(200)], []
+    common, results = [lot.randrange(tiny.VOCAB) for _ in range(200)], []
     for number in range(count):
-        own = [lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 40))]
-        read = [*common[: lot.choice([0, 64, 150, 192])], *own, *[4, 1, 4, 2] * lot.choice([0, 8])]
-        how = {
+        individual = [lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 40))]
+        ids = [
+            *common[: lot.choice([0, 64, 150, 192])],
+            *individual,
+            *[4, 1, 4, 2] * lot.choice([0, 8]),
+        ]
+        options = {
             "sampling": lot.choice([Sampling(0), Sampling(0.8)]),
             "seed": number,
             "max_new": lot.randint(1, 40),
         }
-        rest = {
+        remaining = {
             "prompt_logprobs": lot.choice([None, None, 0]),
             "n": lot.choice([1, 1, 3]),
             "client": lot.choice("ab"),
         }
-        found.append(Request(read, **how, **rest))  # type: ignore[arg-type]
-    return found
+        results.append(Request(ids, **options, **remaining))  # type: ignore[arg-type]
+    return results
 
 
-def answers(engine: Engine, wanted: list[Request]) -> list[Result]:
-    handles = [engine.submit(one) for one in wanted]
+def answers(engine: Engine, requests: list[Request]) -> list[Result]:
+    handles = [engine.submit(request) for request in requests]
     results = [handle.result() for handle in handles]
     assert engine.memory_plan.pool.in_use == 0 == engine.stats().pages_used
     engine.memory_plan.pool.check()
@@ -70,19 +74,19 @@ def answers(engine: Engine, wanted: list[Request]) -> list[Result]:
 def test_the_same_bits_as_with_all_pages(name: str) -> None:
     """Alone and with others, in small steps, with few pages, after prompts that are found again,
     guessed."""
-    served, wanted = model(name), requests()
+    served, expected = model(name), requests()
     few = name == "mixed"  # read text by text
-    wanted = wanted[:2] if few else wanted
+    expected = expected[:2] if few else expected
     with Engine(served, lookup=False, max_sequences=1, step_tokens=512) as engine:
         assert engine.memory_plan.windows is None  # a step may be longer than the context
-        alone = [answers(engine, [one])[0] for one in wanted]
-    whole = plan_memory(served, None, 8, None, None, STEP)
-    assert whole.windows is not None and whole.windows.span is not None
-    bounds, (own, near) = Bounds.of(CONTEXT, 8, whole.windows.span, 8), whole.page_bytes
-    least = own * bounds.per_sequence + near * bounds.window_per_sequence
+        alone = [answers(engine, [item])[0] for item in expected]
+    full = plan_memory(served, None, 8, None, None, STEP)
+    assert full.windows is not None and full.windows.span is not None
+    bounds, (individual, near) = Bounds.of(CONTEXT, 8, full.windows.span, 8), full.page_bytes
+    least = individual * bounds.per_sequence + near * bounds.window_per_sequence
     with pytest.raises(UserError, match="400 tokens needs"):
         plan_memory(served, None, 8, least - 1, None, STEP)
-    seen = [0, 0, 0]
+    calls = [0, 0, 0]
     for settings in (
         {"lookup": False, "max_sequences": 3},
         {"memory": least * 2},
@@ -91,40 +95,46 @@ def test_the_same_bits_as_with_all_pages(name: str) -> None:
         with Engine(served, step_tokens=STEP, **{"max_sequences": 8, **settings}) as engine:  # type: ignore[arg-type]
             assert engine.memory_plan.windows is not None
             # at once, and after one another: much is found
-            for some in (range(len(wanted)), [0], [0], [1, 0]):
+            for group in (range(len(expected)), [0], [0], [1, 0]):
                 same(
                     name,
-                    answers(engine, [wanted[place] for place in some]),
-                    [alone[place] for place in some],
+                    answers(engine, [expected[place] for place in group]),
+                    [alone[place] for place in group],
                 )
             stats = engine.stats()
             now = stats.cached_tokens, stats.preempted, stats.accepted_tokens
-            seen = [a + b for a, b in zip(seen, now, strict=True)]
-    assert few or all(seen)
+            calls = [a + b for a, b in zip(calls, now, strict=True)]
+    assert few or all(calls)
 
 
-def same(name: str, ours: list[Result], theirs: list[Result]) -> None:
+def same(name: str, actual: list[Result], reference: list[Result]) -> None:
     bound = 2e-5 if name == "mixed" or kernels.path() == "torch" else 0.0
-    for one, other in zip(ours, theirs, strict=True):
-        assert [row.tokens for row in one.completions] == [row.tokens for row in other.completions]
-        assert max(abs(a - b) for a, b in zip(logprobs(one), logprobs(other), strict=True)) <= bound
+    for item, second in zip(actual, reference, strict=True):
+        assert [row.tokens for row in item.completions] == [
+            row.tokens for row in second.completions
+        ]
+        assert (
+            max(abs(a - b) for a, b in zip(logprobs(item), logprobs(second), strict=True)) <= bound
+        )
 
 
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_beams_find_what_they_find_with_all_pages(name: str) -> None:
     served, lot = model(name), random.Random(2)
     prompts = [[lot.randrange(8, tiny.VOCAB) for _ in range(length)] for length in (60, 90)]
-    wanted = [Request(one, beams=4, n=2, max_new=40, stop_tokens=(3,)) for one in prompts]
+    requests = [Request(prompt, beams=4, n=2, max_new=40, stop_tokens=(3,)) for prompt in prompts]
     for memory in (None, plan_memory(served, None, 2, None, None, STEP).nbytes):
         with Engine(served, step_tokens=STEP, max_sequences=8, memory=memory) as engine:
             assert engine.memory_plan.windows is not None
             # so that parts have other numbers than their pages
             engine.memory_plan.windows.pool._free.reverse()
-            handles = [engine.submit(one) for one in wanted]
+            handles = [engine.submit(request) for request in requests]
             for prompt, handle in zip(prompts, handles, strict=True):
                 handle.result()
-                (found,) = beam(served, None, [prompt], beams=4, best=2, max_new=40, eos=(3,))
-                assert [one.tokens for one in handle.hypotheses] == [one.tokens for one in found]
+                (hypotheses,) = beam(served, None, [prompt], beams=4, best=2, max_new=40, eos=(3,))
+                assert [hypothesis.tokens for hypothesis in handle.hypotheses] == [
+                    hypothesis.tokens for hypothesis in hypotheses
+                ]
             engine.memory_plan.windows.check()
             assert engine.stats().pages_used == 0
 
@@ -141,9 +151,9 @@ def test_what_was_given_back_is_not_looked_at(name: str) -> None:
         )
         # so that page 0, which stands where nothing is, is not written
         engine.memory_plan.windows.pool._free.reverse()
-        for own, _ in engine._worker.runner.cache.pages:
-            own.pages.keys.fill_(torch.nan)
-            own.pages.values.fill_(torch.nan)
+        for individual, _ in engine._worker.runner.cache.pages:
+            individual.pages.keys.fill_(torch.nan)
+            individual.pages.values.fill_(torch.nan)
         edits = ["head_off('decoder.blocks.0.attn', 1)"] if name == "gemma2" else []
         # the second time nobody else will look for its pages, and what is given back is free
         for _ in range(2):
@@ -151,7 +161,9 @@ def test_what_was_given_back_is_not_looked_at(name: str) -> None:
                 Request(prompt, sampling=Sampling(0), max_new=6, want=paths, edits=edits)
             )
             tokens = handle.result().completions[0].tokens
-    truth = look(served, None, [prompt + tokens[:-1]], *paths, edits=[parse(one) for one in edits])
+    truth = look(
+        served, None, [prompt + tokens[:-1]], *paths, edits=[parse(edit) for edit in edits]
+    )
     assert truth.keys() == handle.records[0].keys()
     for path, value in handle.records[0].items():
         assert torch.allclose(value, truth[path], atol=1e-4), path
@@ -188,15 +200,15 @@ def test_no_context_is_refused_that_could_be_served_with_all_pages() -> None:
     """As many parts as pages while memory is short, never fewer than a text needs."""
     for memory in range(1, 4000, 7):
         bounds = Bounds.of(1000, 8, 100, 64)
-        pages, parts = bounds.fit(3, 5, memory)
-        assert pages * 3 + parts * 5 <= max(
+        pages, pieces = bounds.fit(3, 5, memory)
+        assert pages * 3 + pieces * 5 <= max(
             memory, bounds.per_sequence * 3 + bounds.window_per_sequence * 5
         )
         if memory >= bounds.per_sequence * 8:
-            assert pages >= bounds.per_sequence and parts >= bounds.window_per_sequence
+            assert pages >= bounds.per_sequence and pieces >= bounds.window_per_sequence
         if memory >= bounds.per_sequence * 3 + bounds.window_per_sequence * 5:
-            assert pages >= bounds.per_sequence and parts >= bounds.window_per_sequence
-        assert pages <= 8 * bounds.per_sequence and parts <= bounds.all
+            assert pages >= bounds.per_sequence and pieces >= bounds.window_per_sequence
+        assert pages <= 8 * bounds.per_sequence and pieces <= bounds.all
 
 
 def test_a_window_of_one_token_and_every_place_in_a_page() -> None:

@@ -127,12 +127,14 @@ def handle_of(value: Any) -> Any:
 def handles(args: Any) -> set[RequestHandle]:
     """The requests that a call is for: its arguments say so, or those of whoever calls."""
     frame: Any = sys._getframe(2)
-    found = _handles(args)
+    handles = _handles(args)
     while (
-        not found and frame is not None and frame.f_code.co_name not in ("step", "run", "_restart")
+        not handles
+        and frame is not None
+        and frame.f_code.co_name not in ("step", "run", "_restart")
     ):
-        found, frame = _handles(frame.f_locals.values()), frame.f_back
-    return found
+        handles, frame = _handles(frame.f_locals.values()), frame.f_back
+    return handles
 
 
 def _handles(values: Any) -> set[RequestHandle]:
@@ -140,9 +142,9 @@ def _handles(values: Any) -> set[RequestHandle]:
     single = next((handle for value in values if (handle := handle_of(value)) is not None), None)
     lists = [value for value in values if isinstance(value, list | tuple)]
     several = {
-        handle_of(one[0] if isinstance(one, tuple) and one else one)
-        for some in lists
-        for one in some
+        handle_of(item[0] if isinstance(item, tuple) and item else item)
+        for group in lists
+        for item in group
     }
     return several - {None} if single is None else {single}
 
@@ -191,9 +193,9 @@ def requests(name: str) -> list[Request | Encode]:
     warm, loop = Sampling(0.9, top_k=20, repetition_penalty=1.1), [1, 2, 3, 4] * 9
     if name == "t5":
         texts = [[3, 1, 4], [3, 1, 4], [9, 2, 6, 5] * 9]
-        found = [Request([1], text, max_new=5, seed=number) for number, text in enumerate(texts)]
+        requests = [Request([1], text, max_new=5, seed=number) for number, text in enumerate(texts)]
         return [
-            *found,
+            *requests,
             Request([1], [3, 5, 8], n=2, max_new=4, seed=3),
             Request([1], [2, 2], beams=2, max_new=4, seed=9),
         ]
@@ -243,9 +245,9 @@ def answer(handle: RequestHandle) -> tuple[Any, list[float]] | None:
     except Planted:
         return None
     numbers = [] if result.output is None else result.output.flatten().tolist()
-    numbers += [x for one in result.completions for x in one.logprobs]
-    numbers += [one.logprob for one in result.prompt_logprobs or () if one.logprob is not None]
-    return [one.tokens for one in result.completions], numbers
+    numbers += [x for completion in result.completions for x in completion.logprobs]
+    numbers += [item.logprob for item in result.prompt_logprobs or () if item.logprob is not None]
+    return [completion.tokens for completion in result.completions], numbers
 
 
 def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[float]] | None]:
@@ -253,12 +255,12 @@ def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[flo
     fault."""
     kinds = requests(name)
     with engine_of(name) as engine:
-        found: dict[int, RequestHandle] = {}
+        result: dict[int, RequestHandle] = {}
         with engine._work:  # so that all are there at the first step
             for number in sorted(range(len(kinds)), key=lambda number: number == faulty):
-                found[number] = engine.submit(kinds[number])
-            fault.handle = None if faulty is None else found[faulty]
-        answers = [answer(found[number]) for number in range(len(kinds))]
+                result[number] = engine.submit(kinds[number])
+            fault.handle = None if faulty is None else result[faulty]
+        answers = [answer(result[number]) for number in range(len(kinds))]
         worker = engine._worker
         fault.handle = None
         answers.append(answer(engine.submit(kinds[faulty or 0])))
@@ -281,7 +283,7 @@ def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[flo
 def alone(name: str) -> list[Any]:
     """The answers of an engine to each by itself."""
     with engine_of(name) as engine:
-        return [answer(engine.submit(one)) for one in requests(name)]
+        return [answer(engine.submit(request)) for request in requests(name)]
 
 
 @functools.cache
@@ -305,18 +307,18 @@ def reached() -> dict[str, list[tuple[str, int, int]]]:
         for crowd in CROWDS:
             with engine_of(crowd) as engine:
                 with engine._work:
-                    crowds.append((crowd, [engine.submit(one) for one in requests(crowd)]))
+                    crowds.append((crowd, [engine.submit(request) for request in requests(crowd)]))
                 for handle in crowds[-1][1]:
                     answer(handle)
-    found: dict[str, list[tuple[str, int, int]]] = {}
+    result: dict[str, list[tuple[str, int, int]]] = {}
     for label, _, _ in functions():
-        found[label] = [
+        result[label] = [
             (crowd, number, calls[label, crowd, handle])
-            for crowd, some in crowds
-            for number, handle in enumerate(some)
+            for crowd, group in crowds
+            for number, handle in enumerate(group)
             if calls[label, crowd, handle]
         ]
-    return found
+    return result
 
 
 def check(label: str, place: Any, name: str, case: tuple[str, int], fault: Fault) -> None:
@@ -325,17 +327,17 @@ def check(label: str, place: Any, name: str, case: tuple[str, int], fault: Fault
     with pytest.MonkeyPatch.context() as monkeypatch:
         patch(monkeypatch, place, name, fault.planted)
         *answers, again = run(crowd, number, fault)
-    said = f"{label} of request {number} of {crowd}, {fault.fired} faults"
+    message = f"{label} of request {number} of {crowd}, {fault.fired} faults"
     expected = alone(crowd)
-    for other, answered in enumerate(answers):
-        assert answered is not None or other == number, f"{said}: it ended request {other}"
+    for answer, answered in enumerate(answers):
+        assert answered is not None or answer == number, f"{message}: it ended request {answer}"
         if answered is not None:
-            tokens, numbers = expected[other]
-            assert answered == (tokens, pytest.approx(numbers, abs=1e-4)), said
+            tokens, numbers = expected[answer]
+            assert answered == (tokens, pytest.approx(numbers, abs=1e-4)), message
     tokens, numbers = expected[number]
-    assert again == (tokens, pytest.approx(numbers, abs=1e-4)), said
+    assert again == (tokens, pytest.approx(numbers, abs=1e-4)), message
     silent = not fault.fired or not fault.always or label in GUESSES
-    assert answers[number] is None or silent, f"{said}: it was not told"
+    assert answers[number] is None or silent, f"{message}: it was not told"
 
 
 @pytest.mark.timeout(120)

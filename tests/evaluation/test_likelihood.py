@@ -30,12 +30,12 @@ PAIRS = [
 @torch.no_grad()
 def naive(model: Model, context: list[int], continuation: list[int]) -> tuple[float, bool]:
     """A forward pass for each token; a row longer than the model's context loses its beginning."""
-    whole, total, greedy = [*context, *continuation], 0.0, True
-    cut = max(0, len(whole) - 1 - model.config.context)
-    for place in range(len(context), len(whole)):
-        logits = model(torch.tensor([whole[cut:place]])).logits[0, -1].double()
-        total += logits.log_softmax(-1)[whole[place]].item()
-        greedy &= int(logits.argmax()) == whole[place]
+    full, total, greedy = [*context, *continuation], 0.0, True
+    cut = max(0, len(full) - 1 - model.config.context)
+    for place in range(len(context), len(full)):
+        logits = model(torch.tensor([full[cut:place]])).logits[0, -1].double()
+        total += logits.log_softmax(-1)[full[place]].item()
+        greedy &= int(logits.argmax()) == full[place]
     return total, greedy
 
 
@@ -45,12 +45,12 @@ def test_a_continuation_is_as_likely_as_its_tokens(family: str, batch: int) -> N
     model = tiny.model(tiny.DECODERS[family])
     best = int(model(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax())
     pairs = [*PAIRS, ([1, 2, 3], [best])]
-    found = likelihoods(model, pairs, batch=batch)
-    for one, pair in zip(found, pairs, strict=True):
+    result = likelihoods(model, pairs, batch=batch)
+    for item, pair in zip(result, pairs, strict=True):
         total, greedy = naive(model, *pair)
-        assert one.logprob == pytest.approx(total, abs=1e-4)
-        assert one.greedy == greedy
-    assert found[-1].greedy and not all(one.greedy for one in found)
+        assert item.logprob == pytest.approx(total, abs=1e-4)
+        assert item.greedy == greedy
+    assert result[-1].greedy and not all(item.greedy for item in result)
     assert not model.training
 
 
@@ -116,11 +116,11 @@ def test_tasks_of_the_harness(
     loaded, tokenizer = load(model)
     right = 0
     for i in range(6):
-        ends = [
+        bounds = [
             naive(loaded, tokenizer.encode(f"ab{i}"), tokenizer.encode(end))[0]
             for end in (" x y", " zzz")
         ]
-        right += int(max(range(2), key=ends.__getitem__) == i % 2)
+        right += int(max(range(2), key=bounds.__getitem__) == i % 2)
     assert figures["own_choice"]["acc"] == pytest.approx(right / 6)
     assert main([*words[:3], "no_such_task"]) == 2
     assert 'no task "no_such_task"' in capsys.readouterr().err

@@ -27,12 +27,12 @@ def test_bleu_is_the_papers_formula() -> None:
 
 
 def test_capitals_and_pieces() -> None:
-    same = of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], ("bleu", "chrf"), lower=True)
-    assert same == pytest.approx({"bleu": 100, "chrf": 100})
+    repeated = of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], ("bleu", "chrf"), lower=True)
+    assert repeated == pytest.approx({"bleu": 100, "chrf": 100})
     assert max(of_texts(["A CAT SAT ON IT"], ["a cat sat on it"]).values()) < 50
     parted = [
-        of_texts(["a b c d!"], ["a b c d !"], ("bleu",), tokenised=told)["bleu"]
-        for told in (False, True)
+        of_texts(["a b c d!"], ["a b c d !"], ("bleu",), tokenised=output)["bleu"]
+        for output in (False, True)
     ]
     # white space alone parts what is parted already
     assert parted[0] == pytest.approx(100) and parted[1] < 100
@@ -49,20 +49,20 @@ def test_several_references_take_the_best() -> None:
 
 def test_rouge_is_f1_of_stems() -> None:
     assert of_texts(["the dogs runs"], ["the dog run"], ("rouge1",))["rouge1"] == pytest.approx(100)
-    found = of_texts(["a b c d e f"], ["a b c"], ("rouge1",))["rouge1"]
+    result = of_texts(["a b c d e f"], ["a b c"], ("rouge1",))["rouge1"]
     # half of what is written is right, all of the right one
-    assert found == pytest.approx(100 * 2 * 0.5 * 1.0 / 1.5)
+    assert result == pytest.approx(100 * 2 * 0.5 * 1.0 / 1.5)
 
 
 def test_labels_and_numbers() -> None:
     chosen, right = [1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1]
-    found = of_labels(chosen, right)
+    result = of_labels(chosen, right)
     hits, misses, false, quiet = 2, 1, 1, 2  # of label 1
     mcc = (hits * quiet - false * misses) / math.sqrt(
         (hits + false) * (hits + misses) * (quiet + false) * (quiet + misses)
     )
-    assert found["matthews"] == pytest.approx(mcc)
-    assert found["accuracy"] == pytest.approx(100 * 4 / 6)
+    assert result["matthews"] == pytest.approx(mcc)
+    assert result["accuracy"] == pytest.approx(100 * 4 / 6)
     # F1 4/5, 1/2 and 0: of each label, then their mean
     three = of_labels([0, 0, 0, 1, 2], [0, 0, 1, 1, 1])
     assert three["f1"] == pytest.approx(100 * (4 / 5 + 1 / 2 + 0) / 3)

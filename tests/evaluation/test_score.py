@@ -47,8 +47,10 @@ def naive(model: Model, documents: list[list[int]], context: int, stride: int) -
         for place in range(1, len(ids)):
             steps = max(0, math.ceil((place - context) / stride))
             end = min(context + steps * stride, len(ids) - 1)
-            seen = torch.tensor([ids[max(end - context, 0) : place]])
-            losses.append(-model(seen).logits[0, -1].double().log_softmax(-1)[ids[place]].item())
+            observed = torch.tensor([ids[max(end - context, 0) : place]])
+            losses.append(
+                -model(observed).logits[0, -1].double().log_softmax(-1)[ids[place]].item()
+            )
     return sum(losses) / len(losses), len(losses)
 
 
@@ -135,8 +137,8 @@ def test_without_an_opening_the_first_token_is_context(corpus: Path) -> None:
     documents = [tokenizer.encode(story) for story in STORIES if story]
     size = sum(len(story[1:].encode()) for story in STORIES)
     for closing in (True, False):  # there is nothing that closes them
-        found = score(model, tokenizer, find_corpus(corpus), closing=closing)
-        check(found, model, documents, size, CONTEXT, CONTEXT // 2)
+        scores = score(model, tokenizer, find_corpus(corpus), closing=closing)
+        check(scores, model, documents, size, CONTEXT, CONTEXT // 2)
 
 
 def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) -> None:
@@ -158,10 +160,10 @@ def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) 
 
 
 def test_training_goes_on_and_progress_is_told(byte: Tokenizer) -> None:
-    model, seen = made(byte.size, dropout=0.5).train(), []
-    got = score(model, byte, TEXT, progress=seen.append)
+    model, calls = made(byte.size, dropout=0.5).train(), []
+    got = score(model, byte, TEXT, progress=calls.append)
     assert json.loads(json.dumps(got.to_dict()))["loss"] == got.loss
-    assert model.training and seen == sorted(seen) and seen[-1] == got.tokens
+    assert model.training and calls == sorted(calls) and calls[-1] == got.tokens
     assert got.loss == pytest.approx(score(model.eval(), byte, TEXT).loss) and not model.training
 
 

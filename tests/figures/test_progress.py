@@ -110,16 +110,18 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_patch_grid_shows_it(notebook: list[Handle]) -> None:
     """The bar of a grid is ours; ``progress=False`` opens none, a function is told instead."""
-    model, told = tiny.model(tiny.ALL["llama"]), []
+    model, outputs = tiny.model(tiny.ALL["llama"]), []
 
-    def grid(**how: Any) -> None:
-        glassformer.patch_grid(model, None, [1, 2, 3], [1, 4, 3], answer=5, parts="resid", **how)
+    def grid(**options: Any) -> None:
+        glassformer.patch_grid(
+            model, None, [1, 2, 3], [1, 4, 3], answer=5, parts="resid", **options
+        )
 
     grid()
     assert len(notebook) == 1 and notebook[0].pages[-1].count("of") == 1
     grid(progress=False)
-    grid(progress=lambda done, total: told.append((done, total)))
-    assert len(notebook) == 1 and told[-1][0] == told[-1][1] > 0
+    grid(progress=lambda done, total: outputs.append((done, total)))
+    assert len(notebook) == 1 and outputs[-1][0] == outputs[-1][1] > 0
 
 
 def test_a_work_of_unknown_length_says_how_far_it_is() -> None:
@@ -133,18 +135,18 @@ def test_a_work_of_unknown_length_says_how_far_it_is() -> None:
 
 @pytest.mark.parametrize("limit", [None, 6])
 def test_neurons_and_saliency_tell_how_far_they_are(limit: int | None) -> None:
-    model, told = tiny.model(tiny.DECODERS["llama"]), list[Any]()
+    model, output = tiny.model(tiny.DECODERS["llama"]), list[Any]()
     tokenizer = train_tokenizer("words", ["a b c d e f g"])
-    asked = ["decoder.blocks.0.ffn.hidden[0]"]
+    requests = ["decoder.blocks.0.ffn.hidden[0]"]
     top_activations(
         model,
         tokenizer,
         ["a b c d e f g"],
-        asked,
+        requests,
         limit=limit,
-        progress=lambda *at: told.append(at),
+        progress=lambda *at: output.append(at),
     )
-    assert told[-1] == (limit or 8, limit or 0)
-    told.clear()
-    saliency(model, None, [1, 2, 3], steps=3, progress=lambda *at: told.append(at))
-    assert told == [(3, 3)]
+    assert output[-1] == (limit or 8, limit or 0)
+    output.clear()
+    saliency(model, None, [1, 2, 3], steps=3, progress=lambda *at: output.append(at))
+    assert output == [(3, 3)]

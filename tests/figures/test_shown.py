@@ -113,20 +113,20 @@ class Parsed(HTMLParser):
 def test_a_notebook_shows_it_without_scripts_and_without_a_network(one: Shown) -> None:
     page = one._repr_html_()
     assert len(page.encode()) <= 2_000_000 and len(repr(one)) < 1000
-    read = Parsed(page)
+    parsed = Parsed(page)
     harmless = {"div", "b", "p", "table", "tr", "th", "td", "img", "details", "summary", "br"}
-    assert set(read.tags) <= harmless, set(read.tags) - harmless
-    assert not [name for name in read.attributes if name.startswith("on")]
+    assert set(parsed.tags) <= harmless, set(parsed.tags) - harmless
+    assert not [name for name in parsed.attributes if name.startswith("on")]
     prefix = "data:image/svg+xml;base64,"
-    assert read.sources and all(source.startswith(prefix) for source in read.sources)
-    for source in read.sources:
+    assert parsed.sources and all(source.startswith(prefix) for source in parsed.sources)
+    for source in parsed.sources:
         drawn = ElementTree.fromstring(base64.b64decode(source.removeprefix(prefix)))
-        names = {part.tag.rpartition("}")[2] for part in drawn.iter()}
+        names = {piece.tag.rpartition("}")[2] for piece in drawn.iter()}
         assert names <= {"svg", "title", "rect", "text", "image", "polyline"}, names
         links = [
             value
-            for part in drawn.iter()
-            for name, value in part.attrib.items()
+            for piece in drawn.iter()
+            for name, value in piece.attrib.items()
             if name.endswith("href")
         ]
         assert all(link.startswith("data:image/png;base64,") for link in links)
@@ -155,12 +155,12 @@ def rows(one: Shown, folder: Path) -> list[dict[str, str]]:
 
 def test_a_table_has_every_number(results: dict[str, Any], log: Any, tmp_path: Path) -> None:
     """To the last bit: a float's text gives the float again."""
-    seen, lens, grid, heads = (results[name] for name in ("attention", "lens", "grid", "heads"))
-    read = rows(seen, tmp_path)
-    assert [float(row["value"]) for row in read] == torch.cat(
-        [x.flatten() for x in seen.values()]
+    observed, lens, grid, heads = (results[name] for name in ("attention", "lens", "grid", "heads"))
+    ids = rows(observed, tmp_path)
+    assert [float(row["value"]) for row in ids] == torch.cat(
+        [x.flatten() for x in observed.values()]
     ).tolist()
-    assert read[-1]["key_token"].endswith(seen.words[-1])
+    assert ids[-1]["key_token"].endswith(observed.words[-1])
     likely = [float(row["probability"]) for row in rows(lens, tmp_path) if not row["tracked"]]
     assert likely == np.array(lens.probability).flatten().tolist()
     effects = [float(row["effect"]) for row in rows(grid, tmp_path)]
@@ -174,17 +174,17 @@ def test_a_table_has_every_number(results: dict[str, Any], log: Any, tmp_path: P
 
 
 def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: Path) -> None:
-    seen = results["values"]
-    held = load_file(seen.save(tmp_path / "it.safetensors"))
-    assert set(held) == set(seen) and all(
-        np.array_equal(held[path], seen[path].numpy()) for path in seen
+    observed = results["values"]
+    stored = load_file(observed.save(tmp_path / "it.safetensors"))
+    assert set(stored) == set(observed) and all(
+        np.array_equal(stored[path], observed[path].numpy()) for path in observed
     )
-    held = load_file(results["lens"].save(tmp_path / "lens.safetensors"))
-    assert held["kl"].tolist() == results["lens"].kl and held["tracked_rank"].shape[0] == 1
-    held = load_file(results["grid"].save(tmp_path / "grid.safetensors"))
-    assert held["resid.effect"].tolist() == results["grid"].parts[0].effect
-    held = load_file(log.save(tmp_path / "log.safetensors"))
-    assert held["loss"][700] == 99.0 and np.isnan(held["valid_loss"][:999]).all()
+    stored = load_file(results["lens"].save(tmp_path / "lens.safetensors"))
+    assert stored["kl"].tolist() == results["lens"].kl and stored["tracked_rank"].shape[0] == 1
+    stored = load_file(results["grid"].save(tmp_path / "grid.safetensors"))
+    assert stored["resid.effect"].tolist() == results["grid"].parts[0].effect
+    stored = load_file(log.save(tmp_path / "log.safetensors"))
+    assert stored["loss"][700] == 99.0 and np.isnan(stored["valid_loss"][:999]).all()
     path = results["tuned"].save(tmp_path / "tuned.safetensors")
     assert torch.equal(TunedLens.load(path).weight, results["tuned"].weight)
 
@@ -196,14 +196,16 @@ def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: 
     Curves(HOSTILE, {HOSTILE: ([1, 2], [3, 4])}, HOSTILE),
 ])  # fmt: skip
 def test_what_a_token_is_made_of_stays_text(chart: Any) -> None:
-    read = Parsed(chart.html())
-    assert not {"script", "style", "b"} & set(read.tags) and not [
-        n for n in read.attributes if n.startswith("on")
+    parsed = Parsed(chart.html())
+    assert not {"script", "style", "b"} & set(parsed.tags) and not [
+        n for n in parsed.attributes if n.startswith("on")
     ]
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in read.sources)
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in parsed.sources)
     drawn = ElementTree.fromstring(chart.drawing().svg())
-    said = "".join(drawn.itertext())
-    assert "<script>alert(2)</script>" in said and "\x00" not in said and "\u202e" not in said
+    message = "".join(drawn.itertext())
+    assert (
+        "<script>alert(2)</script>" in message and "\x00" not in message and "\u202e" not in message
+    )
     chart.drawing().png()
 
 
@@ -222,7 +224,7 @@ def test_a_browser_shows_what_holds_html_and_runs_none_of_it(chromium: Any, tmp_
     page = chromium.new_page()
     page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
     page.on(
-        "request", lambda asked: wrong.append(asked.url) if asked.url.startswith("http") else None
+        "request", lambda query: wrong.append(query.url) if query.url.startswith("http") else None
     )
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto(f"file://{path}")
@@ -237,22 +239,22 @@ def test_what_does_not_fit_is_said() -> None:
         f"b.{n}.pattern": torch.rand(1, 12, 40, 40, generator=torch.Generator().manual_seed(n))
         for n in range(9)
     }
-    seen = Seen(values, ["a"] * 40)
-    whole, cut = fragment(seen, 10**9), fragment(seen, 300_000)
-    assert len(cut.encode()) <= 300_000 < len(whole.encode())
-    assert "did not fit" in cut and "did not fit" not in whole
+    observed = Seen(values, ["a"] * 40)
+    full, cut = fragment(observed, 10**9), fragment(observed, 300_000)
+    assert len(cut.encode()) <= 300_000 < len(full.encode())
+    assert "did not fit" in cut and "did not fit" not in full
 
 
 def test_a_head_by_itself(results: dict[str, Any]) -> None:
-    seen = results["attention"]
-    one = seen.head(2)
-    assert [*one] == [f"{path}[2]" for path in seen]
+    observed = results["attention"]
+    item = observed.head(2)
+    assert [*item] == [f"{path}[2]" for path in observed]
     assert all(
-        torch.equal(a[:, 0], b[:, 2]) for a, b in zip(one.values(), seen.values(), strict=True)
+        torch.equal(a[:, 0], b[:, 2]) for a, b in zip(item.values(), observed.values(), strict=True)
     )
-    assert "each of" in fragment(seen) and "each of" not in fragment(one)
+    assert "each of" in fragment(observed) and "each of" not in fragment(item)
     with pytest.raises(UserError, match="heads 0 to"):
-        seen.head(99)
+        observed.head(99)
     with pytest.raises(UserError, match="no attention"):
         results["values"].head(0)
 
@@ -262,12 +264,12 @@ def test_every_shape_shows_itself(name: str) -> None:
     """Without a tokenizer too; across, rows are the target's and columns the source's tokens."""
     model = tiny.model(tiny.ALL[name])
     pair = hasattr(tiny.ALL[name], "encoder") and hasattr(tiny.ALL[name], "decoder")
-    seen = glassformer.look(model, None, [1, 2, 3], source=[4, 5, 6, 7, 8] if pair else None)
-    assert "<img" in seen._repr_html_()
+    look = glassformer.look(model, None, [1, 2, 3], source=[4, 5, 6, 7, 8] if pair else None)
+    assert "<img" in look._repr_html_()
     if pair:
         heat = next(
             chart
-            for chart in seen.charts()
+            for chart in look.charts()
             if isinstance(chart, Heat) and ".cross.pattern" in chart.title
         )
         assert [len(heat.rows), len(heat.columns)] == [3, 5] and heat.columns[4] == "4:#8"
@@ -287,8 +289,8 @@ def test_files_that_cannot_be_written(
 
 
 def test_colours_are_those_of_the_numbers() -> None:
-    ends = colours(np.array([0.0, 1.0, np.nan, -np.inf]), 0, 1, signed=False)
-    assert ends.tolist() == [[0xFA, 0xF9, 0xF5], [0x00, 0x22, 0x4E], [221] * 3, [221] * 3]
+    bounds = colours(np.array([0.0, 1.0, np.nan, -np.inf]), 0, 1, signed=False)
+    assert bounds.tolist() == [[0xFA, 0xF9, 0xF5], [0x00, 0x22, 0x4E], [221] * 3, [221] * 3]
     middle = colours(np.array([-4.0, 0.0, 4.0, 2.0]), -4, 4, signed=True)
     assert middle[:3].tolist() == [[0x21, 0x66, 0xAC], [0xE2, 0xE2, 0xE2], [0xB3, 0x58, 0x06]]
     assert colours(np.array([3.0]), 3, 3, signed=False).tolist() == [[0xFA, 0xF9, 0xF5]]
@@ -323,11 +325,11 @@ def test_no_spike_is_lost_in_a_long_curve() -> None:
     ("low", "high"), [(0, 1), (2.514, 6.931), (1, 1000), (-1e-7, 3e-7), (1e8, 1.00001e8)]
 )
 def test_ticks_are_round_and_inside(low: float, high: float) -> None:
-    found = ticks(low, high)
+    result = ticks(low, high)
     assert (
-        2 <= len(found) <= 7
-        and low - 1e-6 * abs(low) <= found[0]
-        and found[-1] <= high * (1 + 1e-9)
+        2 <= len(result) <= 7
+        and low - 1e-6 * abs(low) <= result[0]
+        and result[-1] <= high * (1 + 1e-9)
     )
 
 
@@ -349,12 +351,12 @@ def test_words_on_a_colour_can_be_read() -> None:
     from glassformer.figures.charts import ink_on
 
     def luminance(colour: tuple[int, ...]) -> float:
-        parts = [
-            one / 255 / 12.92 if one / 255 <= 0.04045 else ((one / 255 + 0.055) / 1.055) ** 2.4
-            for one in colour
+        pieces = [
+            item / 255 / 12.92 if item / 255 <= 0.04045 else ((item / 255 + 0.055) / 1.055) ** 2.4
+            for item in colour
         ]
         return sum(
-            weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True)
+            weight * piece for weight, piece in zip((0.2126, 0.7152, 0.0722), pieces, strict=True)
         )
 
     steps = (0, 39, 85, 118, 150, 197, 230, 255)

@@ -19,45 +19,46 @@ from glassformer.tokenizer import train as train_tokenizer
 
 
 def model(name: str) -> object:
-    made = build_model(tiny.ALL[name], seed=3)
-    return made.eval()
+    model = build_model(tiny.ALL[name], seed=3)
+    return model.eval()
 
 
-def total(made: object, prompt: list[int], tokens: tuple[int, ...]) -> float:
+def total(result: object, prompt: list[int], tokens: tuple[int, ...]) -> float:
     """The summed log-probability of tokens after the prompt, by a plain pass without a cache."""
     rows = torch.tensor([[*prompt, *tokens]])
     with torch.no_grad():
-        logits = made(rows).logits.log_softmax(-1)[0]  # type: ignore[operator]
+        logits = result(rows).logits.log_softmax(-1)[0]  # type: ignore[operator]
     return sum(float(logits[len(prompt) - 1 + i, t]) for i, t in enumerate(tokens))
 
 
 def test_wide_beams_find_the_best_of_all_continuations() -> None:
-    made = build_model(
+    model = build_model(
         c.Decoder(16, 16, c.Embed(6), tiny.gpt2().decoder, c.Head(), tiny.WIDE), seed=1
     ).eval()
     prompt, length = [1, 2], 3
     everything = {
-        tokens: total(made, prompt, tokens) for tokens in itertools.product(range(6), repeat=length)
+        tokens: total(model, prompt, tokens)
+        for tokens in itertools.product(range(6), repeat=length)
     }
     ranked = sorted(everything, key=lambda tokens: -everything[tokens])[:4]
-    found = beam(made, None, prompt, beams=36, best=4, max_new=length, length_penalty=0.0)[0]
-    assert [tuple(h.tokens) for h in found] == ranked
-    for hypothesis in found:
+    hypotheses = beam(model, None, prompt, beams=36, best=4, max_new=length, length_penalty=0.0)[0]
+    assert [tuple(h.tokens) for h in hypotheses] == ranked
+    for hypothesis in hypotheses:
         assert hypothesis.score == pytest.approx(everything[tuple(hypothesis.tokens)], abs=1e-4)
         assert hypothesis.finish == "length"
-    pairs = beam(made, None, prompt, beams=36, best=36, max_new=2)[0]
+    pairs = beam(model, None, prompt, beams=36, best=36, max_new=2)[0]
     # none twice
     assert {tuple(h.tokens) for h in pairs} == set(itertools.product(range(6), repeat=2))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "vaswani", "glass"])
 def test_one_beam_is_greedy(name: str) -> None:
-    made = model(name)
+    new_model = model(name)
     prompt = [[5, 7, 9], [4, 8]]
-    greedy = generate(made, None, prompt, temperature=0, max_new=8, eos=(), start=0).run()  # type: ignore[arg-type]
-    found = beam(made, None, prompt, beams=1, max_new=8, eos=(), start=0)  # type: ignore[arg-type]
-    assert [hypotheses[0].tokens for hypotheses in found] == greedy.tokens
-    for hypotheses, logprobs in zip(found, greedy.logprobs, strict=True):
+    greedy = generate(new_model, None, prompt, temperature=0, max_new=8, eos=(), start=0).run()  # type: ignore[arg-type]
+    result = beam(new_model, None, prompt, beams=1, max_new=8, eos=(), start=0)  # type: ignore[arg-type]
+    assert [hypotheses[0].tokens for hypotheses in result] == greedy.tokens
+    for hypotheses, logprobs in zip(result, greedy.logprobs, strict=True):
         assert hypotheses[0].logprobs == pytest.approx(logprobs, abs=1e-5)
 
 
@@ -65,16 +66,16 @@ def test_one_beam_is_greedy(name: str) -> None:
     "name", ["llama", "starcoder2", "t5", "vaswani", "glass", "cho", "bahdanau"]
 )
 def test_a_prompt_finds_the_same_in_a_batch_as_alone(name: str) -> None:
-    made = model(name)
+    new_model = model(name)
     prompts = [[5, 7, 9, 11, 3], [4, 8], [6]]
     settings = {"beams": 3, "best": 3, "max_new": 10, "eos": (2, 9, 17), "start": 0}
-    together = beam(made, None, prompts, **settings)  # type: ignore[arg-type]
-    for prompt, found in zip(prompts, together, strict=True):
-        alone = beam(made, None, [prompt], **settings)[0]  # type: ignore[arg-type]
-        assert [h.tokens for h in alone] == [h.tokens for h in found]
-        assert [h.score for h in alone] == pytest.approx([h.score for h in found], abs=1e-5)
-        assert [h.score for h in found] == sorted(
-            (sum(h.logprobs) / len(h.tokens) for h in found), reverse=True
+    together = beam(new_model, None, prompts, **settings)  # type: ignore[arg-type]
+    for prompt, result in zip(prompts, together, strict=True):
+        alone = beam(new_model, None, [prompt], **settings)[0]  # type: ignore[arg-type]
+        assert [h.tokens for h in alone] == [h.tokens for h in result]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in result], abs=1e-5)
+        assert [h.score for h in result] == sorted(
+            (sum(h.logprobs) / len(h.tokens) for h in result), reverse=True
         )
 
 
@@ -90,10 +91,10 @@ def test_equal_to_transformers() -> None:
         "num_heads": 4,
         "vocab_size": 50,
     }
-    theirs = T5ForConditionalGeneration(
+    model = T5ForConditionalGeneration(
         T5Config(**shape, decoder_start_token_id=0, dropout_rate=0.0)
     ).eval()
-    for parameter in theirs.parameters():
+    for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     from glassformer.checkpoints import weights  # noqa: F401  # the recipe turns their weights into ours
 
@@ -103,28 +104,28 @@ def test_equal_to_transformers() -> None:
     from glassformer import load
 
     with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        ours, _ = load(folder)
-    assert isinstance(ours, EncoderDecoder)
+        model.save_pretrained(folder)
+        actual_model, _ = load(folder)
+    assert isinstance(actual_model, EncoderDecoder)
     prompts = [[5, 7, 9, 11, 1], [4, 8, 22, 30, 1]]
-    some = list(range(1, 50, 4))  # among so many endings beams end at every step
+    group = list(range(1, 50, 4))  # among so many endings beams end at every step
     cases = (
         (0.0, None, [1]),
         (1.0, None, [1]),
         (2.0, None, [1]),
         (0.0, 33, [1]),
-        (0.0, None, some),
-        (1.0, None, some),
+        (0.0, None, group),
+        (1.0, None, group),
     )
-    for penalty, forced, ends in cases:  # forced: a language's tag
-        told = theirs.generate(
+    for penalty, forced, bounds in cases:  # forced: a language's tag
+        output = model.generate(
             torch.tensor(prompts),
             num_beams=4,
             num_return_sequences=4,
             max_new_tokens=12,
             length_penalty=penalty,
             forced_bos_token_id=forced,
-            eos_token_id=ends,
+            eos_token_id=bounds,
             early_stopping=True,
             do_sample=False,
             return_dict_in_generate=True,
@@ -132,27 +133,27 @@ def test_equal_to_transformers() -> None:
         )
         start = [0] if forced is None else [0, forced]
         room = 13 - len(start)
-        found = beam(
-            ours,
+        hypotheses = beam(
+            actual_model,
             None,
             prompts,
             beams=4,
             best=4,
             max_new=room,
             length_penalty=penalty,
-            eos=ends,
+            eos=bounds,
             start=start,
         )
-        flat = [h for hypotheses in found for h in hypotheses]
+        flat = [h for hypotheses in hypotheses for h in hypotheses]
         for row, score, hypothesis in zip(
-            told.sequences.tolist(), told.sequences_scores.tolist(), flat, strict=True
+            output.sequences.tolist(), output.sequences_scores.tolist(), flat, strict=True
         ):
             assert row[: len(start) + len(hypothesis.tokens)] == start + hypothesis.tokens
             assert score == pytest.approx(hypothesis.score, abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"beams": 0}, "beams is 0"),
         ({"best": 5}, "best is 5"),
@@ -160,14 +161,14 @@ def test_equal_to_transformers() -> None:
         ({"max_new": 0}, "max_new is 0"),
     ],
 )
-def test_settings_that_mean_nothing(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_settings_that_mean_nothing(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         beam(model("gpt2"), None, [1], **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("way", [beam, generate])
+@pytest.mark.parametrize("variant", [beam, generate])
 @pytest.mark.parametrize(
-    ("start", "said"),
+    ("start", "message"),
     [
         ([], "at least one"),
         ([0, 50], "50 is out of range"),
@@ -175,15 +176,17 @@ def test_settings_that_mean_nothing(settings: dict[str, object], said: str) -> N
         *((bad, "give a token's id") for bad in ("de", [0.5], [True], [1] * 65)),
     ],
 )
-def test_a_beginning_that_is_none(way: Callable[..., object], start: object, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        way(model("t5"), None, [1], max_new=4, start=start)
+def test_a_beginning_that_is_none(
+    variant: Callable[..., object], start: object, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        variant(model("t5"), None, [1], max_new=4, start=start)
 
 
 def test_several_tokens_begin_a_target_on_the_greedy_path() -> None:
-    made = model("t5")
-    rest = (
-        generate(made, None, [[5, 7]], start=[0, 33, 4], max_new=6, temperature=0, eos=())
+    new_model = model("t5")
+    tokens = (
+        generate(new_model, None, [[5, 7]], start=[0, 33, 4], max_new=6, temperature=0, eos=())
         .run()
         .tokens[0]
     )  # type: ignore[arg-type]
@@ -191,12 +194,14 @@ def test_several_tokens_begin_a_target_on_the_greedy_path() -> None:
     with torch.no_grad():
         for _ in range(6):
             row.append(
-                int(made(torch.tensor([row]), torch.tensor([[5, 7]])).logits[0, -1].argmax())
+                int(new_model(torch.tensor([row]), torch.tensor([[5, 7]])).logits[0, -1].argmax())
             )  # type: ignore[operator]
-    assert rest == row[3:]
+    assert tokens == row[3:]
     assert (
-        rest
-        == beam(made, None, [[5, 7]], beams=1, start=(0, 33, 4), max_new=6, eos=())[0][0].tokens
+        tokens
+        == beam(new_model, None, [[5, 7]], beams=1, start=(0, 33, 4), max_new=6, eos=())[0][
+            0
+        ].tokens
     )  # type: ignore[arg-type]
 
 
@@ -207,19 +212,19 @@ def pooled(head: c.Head | None) -> c.Decoder:
 def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_cannot() -> None:
     plain = replace(pooled(c.Head()), pool=None)
     with_pool, alone = (build_model(cfg, seed=1).eval() for cfg in (pooled(c.Head()), plain))
-    made = [
-        generate(one, None, [[5, 7, 9]], max_new=8, eos=(), temperature=0)
-        for one in (with_pool, alone)
+    outputs = [
+        generate(item, None, [[5, 7, 9]], max_new=8, eos=(), temperature=0)
+        for item in (with_pool, alone)
     ]
-    assert made[0].run().tokens == made[1].run().tokens
+    assert outputs[0].run().tokens == outputs[1].run().tokens
     assert beam(with_pool, None, [[5, 7, 9]], max_new=8, eos=()) == beam(
         alone, None, [[5, 7, 9]], max_new=8, eos=()
     )
-    told = build_model(pooled(None), seed=1)(torch.tensor([[5, 7, 9]]))
-    assert told.pooled.shape == (1, tiny.DIM) and told.logits.numel() == 0
-    for way in (generate, beam):
+    output = build_model(pooled(None), seed=1)(torch.tensor([[5, 7, 9]]))
+    assert output.pooled.shape == (1, tiny.DIM) and output.logits.numel() == 0
+    for variant in (generate, beam):
         with pytest.raises(UserError, match="no head over tokens"):
-            way(build_model(pooled(None), seed=1).eval(), None, [1], max_new=2)
+            variant(build_model(pooled(None), seed=1).eval(), None, [1], max_new=2)
 
 
 def test_an_encoder_continues_nothing() -> None:
@@ -229,64 +234,66 @@ def test_an_encoder_continues_nothing() -> None:
 
 def test_a_prompt_is_done_when_as_many_have_ended_as_there_are_beams() -> None:
     # a longer one would be better
-    made, settings = model("gpt2"), {"beams": 1, "max_new": 12, "length_penalty": 9.0}
-    whole = beam(made, None, [[5, 7, 9]], eos=(), **settings)[0][0].tokens  # type: ignore[arg-type]
-    found = beam(made, None, [[5, 7, 9]], eos=whole[3], **settings)[0][0]  # type: ignore[arg-type]
-    assert found.tokens == whole[: whole.index(whole[3]) + 1] and found.finish == "eos"
+    new_model, settings = model("gpt2"), {"beams": 1, "max_new": 12, "length_penalty": 9.0}
+    tokens = beam(new_model, None, [[5, 7, 9]], eos=(), **settings)[0][0].tokens  # type: ignore[arg-type]
+    hypotheses = beam(new_model, None, [[5, 7, 9]], eos=tokens[3], **settings)[0][0]  # type: ignore[arg-type]
+    assert hypotheses.tokens == tokens[: tokens.index(tokens[3]) + 1] and hypotheses.finish == "eos"
 
 
 def test_a_beam_ends_where_the_context_does() -> None:
     prompt = [1 + place % 40 for place in range(tiny.CONTEXT - 2)]
     for beams in (1, 3):
-        found = beam(model("llama"), None, [prompt], beams=beams, eos=())[0][0]  # type: ignore[arg-type]
+        hypotheses = beam(model("llama"), None, [prompt], beams=beams, eos=())[0][0]  # type: ignore[arg-type]
         # the last one is never read back
-        assert len(found.tokens) == 3 and found.finish == "length"
+        assert len(hypotheses.tokens) == 3 and hypotheses.finish == "length"
 
 
 def test_many_sources_are_answered_in_their_order() -> None:
     tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
-    made, sources = model("vaswani"), ["abcdefgh", "a", "hgfed", "cab", "bb"]
-    how = {"beams": 2, "max_new": 6}
-    found = search(made, tokenizer, sources, batch=2, **how)  # type: ignore[arg-type]
-    for source, hypotheses in zip(sources, found, strict=True):
-        alone = search(made, tokenizer, [source], **how)[0]  # type: ignore[arg-type]
+    new_model, sources = model("vaswani"), ["abcdefgh", "a", "hgfed", "cab", "bb"]
+    options = {"beams": 2, "max_new": 6}
+    results = search(new_model, tokenizer, sources, batch=2, **options)  # type: ignore[arg-type]
+    for source, hypotheses in zip(sources, results, strict=True):
+        alone = search(new_model, tokenizer, [source], **options)[0]  # type: ignore[arg-type]
         assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
-    assert len({tuple(hypotheses[0].tokens) for hypotheses in found}) > 1
+    assert len({tuple(hypotheses[0].tokens) for hypotheses in results}) > 1
 
 
 @pytest.mark.parametrize("name", ["vaswani", "gpt2"])
 def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
     tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
-    made = build_model(replace(tiny.ALL[name], context=12), seed=3).eval()
+    model = build_model(replace(tiny.ALL[name], context=12), seed=3).eval()
     # eos closes a source; a decoder reads bos, source and what starts a target
     room = 11 if name == "vaswani" else 10
     long = "abcdefghabcdefgh"
     with pytest.raises(UserError, match="context is 12"):
-        search(made, tokenizer, [long], beams=2, max_new=2)
-    for cut, kept in (("end", long[:room]), ("start", long[-room:])):
-        found, right = (
-            search(made, tokenizer, [one], beams=2, max_new=2, cut=cut)[0][0]
-            for one in (long, kept)
+        search(model, tokenizer, [long], beams=2, max_new=2)
+    for cut, saved in (("end", long[:room]), ("start", long[-room:])):
+        result, right = (
+            search(model, tokenizer, [item], beams=2, max_new=2, cut=cut)[0][0]
+            for item in (long, saved)
         )
-        assert found.tokens == right.tokens and found.score == pytest.approx(right.score, abs=1e-6)
+        assert result.tokens == right.tokens and result.score == pytest.approx(
+            right.score, abs=1e-6
+        )
     with pytest.raises(UserError, match="cut is"):
-        search(made, tokenizer, [long], cut="middle")  # type: ignore[arg-type]
+        search(model, tokenizer, [long], cut="middle")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("beams", [2, 3])
 def test_only_endings_among_the_best_count(beams: int) -> None:
     """Of twice as many candidates as beams, those behind the first ``beams`` only take the place of
     ended ones."""
-    made, prompt = model("llama"), [5, 7, 9]
+    new_model, prompt = model("llama"), [5, 7, 9]
     with torch.no_grad():
-        likeliest = made(torch.tensor([prompt])).logits[0, -1].topk(2 * beams).indices.tolist()  # type: ignore[operator]
+        likeliest = new_model(torch.tensor([prompt])).logits[0, -1].topk(2 * beams).indices.tolist()  # type: ignore[operator]
     # one ends among the best, which leaves room to look behind them
-    ends = (likeliest[0], likeliest[beams])
+    bounds = (likeliest[0], likeliest[beams])
     # short ones are before long ones
-    how = {"beams": beams, "best": beams, "max_new": 4, "length_penalty": 0.0}
-    found = beam(made, None, [prompt], eos=ends, **how)[0]  # type: ignore[arg-type]
-    assert [likeliest[0]] in [one.tokens for one in found]
-    assert [likeliest[beams]] not in [one.tokens for one in found]
+    options = {"beams": beams, "best": beams, "max_new": 4, "length_penalty": 0.0}
+    hypotheses = beam(new_model, None, [prompt], eos=bounds, **options)[0]  # type: ignore[arg-type]
+    assert [likeliest[0]] in [hypothesis.tokens for hypothesis in hypotheses]
+    assert [likeliest[beams]] not in [hypothesis.tokens for hypothesis in hypotheses]
 
 
 def test_the_likeliest_of_a_large_vocabulary_are_all_found() -> None:

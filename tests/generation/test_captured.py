@@ -42,12 +42,12 @@ def test_a_cache_of_one_shape_gives_the_same_logits(name: str, pos: torch.Tensor
     for step in range(4):
         if step == 2:
             fixed.fix(cfg.context)
-        held = [kv.k.data_ptr() for kv, _ in fixed.layers]
+        stored = [kv.k.data_ptr() for kv, _ in fixed.layers]
         token = drawn(cfg, 2, 1)
         torch.testing.assert_close(
             model(token, cache=fixed).logits, model(token, cache=plain).logits
         )
-        assert held == [kv.k.data_ptr() for kv, _ in fixed.layers]
+        assert stored == [kv.k.data_ptr() for kv, _ in fixed.layers]
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -74,20 +74,20 @@ class Recorded(TorchDispatchMode):
         Recorded.made += 1
 
     def __torch_dispatch__(
-        self, operation: Any, types: Any, given: Any = (), named: Any = None
+        self, operation: Any, types: Any, args: Any = (), named: Any = None
     ) -> Any:
-        found = operation(*given, **(named or {}))
-        self.operations.append((operation, given, named or {}, found))
-        return found
+        result = operation(*args, **(named or {}))
+        self.operations.append((operation, args, named or {}, result))
+        return result
 
     def replay(self) -> None:
         self.played += 1
         if self.played == 1:  # recording has computed it, here
             return
         with torch.inference_mode():
-            for operation, given, named, before in self.operations:
-                found = operation(*given, **named)
-                for old, new in zip(tree_leaves(before), tree_leaves(found), strict=True):
+            for operation, args, named, before in self.operations:
+                result = operation(*args, **named)
+                for old, new in zip(tree_leaves(before), tree_leaves(result), strict=True):
                     if (
                         isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr()
                     ):  # neither a view nor in place
@@ -101,15 +101,15 @@ def test_a_recorded_step_is_played_again(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(session, "ROOM", 8)
     monkeypatch.setattr(Recorded, "made", 0)
     model = tiny.model(tiny.DECODERS[name])
-    plain, one = Session(model), Session(model)
-    for each in (plain, one):
-        each.prefill([[1, 2, 3, 4], [5, 6, 7]], None, 1)
-    one.capture()
+    plain, item = Session(model), Session(model)
+    for second_item in (plain, item):
+        second_item.prefill([[1, 2, 3, 4], [5, 6, 7]], None, 1)
+    item.capture()
     for token in range(3, 12):
         if token == 9:
-            for each in (plain, one):
-                each.select([1])
+            for second_item in (plain, item):
+                second_item.select([1])
         tokens = torch.tensor([token, token + 1][: 1 if token >= 9 else 2])
-        torch.testing.assert_close(one.decode(tokens), plain.decode(tokens))
+        torch.testing.assert_close(item.decode(tokens), plain.decode(tokens))
     # one for the first room, one for twice as much, one for a row less
-    assert Recorded.made == 3 and one.room == 16
+    assert Recorded.made == 3 and item.room == 16

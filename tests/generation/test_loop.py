@@ -78,11 +78,11 @@ def rotary() -> Model:
 @torch.no_grad()
 def recomputed(model: Model, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens without any cache, and the logits each was taken from."""
-    row, seen = list(ids), []
+    row, calls = list(ids), []
     for _ in range(count):
-        seen.append(model(torch.tensor([row])).logits[0, -1])
-        row.append(int(seen[-1].argmax()))
-    return row[len(ids) :], torch.stack(seen)
+        calls.append(model(torch.tensor([row])).logits[0, -1])
+        row.append(int(calls[-1].argmax()))
+    return row[len(ids) :], torch.stack(calls)
 
 
 def greedy(model: Model, prompt: list[int] | list[list[int]], count: int = 20) -> Generation:
@@ -96,10 +96,10 @@ def greedy(model: Model, prompt: list[int] | list[list[int]], count: int = 20) -
 def test_cached_is_uncached(model: Model) -> None:
     for prompt in PROMPTS:
         tokens, logits = recomputed(model, prompt, 20)
-        made = greedy(model, prompt)
-        assert made.tokens == [tokens]
+        result = greedy(model, prompt)
+        assert result.tokens == [tokens]
         expected = logits.log_softmax(-1).amax(-1)
-        torch.testing.assert_close(torch.tensor(made.logprobs[0]), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(result.logprobs[0]), expected, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -110,20 +110,20 @@ def test_any_chunking_gives_the_same_logits(
 ) -> None:
     model = build_model(cfg, seed=7, dtype=dtype).eval()
     tokens = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
-    cache, parts, rest = Cache(model.config), [], tokens
+    cache, pieces, remaining = Cache(model.config), [], tokens
     for size in itertools.cycle(sizes):
-        if not rest.numel():
+        if not remaining.numel():
             break
-        parts.append(model(rest[:, :size], cache=cache).logits)
-        rest = rest[:, size:]
-    torch.testing.assert_close(torch.cat(parts, 1), model(tokens).logits, atol=near, rtol=0)
+        pieces.append(model(remaining[:, :size], cache=cache).logits)
+        remaining = remaining[:, size:]
+    torch.testing.assert_close(torch.cat(pieces, 1), model(tokens).logits, atol=near, rtol=0)
 
 
 def test_a_batch_is_one_by_one(model: Model) -> None:
     together, alone = greedy(model, PROMPTS), [greedy(model, prompt) for prompt in PROMPTS]
-    assert together.tokens == [one.tokens[0] for one in alone]
-    theirs = torch.tensor([one.logprobs[0] for one in alone])
-    torch.testing.assert_close(torch.tensor(together.logprobs), theirs, atol=1e-5, rtol=0)
+    assert together.tokens == [item.tokens[0] for item in alone]
+    reference = torch.tensor([item.logprobs[0] for item in alone])
+    torch.testing.assert_close(torch.tensor(together.logprobs), reference, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -142,7 +142,7 @@ def test_sampling_in_a_batch_is_sampling_alone(model: Model) -> None:
     alone = [
         generate(model, None, prompt, max_new=15, seed=3, **SAMPLED).run() for prompt in PROMPTS
     ]
-    assert together.tokens == [one.tokens[0] for one in alone]
+    assert together.tokens == [item.tokens[0] for item in alone]
     assert len({tuple(tokens) for tokens in together.tokens}) == len(PROMPTS)
 
 
@@ -160,12 +160,13 @@ def test_each_row_has_luck_of_its_own(rotary: Model) -> None:
     with torch.no_grad():
         # every token is as likely as any other: luck alone decides
         model.embed.token.weight.zero_()
-    made = generate(model, None, [*PROMPTS, PROMPTS[0]], max_new=12, samples=2, seed=0).run()
-    assert len({tuple(tokens) for tokens in made.tokens}) == len(made.rows)
-    assert all(len(set(tokens)) > 3 for tokens in made.tokens)
+    output = generate(model, None, [*PROMPTS, PROMPTS[0]], max_new=12, samples=2, seed=0).run()
+    assert len({tuple(tokens) for tokens in output.tokens}) == len(output.rows)
+    assert all(len(set(tokens)) > 3 for tokens in output.tokens)
     assert (
-        made.seed == 0
-        and generate(model, None, PROMPTS[1], max_new=12, seed=0).run().tokens[0] == made.tokens[2]
+        output.seed == 0
+        and generate(model, None, PROMPTS[1], max_new=12, seed=0).run().tokens[0]
+        == output.tokens[2]
     )
 
 
@@ -190,29 +191,30 @@ def test_ids_come_in_any_container(rotary: Model) -> None:
 
 
 def test_the_seed_repeats_and_another_does_not(rotary: Model) -> None:
-    first, again, other = (
+    first, again, second = (
         generate(rotary, None, PROMPTS, max_new=9, seed=seed).run().tokens for seed in (1, 1, 2)
     )
-    assert first == again != other
+    assert first == again != second
     unseeded = generate(rotary, None, PROMPTS, max_new=9).run()
     assert (
         generate(rotary, None, PROMPTS, max_new=9, seed=unseeded.seed).run().tokens
         == unseeded.tokens
     )
     torch.manual_seed(4)
-    one = generate(rotary, None, [1], max_new=9).run().tokens
+    tokens = generate(rotary, None, [1], max_new=9).run().tokens
     torch.manual_seed(4)
-    assert generate(rotary, None, [1], max_new=9).run().tokens == one
+    assert generate(rotary, None, [1], max_new=9).run().tokens == tokens
 
 
 def test_rows_that_end_leave_the_others_alone(model: Model) -> None:
     """Prompts close to the context end early; the short ones go on to theirs."""
     prompts = [[1 + i % 50 for i in range(size)] for size in (CONTEXT, CONTEXT - 3, 2, 1)]
-    made = generate(model, None, prompts, max_new=40, temperature=0, eos=()).run()
-    assert [len(tokens) for tokens in made.tokens] == [1, 4, 40, 40]
-    assert made.finishes == ["context", "context", "length", "length"]
-    assert made.tokens == [
-        recomputed(model, ids, len(own))[0] for ids, own in zip(prompts, made.tokens, strict=True)
+    output = generate(model, None, prompts, max_new=40, temperature=0, eos=()).run()
+    assert [len(tokens) for tokens in output.tokens] == [1, 4, 40, 40]
+    assert output.finishes == ["context", "context", "length", "length"]
+    assert output.tokens == [
+        recomputed(model, ids, len(token))[0]
+        for ids, token in zip(prompts, output.tokens, strict=True)
     ]
     drawn = generate(model, None, prompts, max_new=20, seed=2, eos=(), **SAMPLED).run()
     alone = [
@@ -226,15 +228,15 @@ def test_one_token_costs_one_position(rotary: Model, monkeypatch: pytest.MonkeyP
     sizes = []
     forward = type(rotary).forward
 
-    def watched(self: Model, tokens: torch.Tensor, **rest: object) -> object:
+    def watched(self: Model, tokens: torch.Tensor, **kwargs: object) -> object:
         sizes.append(tuple(tokens.shape))
-        return forward(self, tokens, **rest)
+        return forward(self, tokens, **kwargs)
 
     monkeypatch.setattr(type(rotary), "forward", watched)
     generate(rotary, None, PROMPTS, max_new=4, samples=2, seed=1).run()
-    first, *others = sizes  # one prefill for all samples; the last token is not read back
+    first, *remaining = sizes  # one prefill for all samples; the last token is not read back
     # in pages all rows lie side by side
-    assert first == (4, 12) and others in ([(8, 1)] * 3, [(1, 8)] * 3)
+    assert first == (4, 12) and remaining in ([(8, 1)] * 3, [(1, 8)] * 3)
 
 
 def test_dropout_sleeps_and_training_goes_on(rotary: Model) -> None:
@@ -244,44 +246,44 @@ def test_dropout_sleeps_and_training_goes_on(rotary: Model) -> None:
     model = build_model(cfg, seed=7)
     model.load_state_dict(rotary.state_dict())
     model.train()
-    made = generate(model, None, PROMPTS[0], max_new=9, temperature=0)
-    for _, step in enumerate(made):
+    output = generate(model, None, PROMPTS[0], max_new=9, temperature=0)
+    for _, step in enumerate(output):
         assert model.training and torch.is_grad_enabled()
         assert step.logprob <= 0
-    assert made.tokens == greedy(rotary, PROMPTS[0], 9).tokens
+    assert output.tokens == greedy(rotary, PROMPTS[0], 9).tokens
 
 
 # ----------------------------------------------------------------------------------------- ends
 
 
 def test_eos_ends_a_row(rotary: Model) -> None:
-    whole = greedy(rotary, PROMPTS, 20).tokens
-    end = whole[0][5]
-    made = generate(rotary, None, PROMPTS, max_new=20, temperature=0, eos=end).run()
-    for own, full, finish in zip(made.tokens, whole, made.finishes, strict=True):
+    tokens = greedy(rotary, PROMPTS, 20).tokens
+    end = tokens[0][5]
+    output = generate(rotary, None, PROMPTS, max_new=20, temperature=0, eos=end).run()
+    for token, full, finish in zip(output.tokens, tokens, output.finishes, strict=True):
         expected = full[: full.index(end) + 1] if end in full else full
-        assert own == expected
+        assert token == expected
         assert finish == ("eos" if end in full else "length")
     tokenizer = Digits()
     tokenizer.eos = end
-    told = generate(rotary, tokenizer, PROMPTS[0], max_new=20, temperature=0).run()
-    assert told.tokens[0] == made.tokens[0] and told.text == "".join(
-        map(tokenizer.push, made.tokens[0][:-1])
+    actual_output = generate(rotary, tokenizer, PROMPTS[0], max_new=20, temperature=0).run()
+    assert actual_output.tokens[0] == output.tokens[0] and actual_output.text == "".join(
+        map(tokenizer.push, output.tokens[0][:-1])
     )
 
 
 def test_steps_tell_everything(rotary: Model) -> None:
-    made = generate(rotary, None, PROMPTS[:2], max_new=3, samples=2, seed=1)
-    assert made.texts == ["", "", "", ""] and made.finishes == [None] * 4
-    steps = list(made)
+    output = generate(rotary, None, PROMPTS[:2], max_new=3, samples=2, seed=1)
+    assert output.texts == ["", "", "", ""] and output.finishes == [None] * 4
+    steps = list(output)
     assert [(step.row, step.index) for step in steps] == [
         (row, index) for index in range(3) for row in range(4)
     ]
     assert [step.finish for step in steps] == [None] * 8 + ["length"] * 4
-    for row in made.rows:
+    for row in output.rows:
         assert row.tokens == [step.token for step in steps if step.row == row.number]
         assert row.logprobs == [step.logprob for step in steps if step.row == row.number]
-    assert json.loads(json.dumps(made.to_dict()))["rows"][3]["tokens"] == made.tokens[3]
+    assert json.loads(json.dumps(output.to_dict()))["rows"][3]["tokens"] == output.tokens[3]
 
 
 def test_steps_come_in_the_order_of_rows_whichever_end(rotary: Model) -> None:
@@ -322,9 +324,9 @@ def test_text_in_text_out(rotary: Model) -> None:
     tokenizer = Digits()
     ids = tokenizer.encode("HELLO", bos=True)
     expected = "".join(tokenizer.push(token) for token in greedy(rotary, ids, 12).tokens[0])
-    made = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=())
-    assert "".join(step.text for step in made) == made.text == expected
-    assert made.rows[0].prompt == ids
+    output = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=())
+    assert "".join(step.text for step in output) == output.text == expected
+    assert output.rows[0].prompt == ids
     stop = expected[4:7]
     cut = generate(
         rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=["@@@@", stop]
@@ -335,11 +337,11 @@ def test_text_in_text_out(rotary: Model) -> None:
         rotary, tokenizer, "HELLO", max_new=len(cut.tokens[0]), temperature=0, eos=(), stop=stop
     ).run()
     assert last.finishes == ["stop"] and last.text == cut.text  # in the very last token
-    held = generate(
+    stored_output = generate(
         rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=expected[-2:] + "@@"
     ).run()
     # what might have begun a stop string is shown
-    assert held.text == expected and held.finishes == ["length"]
+    assert stored_output.text == expected and stored_output.finishes == ["length"]
     tokenizer.bos = tokenizer.eos
     # a border of documents is not a beginning
     assert generate(rotary, tokenizer, "HELLO").rows[0].prompt == ids[1:]
@@ -353,11 +355,11 @@ def test_text_in_text_out(rotary: Model) -> None:
 def test_only_what_the_tokenizer_can_write_is_drawn(rotary: Model) -> None:
     tokenizer = Digits()
     tokenizer.size = 20
-    made = generate(
+    output = generate(
         rotary, tokenizer, [1], max_new=30, samples=5, seed=1, repetition_penalty=1.1
     ).run()
-    assert max(max(tokens) for tokens in made.tokens) < 20
-    assert all(sum(row) < -9 for row in made.logprobs)  # of the model's whole vocabulary
+    assert max(max(tokens) for tokens in output.tokens) < 20
+    assert all(sum(row) < -9 for row in output.logprobs)  # of the model's whole vocabulary
     for step in generate(rotary, tokenizer, [1], max_new=8, temperature=0, likely=3):
         assert step.likely[0] == (step.token, pytest.approx(step.logprob, abs=1e-5))
         assert all(token < 20 for token, _ in step.likely)
@@ -434,8 +436,8 @@ def test_an_encoder_decoder_answers_its_source() -> None:
     model = build_model(
         c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), encoder, stack, init=init), seed=3
     ).eval()
-    made = generate(model, None, PROMPTS, start=2, max_new=10, temperature=0).run()
-    for prompt, tokens in zip(PROMPTS, made.tokens, strict=True):
+    output = generate(model, None, PROMPTS, start=2, max_new=10, temperature=0).run()
+    for prompt, tokens in zip(PROMPTS, output.tokens, strict=True):
         row = [2]
         with torch.no_grad():
             for _ in range(10):
@@ -501,17 +503,17 @@ def _saved(
 def test_greedy_is_transformers(
     save: Callable[[Path], transformers.PreTrainedModel], penalty: float, tmp_path: Path
 ) -> None:
-    theirs = save(tmp_path)
-    theirs.generation_config.eos_token_id = None  # both go on to the end
-    ours, _ = glassformer.load(tmp_path)
-    made = generate(
-        ours, None, PROMPTS, max_new=25, temperature=0, repetition_penalty=penalty
+    reference = save(tmp_path)
+    reference.generation_config.eos_token_id = None  # both go on to the end
+    model, _ = glassformer.load(tmp_path)
+    output = generate(
+        model, None, PROMPTS, max_new=25, temperature=0, repetition_penalty=penalty
     ).run()
-    for ids, tokens, logprobs in zip(PROMPTS, made.tokens, made.logprobs, strict=True):
-        asked = torch.tensor([ids])
-        expected = theirs.generate(
-            asked,
-            attention_mask=torch.ones_like(asked),
+    for ids, tokens, logprobs in zip(PROMPTS, output.tokens, output.logprobs, strict=True):
+        query = torch.tensor([ids])
+        expected = reference.generate(
+            query,
+            attention_mask=torch.ones_like(query),
             generation_config=transformers.GenerationConfig(
                 max_new_tokens=25,
                 do_sample=False,
@@ -521,9 +523,11 @@ def test_greedy_is_transformers(
         ).sequences[0, len(ids) :]
         assert tokens == expected.tolist()
         with torch.no_grad():
-            own = theirs(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
-        found = own.gather(-1, expected[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(logprobs), found, atol=1e-5, rtol=0)
+            individual = (
+                reference(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+            )
+        result = individual.gather(-1, expected[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(logprobs), result, atol=1e-5, rtol=0)
 
 
 # ------------------------------------------------------------------------- a real trained model
@@ -537,15 +541,15 @@ STORY = (
 def test_a_real_model_tells_its_story(shared_data: Path) -> None:
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     assert tokenizer is not None
-    made = generate(model, tokenizer, None, max_new=60, temperature=0)
-    assert "".join(step.text for step in made) == made.text == STORY
-    half, rest = STORY[: STORY.index(" She wanted")], STORY[STORY.index(" She wanted") :]
+    output = generate(model, tokenizer, None, max_new=60, temperature=0)
+    assert "".join(step.text for step in output) == output.text == STORY
+    half, remaining = STORY[: STORY.index(" She wanted")], STORY[STORY.index(" She wanted") :]
     batch = generate(
         model, tokenizer, [half, None, "Lily"], max_new=60, temperature=0, stop="too high"
     ).run()
-    assert batch.texts[0] == rest.removesuffix("too high") and batch.finishes[0] == "stop"
+    assert batch.texts[0] == remaining.removesuffix("too high") and batch.finishes[0] == "stop"
     assert batch.texts[1] == STORY.removesuffix("too high")
     alone = generate(model, tokenizer, "Lily", max_new=60, temperature=0, stop="too high").run()
     assert batch.tokens[2] == alone.tokens[0]
-    whole = tokenizer.decode(alone.rows[0].prompt + alone.tokens[0])
-    assert whole.startswith("Lily" + alone.text)
+    text = tokenizer.decode(alone.rows[0].prompt + alone.tokens[0])
+    assert text.startswith("Lily" + alone.text)

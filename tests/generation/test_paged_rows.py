@@ -26,7 +26,7 @@ def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     model = tiny.model(replace(tiny.DECODERS[name], context=64))
     starts = [[5, 3, 9, 2, 7, 1, 4, 8, 6, 2, 3], [1, 2], [4, 4, 6, 1, 9, 3]]
-    found = []
+    results = []
     for paged in (True, False):
         session = Session(model)
         logits = [session.prefill(starts, None, 1)]
@@ -38,9 +38,9 @@ def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
                 session.select([2, 0])
             tokens = torch.tensor([3 + step, 17, 8][: len(logits[-1]) if step < 4 else 2])
             logits.append(session.decode(tokens))
-        found.append(logits)
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+        results.append(logits)
+    for result, reference in zip(*results, strict=True):
+        torch.testing.assert_close(result, reference, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["starcoder2", "gemma2"])
@@ -51,26 +51,29 @@ def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     model = tiny.model(replace(tiny.DECODERS[name], context=256))
     starts = [[(7 * place) % 50 for place in range(70)], [1, 2], [4] * 33]
-    found = []
+    results = []
     for paged in (True, False):
         session = Session(model)
         logits = [session.prefill(starts, None, 1)]
         if paged:
             session.prepack(steps=110)
             assert session.paged is not None
-            sizes = {own.lookback: len(own.pages.keys) for own, _ in session.paged.cache.pages}
+            sizes = {
+                individual.lookback: len(individual.pages.keys)
+                for individual, _ in session.paged.cache.pages
+            }
             assert sizes == {
-                own.lookback: 3 * (6 if own.lookback is None else 2)
-                for own, _ in session.paged.cache.pages
+                individual.lookback: 3 * (6 if individual.lookback is None else 2)
+                for individual, _ in session.paged.cache.pages
             }
         for step in range(105):
             if step == 50:
                 session.select([2, 0])
             tokens = torch.tensor([3 + step % 40, 17, 8][: 3 if step < 50 else 2])
             logits.append(session.decode(tokens))
-        found.append(logits)
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+        results.append(logits)
+    for result, reference in zip(*results, strict=True):
+        torch.testing.assert_close(result, reference, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "vaswani", "t5"])
@@ -89,7 +92,7 @@ def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
         28: [1, 0, 3, 3],
         30: [1, 1, 2, 3],
     }
-    found = []
+    results = []
     for paged in (True, False):
         session = Session(model)
         starts = [[0]] * 3 if pair else prompts
@@ -104,9 +107,9 @@ def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
             logits.append(
                 session.decode(torch.tensor([(3 + 5 * step + 7 * row) % 50 for row in range(rows)]))
             )
-        found.append(logits)
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+        results.append(logits)
+    for result, reference in zip(*results, strict=True):
+        torch.testing.assert_close(result, reference, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -134,10 +137,10 @@ def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(
     widest = rng.randint(2, 8)
     lengths = [rng.choice((1, 31, 32, 33, 64, rng.randint(1, 70))) for _ in range(widest)]
     prompts = [[rng.randrange(50) for _ in range(length)] for length in lengths]
-    told = ([[0]] * widest, prompts) if pair else (prompts, None)
+    output = ([[0]] * widest, prompts) if pair else (prompts, None)
     paged, plain = Session(model), Session(model)
     for session in (paged, plain):
-        session.prefill(*told, 1)
+        session.prefill(*output, 1)
     paged.prepack(steps=100)
     assert paged.paged is not None
     at = [1] * widest if pair else lengths
@@ -166,11 +169,11 @@ def test_beams_in_c_find_the_same_alone_and_in_a_batch() -> None:
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     model, sources = tiny.model(tiny.ALL["vaswani"]), [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
-    how = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
-    together = beam(model, None, sources, **how)  # type: ignore[arg-type]
-    alone = [beam(model, None, [source], **how)[0] for source in sources]  # type: ignore[arg-type]
-    assert [[one.tokens for one in some] for some in together] == [
-        [one.tokens for one in some] for some in alone
+    options = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
+    together = beam(model, None, sources, **options)  # type: ignore[arg-type]
+    alone = [beam(model, None, [source], **options)[0] for source in sources]  # type: ignore[arg-type]
+    assert [[item.tokens for item in group] for group in together] == [
+        [item.tokens for item in group] for group in alone
     ]
 
 

@@ -68,8 +68,8 @@ def test_a_vector_is_the_same_alone_and_in_a_batch(
     model = encoder(pool)
     together = embed(model, tokenizer, TEXTS, batch=3)
     assert together.shape == (4, tiny.DIM)
-    for one, vector in zip(TEXTS, together, strict=True):
-        torch.testing.assert_close(embed(model, tokenizer, [one])[0], vector, atol=1e-5, rtol=0)
+    for text, vector in zip(TEXTS, together, strict=True):
+        torch.testing.assert_close(embed(model, tokenizer, [text])[0], vector, atol=1e-5, rtol=0)
 
 
 def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(
@@ -77,18 +77,18 @@ def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(
 ) -> None:
     """Groups of at most so many tokens with padding, or of one text; the vectors are in the order
     of the texts."""
-    model, seen = encoder(), []
+    model, calls = encoder(), []
     texts = [" ".join(["the cat"] * words) for words in (1, 9, 2, 3, 1, 4)]
-    model.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
+    model.register_forward_pre_hook(lambda _, args: calls.append(tuple(args[0].shape)))
     right = embed(model, tokenizer, texts)
-    assert seen == [(6, 20)]
-    seen.clear()
+    assert calls == [(6, 20)]
+    calls.clear()
     monkeypatch.setattr(predictions, "AT_ONCE", 20)
     torch.testing.assert_close(embed(model, tokenizer, texts), right, rtol=1e-5, atol=1e-6)
-    assert seen == [(3, 6), (2, 10), (1, 20)]
-    seen.clear()
+    assert calls == [(3, 6), (2, 10), (1, 20)]
+    calls.clear()
     embed(model, tokenizer, texts, batch=1)
-    assert [rows for rows, _ in seen] == [1] * 6
+    assert [rows for rows, _ in calls] == [1] * 6
 
 
 def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None:
@@ -119,15 +119,15 @@ def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer: Tokenizer)
     expected = torch.nn.functional.scaled_dot_product_attention(query, hidden, hidden, scale=1.0)[
         0, 0
     ]
-    found = embed(model, tokenizer, TEXTS[:2])[0]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    assert (found - hidden[0].mean(0)).abs().max() > 0.05, "no plain mean"
+    vectors = embed(model, tokenizer, TEXTS[:2])[0]
+    torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=0)
+    assert (vectors - hidden[0].mean(0)).abs().max() > 0.05, "no plain mean"
 
 
 def test_labels_of_texts_and_pairs(tokenizer: Tokenizer) -> None:
     model = encoder(c.Pool("first", "tanh", labels=3))
-    found = classify(model, tokenizer, TEXTS, batch=2)
-    torch.testing.assert_close(found.sum(1), torch.ones(4))
+    actual_logits = classify(model, tokenizer, TEXTS, batch=2)
+    torch.testing.assert_close(actual_logits.sum(1), torch.ones(4))
     pair = ("the cat sat", "a dog ran")
     ids, segments = tokenizer.encode_pair(*pair)
     with torch.no_grad():
@@ -150,9 +150,9 @@ def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(
         UserError, match=r"Text 3 has 65 tokens and the model reads 64; .*--truncate"
     ):
         answer(model, tokenizer, texts)
-    found = answer(model, tokenizer, texts, truncate=True)
+    result = answer(model, tokenizer, texts, truncate=True)
     assert capsys.readouterr().err == "2 of 4 texts lost their end; the model reads 64 tokens.\n"
-    torch.testing.assert_close(found[1], found[2])
+    torch.testing.assert_close(result[1], result[2])
     answer(model, tokenizer, texts[:2], truncate=True)
     assert capsys.readouterr().err == ""
 
@@ -160,15 +160,17 @@ def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(
 def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
     model = encoder()
     sentence = "the ___ sat on the [MASK] ."
-    told = fill(model, tokenizer, sentence, top=4)
+    fills = fill(model, tokenizer, sentence, top=4)
     ids, segments = tokenizer.encode_pair(sentence.replace("___", "[MASK]"), special=True)
     share = model(torch.tensor([ids]), segments=torch.tensor([segments])).logits[0].softmax(-1)
     blanks = [place for place, token in enumerate(ids) if token == tokenizer.mask]
-    assert len(told) == len(blanks) == 2
-    for blank, ways in zip(blanks, told, strict=True):
+    assert len(fills) == len(blanks) == 2
+    for blank, variants in zip(blanks, fills, strict=True):
         best = share[blank].topk(4)
-        assert [way.tokens[0] for way in ways] == best.indices.tolist()
-        assert [way.probability for way in ways] == pytest.approx(best.values.tolist(), rel=1e-4)
+        assert [variant.tokens[0] for variant in variants] == best.indices.tolist()
+        assert [variant.probability for variant in variants] == pytest.approx(
+            best.values.tolist(), rel=1e-4
+        )
     wide = build_model(
         replace(model.config, embed=c.Embed(len(WORDS) + 40, segments=2)), seed=1
     ).eval()
@@ -176,9 +178,9 @@ def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
     best = logits.softmax(-1)[: len(WORDS)].max().item()  # among all rows, as `generate` says it
     assert logits.softmax(-1)[len(WORDS) :].sum() > 0.1  # of what no tokenizer can write
     assert fill(wide, tokenizer, sentence, top=1)[0][0].probability == pytest.approx(best, rel=1e-4)
-    words = [WORDS[ways[0].tokens[0]] for ways in told]
-    assert told[0][0].text == f"the {words[0]} sat on the ___ ."
-    assert told[1][0].text == f"the ___ sat on the {words[1]} ."
+    words = [WORDS[fill[0].tokens[0]] for fill in fills]
+    assert fills[0][0].text == f"the {words[0]} sat on the ___ ."
+    assert fills[1][0].text == f"the ___ sat on the {words[1]} ."
 
 
 @pytest.mark.parametrize("order", ["left", "sure"])
@@ -205,11 +207,11 @@ def test_blanks_together_see_each_other(tokenizer: Tokenizer, order: str) -> Non
             after = share(row)
         chance[a, b] = float(start[first, a] * after[second, b])
     best = max(chance, key=lambda pair: chance[pair])
-    told = fill(model, tokenizer, "the ___ sat ___ .", top=vocab, order=order)[0]  # type: ignore[arg-type]
+    fills = fill(model, tokenizer, "the ___ sat ___ .", top=vocab, order=order)[0]  # type: ignore[arg-type]
     at = (0, 1) if first < second else (1, 0)
-    assert (told[0].tokens[at[0]], told[0].tokens[at[1]]) == best
-    assert told[0].probability == pytest.approx(chance[best], rel=1e-4)
-    assert len(told) == vocab
+    assert (fills[0].tokens[at[0]], fills[0].tokens[at[1]]) == best
+    assert fills[0].probability == pytest.approx(chance[best], rel=1e-4)
+    assert len(fills) == vocab
 
 
 def test_bad_input(tokenizer: Tokenizer) -> None:

@@ -60,9 +60,9 @@ def test_penalty_is_theirs(penalty: float) -> None:
         logits_of(),
         torch.randint(97, (6, 20), generator=torch.Generator().manual_seed(2)),
     )
-    seen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
+    observed = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
     assert torch.equal(
-        penalise(logits, seen, penalty),
+        penalise(logits, observed, penalty),
         theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits),
     )
 
@@ -116,9 +116,11 @@ def test_the_rounding_of_sums_does_not_reach_the_tail() -> None:
 
 def test_greedy_takes_the_likeliest_after_the_penalty() -> None:
     logits = torch.tensor([[2.0, 1.9, -1.0]])
-    seen = torch.tensor([[True, False, False]])
+    observed = torch.tensor([[True, False, False]])
     assert choose(logits, None, None, Sampling(temperature=0)).item() == 0
-    assert choose(logits, None, seen, Sampling(temperature=0, repetition_penalty=1.2)).item() == 1
+    assert (
+        choose(logits, None, observed, Sampling(temperature=0, repetition_penalty=1.2)).item() == 1
+    )
 
 
 def test_log_probability_is_the_models_own() -> None:
@@ -178,7 +180,7 @@ def written(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
 def borders(text: str) -> list[list[str]]:
     """Every way to cut a text into pieces."""
     cuts = itertools.product([False, True], repeat=len(text) - 1)
-    marks = [[0, *(i + 1 for i, here in enumerate(row) if here), len(text)] for row in cuts]
+    marks = [[0, *(i + 1 for i, local in enumerate(row) if local), len(text)] for row in cuts]
     return [[text[a:b] for a, b in itertools.pairwise(row)] for row in marks]
 
 

@@ -38,15 +38,15 @@ def made(mask_rule: c.MaskRule = c.Full(), previous_token_embeddings: int = 0) -
 def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
     """The likeliest tokens one by one, without a cache: where the context is full its last half is
     all there is."""
-    window, told = list(prompt), []
-    while len(told) < count:
+    window, outputs = list(prompt), []
+    while len(outputs) < count:
         if len(window) > CONTEXT:
             window = window[-(CONTEXT // 2) :]
         with torch.no_grad():
             token = int(model(torch.tensor([window])).logits[0, -1].argmax())
         window.append(token)
-        told.append(token)
-    return told
+        outputs.append(token)
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
 
 def test_a_prompt_longer_than_the_context_slides_too(folder, capsys):
     model, prompt = made(), [1, 2, 3, 4, 5] * 8
-    told = generate(model, None, [prompt, [1, 2]], max_new=20, temperature=0.0, slide=True).run()
-    assert told.tokens == [by_hand(model, prompt, 20), by_hand(model, [1, 2], 20)]
+    output = generate(model, None, [prompt, [1, 2]], max_new=20, temperature=0.0, slide=True).run()
+    assert output.tokens == [by_hand(model, prompt, 20), by_hand(model, [1, 2], 20)]
     assert cli.main(["generate", folder, "abc" * 20]) == 2 and "--slide" in capsys.readouterr().err
     assert not cli.main(["generate", folder, "abc" * 20, "--slide", "--max-new", "5"])
 
@@ -100,13 +100,13 @@ def folder(tmp_path: Path) -> str:
 def test_the_end_of_the_context_is_told_with_the_way_out(folder, capsys):
     words = ["generate", folder, "abc", "--max-new", "40", "--seed", "1", "--top-k", "5"]
     assert not cli.main(words)
-    found = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
         "Ended at the model's context of 12 tokens; --slide goes on, reading the last 6 again."
-        in found.err
+        in captured.err
     )
     assert not cli.main([*words, "--slide"])
     longer = capsys.readouterr()
-    assert longer.out.startswith(found.out.rstrip("\n")) and "context" not in longer.err
+    assert longer.out.startswith(captured.out.rstrip("\n")) and "context" not in longer.err
     assert not cli.main([*words, "--json"])
     assert json.loads(capsys.readouterr().out)["rows"][0]["finish"] == "context"

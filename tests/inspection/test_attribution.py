@@ -70,24 +70,26 @@ def asked(model: Model, length: int = 9) -> dict[str, Tensor]:
 @pytest.mark.parametrize("against", [None, 11])
 def test_the_parts_sum_to_the_logit(name: str, against: int | None) -> None:
     model = model_of(name)
-    given = asked(model)
-    found = attribute(model, None, **given, token=7, against=against, position=4)
+    args = asked(model)
+    attribution = attribute(model, None, **args, token=7, against=against, position=4)
     with torch.no_grad():
-        logits = model(*given.values()).logits[0, 4]
-    own = logits[7] - (0.0 if against is None else logits[against])
+        logits = model(*args.values()).logits[0, 4]
+    individual = logits[7] - (0.0 if against is None else logits[against])
     if (cap := model.config.head.softcap) is not None:
-        assert found.capped == pytest.approx(own.item(), abs=1e-12)
+        assert attribution.capped == pytest.approx(individual.item(), abs=1e-12)
         raw = cap * torch.atanh(logits / cap)
-        own = raw[7] - (0.0 if against is None else raw[against])
+        individual = raw[7] - (0.0 if against is None else raw[against])
     else:
-        assert found.capped is None
-    assert found.logit == pytest.approx(own.item(), abs=1e-11)
-    assert found.sum == math.fsum(part.value for part in found.parts)
-    assert abs(found.sum - own.item()) < 1e-9 and found.difference < 1e-9
-    assert sum(value for _, kinds in found.by_block() for value in kinds.values()) == pytest.approx(
-        found.sum
+        assert attribution.capped is None
+    assert attribution.logit == pytest.approx(individual.item(), abs=1e-11)
+    assert attribution.sum == math.fsum(piece.value for piece in attribution.parts)
+    assert abs(attribution.sum - individual.item()) < 1e-9 and attribution.difference < 1e-9
+    assert sum(
+        value for _, kinds in attribution.by_block() for value in kinds.values()
+    ) == pytest.approx(attribution.sum)
+    assert len({(piece.kind, piece.address) for piece in attribution.parts}) == len(
+        attribution.parts
     )
-    assert len({(part.kind, part.address) for part in found.parts}) == len(found.parts)
 
 
 class Held(nn.Module):
@@ -115,15 +117,15 @@ class Held(nn.Module):
 def linear_in_the_stream(model: Model) -> Model:
     """A copy whose norms on the stream hold, and whose sublayers read without being asked for a
     gradient."""
-    held = copy.deepcopy(model)
-    body = getattr(held, body_of(held))
+    stored = copy.deepcopy(model)
+    body = getattr(stored, body_of(stored))
     for path, module in list(body.named_modules()):
         if isinstance(module, LayerNorm | RMSNorm) and not path.endswith(("q_norm", "k_norm")):
             above, _, leaf = path.rpartition(".")
             setattr(body.get_submodule(above), leaf, Held(module))
         if path.endswith((".attn", ".ffn", ".cross")):
             module.register_forward_pre_hook(lambda _, args: (args[0].detach(), *args[1:]))
-    return held
+    return stored
 
 
 @pytest.mark.parametrize(
@@ -132,27 +134,27 @@ def linear_in_the_stream(model: Model) -> Model:
 def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
     """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold."""
     model = model_of(name)
-    given = asked(model)
-    found = attribute(model, None, **given, token=7, against=11, position=4)
-    held = linear_in_the_stream(model)
+    args = asked(model)
+    attribution = attribute(model, None, **args, token=7, against=11, position=4)
+    stored = linear_in_the_stream(model)
     body = body_of(model)
     tape = Tape(f"{body}.*.write", "embed.*", graph=True)
-    logits = held(*given.values(), tape=tape).logits[0, 4]
+    logits = stored(*args.values(), tape=tape).logits[0, 4]
     if (cap := model.config.head.softcap) is not None:
         logits = cap * torch.atanh(logits / cap)
     paths = [path for path in tape.records if path.count(".") != 5]  # not a mixture's shared expert
     values = [tape[path] for path in paths]
-    wanted = [value for value in values if value.requires_grad]
+    expected = [value for value in values if value.requires_grad]
     grads = dict(
-        zip(map(id, wanted), torch.autograd.grad(logits[7] - logits[11], wanted), strict=True)
+        zip(map(id, expected), torch.autograd.grad(logits[7] - logits[11], expected), strict=True)
     )
     for path, value in zip(paths, values, strict=True):
         if id(value) in grads:
             along = (grads[id(value)][0, 4] * value[0, 4]).sum().item()
             sublayer = path.removesuffix("write")
-            mine = [p for p in found.parts if p.address.startswith((sublayer, f"{path}["))]
-            assert mine, path
-            assert math.fsum(part.value for part in mine) == pytest.approx(along, abs=1e-9), path
+            local = [p for p in attribution.parts if p.address.startswith((sublayer, f"{path}["))]
+            assert local, path
+            assert math.fsum(piece.value for piece in local) == pytest.approx(along, abs=1e-9), path
     assert len(grads) >= len(model.get_submodule(body).blocks) + 1
 
 
@@ -169,16 +171,16 @@ def test_heads_by_hand() -> None:
         x = tape["decoder.blocks.1.resid"][0, 4]
         scale = 1 / (((x - x.mean()) ** 2).mean() + last.eps).sqrt()
         right = ((wrote - wrote.mean()) * scale * last.weight) @ model.embed.token.weight[7]
-    found = attribute(model, None, tokens, token=7, position=4)
-    (part,) = [p for p in found.parts if p.address == "decoder.blocks.0.attn.z[2,4]"]
-    assert (part.kind, part.block, part.index) == ("head", 0, 2)
-    assert part.value == pytest.approx(right.item(), abs=1e-12)
+    attribution = attribute(model, None, tokens, token=7, position=4)
+    (piece,) = [p for p in attribution.parts if p.address == "decoder.blocks.0.attn.z[2,4]"]
+    assert (piece.kind, piece.block, piece.index) == ("head", 0, 2)
+    assert piece.value == pytest.approx(right.item(), abs=1e-12)
 
 
-def kinds(found: Attribution) -> dict[str, int]:
+def kinds(result: Attribution) -> dict[str, int]:
     return {
-        kind: sum(part.kind == kind for part in found.parts)
-        for kind in sorted({p.kind for p in found.parts})
+        kind: sum(piece.kind == kind for piece in result.parts)
+        for kind in sorted({p.kind for p in result.parts})
     }
 
 
@@ -214,8 +216,8 @@ def test_low_rank_changes_are_in_it() -> None:
     assert apart.difference < 1e-9 and abs(apart.logit - before.logit) > 1e-3
     lora.merge_and_unload(model)
     merged = attribute(model, None, tiny.tokens(1, 9), token=7)
-    for one, other in zip(apart.parts, merged.parts, strict=True):
-        assert one.value == pytest.approx(other.value, abs=1e-5)  # a change is merged in fp32
+    for item, second in zip(apart.parts, merged.parts, strict=True):
+        assert item.value == pytest.approx(second.value, abs=1e-5)  # a change is merged in fp32
 
 
 def test_in_fp32_and_bf16_the_sum_is_the_logit_within_rounding() -> None:
@@ -246,22 +248,24 @@ EDITS: dict[str, list[Any]] = {
 @pytest.mark.parametrize("kind", EDITS)
 def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> None:
     model = model_of(name)
-    given, body = asked(model), body_of(model)
+    args, body = asked(model), body_of(model)
     changes = [
         dataclasses.replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]
     ]
     if name == "phi2":
         changes = [edit for edit in changes if not edit.path.endswith(".mid")]
-    found = attribute(model, None, **given, token=7, position=4, edits=changes)
-    logit = look(model, None, given["text"], source=given.get("source"), edits=changes)["logits"][
+    attribution = attribute(model, None, **args, token=7, position=4, edits=changes)
+    logit = look(model, None, args["text"], source=args.get("source"), edits=changes)["logits"][
         0, 4, 7
     ]
     if (cap := model.config.head.softcap) is not None:
         logit = cap * torch.atanh(logit / cap)
-    assert found.difference < 1e-9 and found.sum == pytest.approx(logit.item(), abs=1e-9)
-    plain = attribute(model, None, **given, token=7, position=4)
-    assert abs(plain.logit - found.logit) > 1e-6
-    assert any(part.kind == "edit" for part in found.parts) == (
+    assert attribution.difference < 1e-9 and attribution.sum == pytest.approx(
+        logit.item(), abs=1e-9
+    )
+    plain = attribute(model, None, **args, token=7, position=4)
+    assert abs(plain.logit - attribution.logit) > 1e-6
+    assert any(piece.kind == "edit" for piece in attribution.parts) == (
         kind in ("stream", "ends", "writes")
     )
 
@@ -269,9 +273,9 @@ def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> 
 def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
     model = model_of("llama")
     tokens = tiny.tokens(1, 9)
-    (*_, own) = logits_by_depth(model, tokens).values()
-    found = attribute(model, None, tokens)
-    assert (found.position, found.token) == (8, own[-1].argmax().item())
+    (*_, individual) = logits_by_depth(model, tokens).values()
+    attribution = attribute(model, None, tokens)
+    assert (attribution.position, attribution.token) == (8, individual[-1].argmax().item())
     tokenizer = train_tokenizer("byte", specials=("[CLS]", "[SEP]", "[MASK]"))
     encoder = build_model(
         dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1
@@ -316,20 +320,20 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         "Once upon a time, there was a little girl named Lily. She loved to",
     ]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["piece"] == "▁play" and told["difference"] < 1e-4
-    assert told["sum"] == pytest.approx(sum(part["value"] for part in told["parts"]))
+    data = json.loads(capsys.readouterr().out)
+    assert data["piece"] == "▁play" and data["difference"] < 1e-4
+    assert data["sum"] == pytest.approx(sum(item["value"] for item in data["parts"]))
     assert main([*words, "--against", "s", "--top", "3"]) == 0
-    said = capsys.readouterr().out
-    assert "The logit of ·play less that of s at position 19: " in said and "43 more" in said
-    assert "the model's own" in said
+    output = capsys.readouterr().out
+    assert "The logit of ·play less that of s at position 19: " in output and "43 more" in output
+    assert "the model's own" in output
     off = 'head_off("decoder.blocks.4.attn", 2)'
     assert main([*words, "--top", "3", "--edit", off]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        f", with {off}: " in said
-        and "the edited run's own" in said
-        and "the model's own" not in said
+        f", with {off}: " in output
+        and "the edited run's own" in output
+        and "the model's own" not in output
     )
     assert main([*words, "--json", "--edit", off]) == 0
     assert json.loads(capsys.readouterr().out)["edits"] == [off]
@@ -362,15 +366,20 @@ def pooled(name: str) -> Model:
 @pytest.mark.parametrize("against", [None, 0])
 def test_the_parts_sum_to_a_label(name: str, against: int | None) -> None:
     model = pooled(name)
-    given = asked(model)
-    found = attribute(model, None, **given, token=1, against=against, of="label")
+    args = asked(model)
+    attribution = attribute(model, None, **args, token=1, against=against, of="label")
     with torch.no_grad():
-        logits = model(*given.values()).pooled[0]
-    own = logits[1] - (0.0 if against is None else logits[against])
-    assert found.logit == pytest.approx(own.item(), abs=1e-12) and found.position is None
-    assert abs(found.sum - own.item()) < 1e-9 and found.difference < 1e-9
-    assert len({(part.kind, part.address, part.index) for part in found.parts}) == len(found.parts)
-    likeliest = attribute(model, None, **given, of="label")
+        logits = model(*args.values()).pooled[0]
+    individual = logits[1] - (0.0 if against is None else logits[against])
+    assert (
+        attribution.logit == pytest.approx(individual.item(), abs=1e-12)
+        and attribution.position is None
+    )
+    assert abs(attribution.sum - individual.item()) < 1e-9 and attribution.difference < 1e-9
+    assert len({(piece.kind, piece.address, piece.index) for piece in attribution.parts}) == len(
+        attribution.parts
+    )
+    likeliest = attribute(model, None, **args, of="label")
     assert likeliest.token == int(logits.argmax()) and likeliest.piece == f"label {likeliest.token}"
 
 
@@ -379,11 +388,11 @@ def test_each_sublayer_added_its_gradient_to_a_label(name: str) -> None:
     """PyTorch's own gradient of the label's logit, through norms that hold, at all positions
     together."""
     model = pooled(name)
-    given = asked(model)
-    found = attribute(model, None, **given, token=1, against=0, of="label")
-    held, body = linear_in_the_stream(model), body_of(model)
+    args = asked(model)
+    attribution = attribute(model, None, **args, token=1, against=0, of="label")
+    stored, body = linear_in_the_stream(model), body_of(model)
     tape = Tape(f"{body}.*.write", "embed.token", graph=True)
-    logits = held(*given.values(), tape=tape).pooled[0]
+    logits = stored(*args.values(), tape=tape).pooled[0]
     values = [
         (path, value)
         for path, value in tape.records.items()
@@ -392,19 +401,19 @@ def test_each_sublayer_added_its_gradient_to_a_label(name: str) -> None:
     grads = torch.autograd.grad(
         logits[1] - logits[0], [value for _, value in values], allow_unused=True
     )
-    seen = 0
+    observed = 0
     for (path, value), grad in zip(values, grads, strict=True):
         if grad is not None:
-            mine = [
+            local = [
                 p
-                for p in found.parts
+                for p in attribution.parts
                 if p.address.startswith((path.removesuffix("write"), f"{path}["))
             ]
-            assert math.fsum(part.value for part in mine) == pytest.approx(
+            assert math.fsum(piece.value for piece in local) == pytest.approx(
                 (grad * value).sum().item(), abs=1e-9
             ), path
-            seen += 1
-    assert seen >= len(model.get_submodule(body).blocks) + 1
+            observed += 1
+    assert observed >= len(model.get_submodule(body).blocks) + 1
 
 
 def test_an_edited_label_is_taken_apart() -> None:
@@ -417,10 +426,16 @@ def test_an_edited_label_is_taken_apart() -> None:
         edits.scale("pool.write", 3.0),
     ]
     plain = attribute(model, None, tokens, token=2, of="label")
-    found = attribute(model, None, tokens, token=2, of="label", edits=changes)
-    assert found.difference < 1e-9 and abs(found.logit - plain.logit) > 1e-3
-    assert {p.address for p in found.parts if p.kind == "edit"} >= {"pool.write", "pool.vector"}
-    assert sum(p.value for p in found.parts if p.address == "decoder.blocks.0.attn.z[1,:]") == 0.0
+    attribution = attribute(model, None, tokens, token=2, of="label", edits=changes)
+    assert attribution.difference < 1e-9 and abs(attribution.logit - plain.logit) > 1e-3
+    assert {p.address for p in attribution.parts if p.kind == "edit"} >= {
+        "pool.write",
+        "pool.vector",
+    }
+    assert (
+        sum(p.value for p in attribution.parts if p.address == "decoder.blocks.0.attn.z[1,:]")
+        == 0.0
+    )
     assert not any(p.kind == "edit" for p in plain.parts)
 
 
@@ -428,8 +443,8 @@ def test_labels_that_are_not_there() -> None:
     with pytest.raises(UserError, match="no labels"):
         attribute(tiny.model(tiny.ALL["llama"]), None, tiny.tokens(1, 4), of="label")
     model = tiny.model(POOLS["mean"])
-    for wrong, said in (("7", "has 0 to 2"), ("cat", "has 0 to 2")):
-        with pytest.raises(UserError, match=said):
+    for wrong, message in (("7", "has 0 to 2"), ("cat", "has 0 to 2")):
+        with pytest.raises(UserError, match=message):
             attribute(model, None, tiny.tokens(1, 4), token=wrong, of="label")
     with pytest.raises(UserError, match="whole text"):
         attribute(model, None, tiny.tokens(1, 4), position=2, of="label")

@@ -46,12 +46,12 @@ def unit(x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_the_cosines_are_those_of_the_models_own_states(name: str) -> None:
     model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
-    found = word_in_contexts(model, tokenizer, "cat", FIRST, SECOND)
+    result = word_in_contexts(model, tokenizer, "cat", FIRST, SECOND)
     source = isinstance(model.config, c.EncoderDecoder)
     body = "decoder" if isinstance(model.config, c.Decoder) else "encoder"
     bos, eos = tokenizer.bos, tokenizer.eos
     assert bos is not None and eos is not None
-    seen = []
+    calls = []
     for text in (FIRST, SECOND):
         ids = [*text.encode()]
         ids = [bos, *ids] if body == "decoder" else [*ids, eos] if source else [bos, *ids, eos]
@@ -61,36 +61,38 @@ def test_the_cosines_are_those_of_the_models_own_states(name: str) -> None:
                 model.encode(torch.tensor([ids]), tape=tape)
             else:
                 model(torch.tensor([ids]), tape=tape)
-        seen.append(tape)
+        calls.append(tape)
     edge = 0 if source else 1
-    where, rest = [], []
+    places, remaining = [], []
     for text in (FIRST, SECOND):
         start = text.index("cat") + edge
-        where.append([start, start + 1, start + 2])
-        rest.append([at for at in range(edge, len(text) + edge) if at not in where[-1]])
-    assert found.positions == where and found.pieces == [["c", "a", "t"]] * 2
-    for path, cosine, others in zip(found.depths, found.cosine, found.others, strict=True):
-        one, two = (tape[path][0] for tape in seen)
-        mine, its = one[where[0]].mean(0), two[where[1]].mean(0)
-        assert cosine == pytest.approx(unit(mine) @ unit(its), abs=1e-12)
-        away = [*(unit(two[rest[1]]) @ unit(mine)), *(unit(one[rest[0]]) @ unit(its))]
-        assert others == pytest.approx(np.mean(away), abs=1e-12)
-    assert found.depths[0] == f"{body}.embed" and "several tokens" in found.notes[0]
+        places.append([start, start + 1, start + 2])
+        remaining.append([at for at in range(edge, len(text) + edge) if at not in places[-1]])
+    assert result.positions == places and result.pieces == [["c", "a", "t"]] * 2
+    for path, cosine, second_remaining in zip(
+        result.depths, result.cosine, result.others, strict=True
+    ):
+        item, two = (tape[path][0] for tape in calls)
+        local, its = item[places[0]].mean(0), two[places[1]].mean(0)
+        assert cosine == pytest.approx(unit(local) @ unit(its), abs=1e-12)
+        away = [*(unit(two[remaining[1]]) @ unit(local)), *(unit(item[remaining[0]]) @ unit(its))]
+        assert second_remaining == pytest.approx(np.mean(away), abs=1e-12)
+    assert result.depths[0] == f"{body}.embed" and "several tokens" in result.notes[0]
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_pairs_in_batches_are_as_each_pair_alone(name: str) -> None:
     """Also where rows are padded."""
     model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
-    where = [(text, *spans(text, "cat")[0]) for text in (FIRST, SECOND, "the cat", "cat and cat")]
+    places = [(text, *spans(text, "cat")[0]) for text in (FIRST, SECOND, "the cat", "cat and cat")]
     for size in (3, 64):
-        found = word_vectors(model, tokenizer, where, batch=size)
-    pairs = [(where[0], where[1]), (where[2], where[3])]
-    for (one, other), cosines in zip(
+        result = word_vectors(model, tokenizer, places, batch=size)
+    pairs = [(places[0], places[1]), (places[2], places[3])]
+    for (item, second), cosines in zip(
         pairs, pair_cosines(model, tokenizer, pairs).tolist(), strict=True
     ):
-        alone = word_in_contexts(model, tokenizer, "cat", one[0], other[0])
-        assert cosines == pytest.approx(alone.cosine, abs=1e-5) and found.shape[1] == len(
+        alone = word_in_contexts(model, tokenizer, "cat", item[0], second[0])
+        assert cosines == pytest.approx(alone.cosine, abs=1e-5) and result.shape[1] == len(
             alone.depths
         )
 
@@ -98,8 +100,8 @@ def test_pairs_in_batches_are_as_each_pair_alone(name: str) -> None:
 def test_a_text_beyond_the_context_loses_its_end() -> None:
     model, tokenizer = wordy("llama"), train_tokenizer("byte")
     long = "a cat " + "x" * model.config.context
-    there, cut = word_vectors(model, tokenizer, [("a cat", 2, 5), (long, 2, 5)])
-    assert torch.allclose(there, cut, atol=1e-5)  # a decoder's word does not see what follows
+    present, cut = word_vectors(model, tokenizer, [("a cat", 2, 5), (long, 2, 5)])
+    assert torch.allclose(present, cut, atol=1e-5)  # a decoder's word does not see what follows
     with pytest.raises(UserError, match='"xxx" lies past the'):
         word_vectors(model, tokenizer, [(long, len(long) - 3, len(long))])
 
@@ -135,13 +137,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     )
     words = ["contexts", str(tmp_path / "model"), "cat", FIRST, SECOND]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["cosine"]) == 3 and told["positions"] == [[6, 7, 8], [3, 4, 5]]
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["cosine"]) == 3 and data["positions"] == [[6, 7, 8], [3, 4, 5]]
     assert main(words) == 0
-    said, notes = capsys.readouterr()
+    message, notes = capsys.readouterr()
     assert (
-        f"6:c  7:a  8:t   in: {FIRST}" in said
-        and f"{told['cosine'][1]:.4f}" in said
+        f"6:c  7:a  8:t   in: {FIRST}" in message
+        and f"{data['cosine'][1]:.4f}" in message
         and "mean" in notes
     )
     assert main(words[:4]) == 2

@@ -66,28 +66,28 @@ def logits(model: Model, *edits: Edit, tokens: Tensor | None = None) -> Tensor:
 def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
     model = MODELS[name]
     tokens, source = given(model)
-    whole = look(model, None, tokens, **source)
+    full = look(model, None, tokens, **source)
     free = [
         path
-        for path in whole
+        for path in full
         if not path.endswith(("scores", "pattern")) and not path.startswith("pool.")
     ]
-    one = [
-        *(patch(path, whole) for path in free),  # what each value is anyway
-        scale("decoder.out" if "decoder.out" in whole else "encoder.out", 1.0),
+    item = [
+        *(patch(path, full) for path in free),  # what each value is anyway
+        scale("decoder.out" if "decoder.out" in full else "encoder.out", 1.0),
         steer("*.out", [0.0] * tiny.DIM, positions=(2,)),
         set_value("*.out", 0.0, positions=()),
         swap_token(3, int(tokens[0, 3])) if len(tokens) == 1 else scale("*.out", 3.0, index=()),
     ]
-    if any(path.endswith(".z") for path in whole):
-        one += [
+    if any(path.endswith(".z") for path in full):
+        item += [
             head_off("*", 0, positions=()),
             attn_off("*", positions=()),
             set_attention("*", 0, (), [1.0]),
         ]
-    edited = look(model, None, tokens, edits=one, **source)
-    assert list(edited) == list(whole)
-    for path, value in whole.items():
+    edited = look(model, None, tokens, edits=item, **source)
+    assert list(edited) == list(full)
+    for path, value in full.items():
         assert torch.equal(value, edited[path]), path
 
 
@@ -95,12 +95,12 @@ def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
 def test_attention_patched_by_itself_is_itself(name: str) -> None:
     model = MODELS[name]
     tokens, source = given(model)
-    whole = look(model, None, tokens, **source)
-    paths = [path for path in whole if path.endswith(("scores", "pattern"))]
+    full = look(model, None, tokens, **source)
+    paths = [path for path in full if path.endswith(("scores", "pattern"))]
     edited = look(
-        model, None, tokens, "logits", edits=[patch(path, whole) for path in paths], **source
+        model, None, tokens, "logits", edits=[patch(path, full) for path in paths], **source
     )
-    torch.testing.assert_close(edited["logits"], whole["logits"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(edited["logits"], full["logits"], rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------ parts,
@@ -129,12 +129,12 @@ def test_heads_attentions_and_layers_are_off(name: str) -> None:
     assert not torch.equal(cut, logits(model))
     cut = zeroed(model, f"{path}.attn.z", (slice(None), 1, slice(4, None)))
     assert torch.equal(logits(model, head_off(f"{path}.attn", 1, positions="4:")), cut)
-    for edit, part in ((attn_off, "attn"), (mlp_off, "ffn")):
+    for edit, piece in ((attn_off, "attn"), (mlp_off, "ffn")):
         assert torch.equal(
-            logits(model, edit(f"{path}.{part}")), zeroed(model, f"{path}.{part}.write", ...)
+            logits(model, edit(f"{path}.{piece}")), zeroed(model, f"{path}.{piece}.write", ...)
         )
-        some = zeroed(model, f"{path}.{part}.write", (slice(None), [1, -1]))
-        assert torch.equal(logits(model, edit(f"{path}.{part}", positions=(1, -1))), some)
+        group = zeroed(model, f"{path}.{piece}.write", (slice(None), [1, -1]))
+        assert torch.equal(logits(model, edit(f"{path}.{piece}", positions=(1, -1))), group)
     if hasattr(model, "encoder") and side == "decoder":
         cut = zeroed(model, f"{path}.cross.z", (slice(None), 0))
         assert torch.equal(logits(model, head_off(f"{path}.cross", 0)), cut)
@@ -167,46 +167,48 @@ def test_a_heads_mean() -> None:
             "document_ids": torch.arange(10)[None] // 4,
         }
         _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens[:1])
-        both = model(tokens[:1], tape=Tape(edits=hooks), **packed).logits[0, 4:8]
+        second_logits = model(tokens[:1], tape=Tape(edits=hooks), **packed).logits[0, 4:8]
         alone = look(
             model, None, tokens[:1, 4:8], "logits", edits=[head_off(ATTENTION, 3, "mean")]
         )["logits"][0]
-        torch.testing.assert_close(both, alone)
+        torch.testing.assert_close(second_logits, alone)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek", "nanomoe"])
 @pytest.mark.parametrize("off", [(1,), (0, 3), (0, 1, 2)])
 def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
     model = MODELS[name]
-    part, ffn = "decoder.blocks.0.ffn", model.decoder.blocks[0].ffn
+    piece, ffn = "decoder.blocks.0.ffn", model.decoder.blocks[0].ffn
     tokens, _ = given(model)
-    edits = [expert_off(part, one) for one in off]
-    seen = look(model, None, tokens, edits=edits)
+    edits = [expert_off(piece, item) for item in off]
+    observed = look(model, None, tokens, edits=edits)
     plain = look(model, None, tokens)
-    p = (plain[f"{part}.in"] @ ffn.router.weight.T).softmax(-1)
+    p = (plain[f"{piece}.in"] @ ffn.router.weight.T).softmax(-1)
     allowed = torch.tensor([expert not in off for expert in range(p.shape[-1])])
-    own = p.topk(ffn.cfg.top_k, -1).indices
+    indices = p.topk(ffn.cfg.top_k, -1).indices
     best, chosen = (p * allowed).topk(ffn.cfg.top_k, -1)
     weight = best / best.sum(-1, keepdim=True) if ffn.cfg.normalize else best
-    written = torch.zeros_like(plain[f"{part}.in"])
+    written = torch.zeros_like(plain[f"{piece}.in"])
     for b, t, k in torch.cartesian_prod(*map(torch.arange, weight.shape)).tolist():
-        x, e = plain[f"{part}.in"][b, t], int(chosen[b, t, k])
+        x, e = plain[f"{piece}.in"][b, t], int(chosen[b, t, k])
         up = F.linear(x, ffn.up[e])
         hidden = ffn.act(up) if ffn.gate is None else ffn.act(F.linear(x, ffn.gate[e])) * up
         written[b, t] += weight[b, t, k] * F.linear(hidden, ffn.down[e])
     if ffn.shared is not None:
-        written += plain[f"{part}.shared.write"]
-    torch.testing.assert_close(seen[f"{part}.write"], written)
-    untouched = ~torch.isin(own, torch.tensor(off)).any(-1)
+        written += plain[f"{piece}.shared.write"]
+    torch.testing.assert_close(observed[f"{piece}.write"], written)
+    untouched = ~torch.isin(indices, torch.tensor(off)).any(-1)
     twice = look(
-        model, None, tokens, f"{part}.weight", edits=[scale(f"{part}.weight", 2.0), *edits]
-    )[f"{part}.weight"]
+        model, None, tokens, f"{piece}.weight", edits=[scale(f"{piece}.weight", 2.0), *edits]
+    )[f"{piece}.weight"]
     # an earlier edit of theirs stays
-    assert torch.equal(twice[untouched], 2 * plain[f"{part}.weight"][untouched])
+    assert torch.equal(twice[untouched], 2 * plain[f"{piece}.weight"][untouched])
     for leaf in ("weight", "chosen"):
-        assert torch.equal(seen[f"{part}.{leaf}"][untouched], plain[f"{part}.{leaf}"][untouched])
-    kept = seen[f"{part}.weight"][torch.isin(seen[f"{part}.chosen"], torch.tensor(off))]
-    assert (kept == 0).all()  # where too few are left, one that is off stands there with weight 0
+        assert torch.equal(
+            observed[f"{piece}.{leaf}"][untouched], plain[f"{piece}.{leaf}"][untouched]
+        )
+    saved = observed[f"{piece}.weight"][torch.isin(observed[f"{piece}.chosen"], torch.tensor(off))]
+    assert (saved == 0).all()  # where too few are left, one that is off stands there with weight 0
 
 
 # -------------------------------------------------------------------------------------------
@@ -219,16 +221,16 @@ def test_a_masked_token_reaches_nobody(name: str) -> None:
     unchanged."""
     model = MODELS[name]
     tokens, _ = given(model)
-    other = tokens.clone()
-    other[:, 4] = (other[:, 4] + 7) % tiny.VOCAB
+    second = tokens.clone()
+    second[:, 4] = (second[:, 4] + 7) % tiny.VOCAB
     elsewhere = [place for place in range(10) if place != 4]
-    one, two = (
+    single_logits, two = (
         logits(model, mask_token(4), tokens=tokens),
-        logits(model, mask_token(4), tokens=other),
+        logits(model, mask_token(4), tokens=second),
     )
-    assert torch.equal(one[:, elsewhere], two[:, elsewhere])
-    assert not torch.equal(one[:, 4], two[:, 4])
-    assert not torch.allclose(one[:, 5:], logits(model, tokens=tokens)[:, 5:], atol=1e-4)
+    assert torch.equal(single_logits[:, elsewhere], two[:, elsewhere])
+    assert not torch.equal(single_logits[:, 4], two[:, 4])
+    assert not torch.allclose(single_logits[:, 5:], logits(model, tokens=tokens)[:, 5:], atol=1e-4)
     assert logits(model, mask_token(0), mask_token(1)).isfinite().all()
     for pattern in look(model, None, tokens, "*.pattern", edits=[mask_token(4)]).values():
         assert (pattern[:, :, elsewhere, 4] == 0).all() and (pattern[:, :, 4, 4] > 0).all()
@@ -238,16 +240,16 @@ def test_a_masked_token_reaches_nobody(name: str) -> None:
 def test_a_masked_token_of_a_source_reaches_nobody(name: str) -> None:
     model = MODELS[name]
     tokens, source = given(model)
-    other = source["source"].clone()
-    other[:, 2] = (other[:, 2] + 7) % tiny.VOCAB
+    second = source["source"].clone()
+    second[:, 2] = (second[:, 2] + 7) % tiny.VOCAB
     pair = [
-        look(model, None, tokens, "logits", source=one, edits=[mask_token(2, "source")])["logits"]
-        for one in (source["source"], other)
+        look(model, None, tokens, "logits", source=item, edits=[mask_token(2, "source")])["logits"]
+        for item in (source["source"], second)
     ]
     assert torch.equal(*pair)
     assert not torch.allclose(pair[0], logits(model), atol=1e-4)
     alone = look(
-        model, None, tokens, "logits", source=other[:, :1], edits=[mask_token(0, "source")]
+        model, None, tokens, "logits", source=second[:, :1], edits=[mask_token(0, "source")]
     )["logits"]
     assert alone.isfinite().all()  # nobody is left to look at
 
@@ -257,9 +259,9 @@ def test_an_encoder_reads_its_mask_token_instead() -> None:
     stack = c.Stack(1, (tiny.block(),), c.Learned(16), causal=False)
     model = build_model(c.Encoder(32, 16, c.Embed(tokenizer.size), stack), seed=1)
     masked = look(model, tokenizer, "abc de", "logits", edits=[mask_token(1)])["logits"]
-    read = token_ids(model, tokenizer, "abc de")
-    read[0, 1] = tokenizer.mask
-    assert torch.equal(masked, look(model, None, read, "logits")["logits"])
+    ids = token_ids(model, tokenizer, "abc de")
+    ids[0, 1] = tokenizer.mask
+    assert torch.equal(masked, look(model, None, ids, "logits")["logits"])
 
 
 def test_swapped_tokens() -> None:
@@ -267,16 +269,16 @@ def test_swapped_tokens() -> None:
     tokens, _ = given(model, 1)
     swapped = tokens.clone()
     swapped[0, 4], swapped[0, -1] = 9, 11
-    both = logits(model, swap_token(4, 9), swap_token(-1, 11), tokens=tokens)
-    assert torch.equal(both, logits(model, tokens=swapped))
+    second_logits = logits(model, swap_token(4, 9), swap_token(-1, 11), tokens=tokens)
+    assert torch.equal(second_logits, logits(model, tokens=swapped))
     pair = MODELS["vaswani"]
     tokens, source = given(pair)
-    other = source["source"].clone()
-    other[:, 2] = 9
+    second = source["source"].clone()
+    second[:, 2] = 9
     a = look(
         pair, None, tokens, "logits", source=source["source"], edits=[swap_token(2, 9, "source")]
     )["logits"]
-    assert torch.equal(a, look(pair, None, tokens, "logits", source=other)["logits"])
+    assert torch.equal(a, look(pair, None, tokens, "logits", source=second)["logits"])
 
 
 # ------------------------------------------------------------------------------------ values and
@@ -287,7 +289,7 @@ def test_values_by_position_head_and_index() -> None:
     model = MODELS["llama"]
     tokens, _ = given(model)
     plain = look(model, None, tokens)
-    one = look(
+    item = look(
         model,
         None,
         tokens,
@@ -295,9 +297,9 @@ def test_values_by_position_head_and_index() -> None:
     )
     hidden = plain["decoder.blocks.0.ffn.hidden"].clone()
     hidden[:, [[2], [9]], [5, 7]] *= 3
-    assert torch.equal(one["decoder.blocks.0.ffn.hidden"], hidden)
+    assert torch.equal(item["decoder.blocks.0.ffn.hidden"], hidden)
     torch.testing.assert_close(
-        one["decoder.blocks.0.ffn.write"], model.decoder.blocks[0].ffn.down(hidden).detach()
+        item["decoder.blocks.0.ffn.write"], model.decoder.blocks[0].ffn.down(hidden).detach()
     )
     two = look(model, None, tokens, edits=[set_value(f"{ATTENTION}.q", 0.25, 3, head=1)])[
         f"{ATTENTION}.q"
@@ -351,12 +353,12 @@ def test_values_patched_from_another_run(name: str) -> None:
     column alone."""
     model = MODELS[name]
     tokens, source = given(model)
-    other = (tokens + 11) % tiny.VOCAB
-    there = look(model, None, other, **source)
+    second = (tokens + 11) % tiny.VOCAB
+    present = look(model, None, second, **source)
     side = "decoder" if hasattr(model, "decoder") else "encoder"
     path = f"{side}.embed"
-    assert torch.equal(logits(model, patch(path, there)), there["logits"])
-    row = look(model, None, other[:1], path, **{name: one[:1] for name, one in source.items()})
+    assert torch.equal(logits(model, patch(path, present)), present["logits"])
+    row = look(model, None, second[:1], path, **{name: value[:1] for name, value in source.items()})
     moved = look(
         model,
         None,
@@ -373,18 +375,22 @@ def test_values_patched_from_another_run(name: str) -> None:
 def test_a_patch_of_one_head_and_of_attention() -> None:
     model = MODELS["llama"]
     tokens, _ = given(model)
-    there = look(model, None, (tokens + 11) % tiny.VOCAB)
+    present = look(model, None, (tokens + 11) % tiny.VOCAB)
     plain = look(model, None, tokens)
-    z = look(model, None, tokens, edits=[patch(f"{ATTENTION}.z", there, positions=4, head=2)])[
+    z = look(model, None, tokens, edits=[patch(f"{ATTENTION}.z", present, positions=4, head=2)])[
         f"{ATTENTION}.z"
     ]
     want = plain[f"{ATTENTION}.z"].clone()
-    want[:, 2, 4] = there[f"{ATTENTION}.z"][:, 2, 4]
+    want[:, 2, 4] = present[f"{ATTENTION}.z"][:, 2, 4]
     assert torch.equal(z, want)
-    seen = look(model, None, tokens, edits=[patch(f"{ATTENTION}.pattern", there, positions=6)])
+    observed = look(
+        model, None, tokens, edits=[patch(f"{ATTENTION}.pattern", present, positions=6)]
+    )
     torch.testing.assert_close(
-        seen[f"{ATTENTION}.z"][:, :, 6],
-        (there[f"{ATTENTION}.pattern"] @ plain[f"{ATTENTION}.v"].repeat_interleave(2, 1))[:, :, 6],
+        observed[f"{ATTENTION}.z"][:, :, 6],
+        (present[f"{ATTENTION}.pattern"] @ plain[f"{ATTENTION}.v"].repeat_interleave(2, 1))[
+            :, :, 6
+        ],
     )
 
 
@@ -392,22 +398,22 @@ def test_a_patch_of_one_head_and_of_attention() -> None:
 def test_attention_is_set(name: str) -> None:
     model = MODELS[name]
     tokens, source = given(model)
-    part = f"{'decoder' if hasattr(model, 'decoder') else 'encoder'}.blocks.1.attn"
+    piece = f"{'decoder' if hasattr(model, 'decoder') else 'encoder'}.blocks.1.attn"
     plain = look(model, None, tokens, **source)
     edits = [
-        set_attention(part, 1, 5, [0.0, 0.75, 0.25]),
-        set_attention(part, 2, 6, {0: 1.0}, renormalise=True),
+        set_attention(piece, 1, 5, [0.0, 0.75, 0.25]),
+        set_attention(piece, 2, 6, {0: 1.0}, renormalise=True),
     ]
-    seen = look(model, None, tokens, edits=edits, **source)
-    want = plain[f"{part}.pattern"].clone()
+    observed = look(model, None, tokens, edits=edits, **source)
+    want = plain[f"{piece}.pattern"].clone()
     want[:, 1, 5] = 0
     want[:, 1, 5, 1], want[:, 1, 5, 2] = 0.75, 0.25
     want[:, 2, 6, 0] = 1
     want[:, 2, 6] /= want[:, 2, 6].sum(-1, keepdim=True)
-    torch.testing.assert_close(seen[f"{part}.pattern"], want)
-    v = plain[f"{part}.v"]
+    torch.testing.assert_close(observed[f"{piece}.pattern"], want)
+    v = plain[f"{piece}.v"]
     v = v.repeat_interleave(4 // v.shape[1], 1)
-    torch.testing.assert_close(seen[f"{part}.z"], want @ v)
+    torch.testing.assert_close(observed[f"{piece}.z"], want @ v)
 
 
 def test_attention_of_a_recurrent_decoder_is_set() -> None:
@@ -417,10 +423,10 @@ def test_attention_of_a_recurrent_decoder_is_set() -> None:
         set_attention("decoder.cross", None, (2, 3), {1: 1.0}),
         set_attention("decoder.cross", 0, 4, [0.5, 0.5]),
     )
-    seen = look(model, None, tokens, "*.pattern", edits=edit, **source)["decoder.cross.pattern"]
+    observed = look(model, None, tokens, "*.pattern", edits=edit, **source)["decoder.cross.pattern"]
     plain = look(model, None, tokens, "*.pattern", **source)["decoder.cross.pattern"]
-    assert (seen[:, 0, 2:4, 1] == 1).all() and torch.equal(seen[:, 0, :2], plain[:, 0, :2])
-    assert torch.equal(seen[:, 0, 4], torch.tensor([0.5, 0.5, *[0.0] * 6]).expand(2, -1))
+    assert (observed[:, 0, 2:4, 1] == 1).all() and torch.equal(observed[:, 0, :2], plain[:, 0, :2])
+    assert torch.equal(observed[:, 0, 4], torch.tensor([0.5, 0.5, *[0.0] * 6]).expand(2, -1))
 
 
 def test_several_edits_of_one_path_come_in_their_order() -> None:
@@ -515,18 +521,19 @@ def test_generation_with_edits_is_the_uncached_one(name: str) -> None:
         tiny.tokens(1, size, seed=seed)[0].tolist()
         for seed, size in enumerate((8, 8, 8 - (not from_the_end)))
     ]
-    how = {"temperature": 0, "max_new": 9, "start": [3, 4] if pair else None}
-    told = generate(model, None, prompts, edits=edits, eos=(), **how).run()
-    for prompt, *mine in zip(prompts, told.tokens, told.logprobs, strict=True):
+    options = {"temperature": 0, "max_new": 9, "start": [3, 4] if pair else None}
+    output = generate(model, None, prompts, edits=edits, eos=(), **options).run()
+    for prompt, *local in zip(prompts, output.tokens, output.logprobs, strict=True):
         tokens, logprobs = uncached(model, edits, *([3, 4], prompt) if pair else (prompt, None), 9)
-        assert mine[0] == tokens
-        torch.testing.assert_close(mine[1], logprobs, rtol=1e-4, atol=1e-4)
-    plain = generate(model, None, prompts, eos=(), **how).run()
-    assert abs(torch.tensor(plain.logprobs) - torch.tensor(told.logprobs)).max() > 1e-2
-    ends = {told.tokens[0][1]}  # the first row ends and leaves; the others take its place
-    ended = generate(model, None, prompts, edits=edits, eos=ends, **how).run().tokens
+        assert local[0] == tokens
+        torch.testing.assert_close(local[1], logprobs, rtol=1e-4, atol=1e-4)
+    plain = generate(model, None, prompts, eos=(), **options).run()
+    assert abs(torch.tensor(plain.logprobs) - torch.tensor(output.logprobs)).max() > 1e-2
+    bounds = {output.tokens[0][1]}  # the first row ends and leaves; the others take its place
+    ended = generate(model, None, prompts, edits=edits, eos=bounds, **options).run().tokens
     assert ended == [
-        row[: next((n + 1 for n, one in enumerate(row) if one in ends), 9)] for row in told.tokens
+        row[: next((n + 1 for n, item in enumerate(row) if item in bounds), 9)]
+        for row in output.tokens
     ]
 
 
@@ -534,16 +541,18 @@ def test_samples_and_beams_of_edited_prompts_keep_to_their_rows() -> None:
     model = MODELS["gpt2"]
     prompts = [tiny.tokens(1, 8, seed=size)[0].tolist() for size in (8, 9)]
     edits = [head_off("decoder.blocks.*.attn", 1, "mean")]
-    both = generate(model, None, prompts, max_new=6, samples=3, seed=5, edits=edits).run().tokens
+    second_tokens = (
+        generate(model, None, prompts, max_new=6, samples=3, seed=5, edits=edits).run().tokens
+    )
     assert (
-        both[3:]
+        second_tokens[3:]
         == generate(model, None, prompts[1:], max_new=6, samples=3, seed=5, edits=edits)
         .run()
         .tokens
     )
-    found = beam(model, None, prompts, beams=3, max_new=5, eos=(), edits=edits)
+    hypotheses = beam(model, None, prompts, beams=3, max_new=5, eos=(), edits=edits)
     (alone,) = beam(model, None, prompts[1:], beams=3, max_new=5, eos=(), edits=edits)
-    assert found[1][0].tokens == alone[0].tokens
+    assert hypotheses[1][0].tokens == alone[0].tokens
     tokens, _ = uncached(model, edits, prompts[0], None, 5)
     assert (
         beam(model, None, prompts[:1], beams=1, max_new=5, eos=(), edits=edits)[0][0].tokens
@@ -554,21 +563,21 @@ def test_samples_and_beams_of_edited_prompts_keep_to_their_rows() -> None:
 def test_a_long_generation_by_prepacked_weights_is_edited_too() -> None:
     model, edits = MODELS["llama"], EDITS["llama"]
     prompts = [tiny.tokens(1, 8, seed=seed)[0].tolist() for seed in range(2)]
-    told = generate(model, None, prompts, temperature=0, max_new=40, eos=(), edits=edits).run()
-    assert told.tokens == [uncached(model, edits, prompt, None, 40)[0] for prompt in prompts]
+    output = generate(model, None, prompts, temperature=0, max_new=40, eos=(), edits=edits).run()
+    assert output.tokens == [uncached(model, edits, prompt, None, 40)[0] for prompt in prompts]
 
 
 def test_without_edits_generation_has_no_tape(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, seen = MODELS["gpt2"], []
+    model, calls = MODELS["gpt2"], []
     forward = type(model).forward
 
     def watched(self: Model, *args: object, **named: object) -> object:
-        seen.append(named.get("tape"))
+        calls.append(named.get("tape"))
         return forward(self, *args, **named)
 
     monkeypatch.setattr(type(model), "forward", watched)
     generate(model, None, [1, 2, 3], max_new=3, eos=()).run()
-    assert seen == [None] * 3
+    assert calls == [None] * 3
 
 
 def test_scores_with_edits_are_those_of_edited_passes() -> None:
@@ -585,17 +594,17 @@ def test_scores_with_edits_are_those_of_edited_passes() -> None:
     assert score(model, tokenizer, text).loss != pytest.approx(loss, rel=1e-3)
     # several windows, each alone
     many = score(model, tokenizer, text, edits=edits, context=8, stride=8).loss
-    parts = [[tokenizer.bos, *ids][begin : begin + 9] for begin in range(0, len(ids), 8)]
+    pieces = [[tokenizer.bos, *ids][index : index + 9] for index in range(0, len(ids), 8)]
     total = 0.0
-    for one in parts:
-        seen = look(model, None, one[:-1], "logits", edits=edits)["logits"][0].log_softmax(-1)
-        total -= seen.gather(1, torch.tensor(one[1:])[:, None]).sum().item()
+    for piece in pieces:
+        observed = look(model, None, piece[:-1], "logits", edits=edits)["logits"][0].log_softmax(-1)
+        total -= observed.gather(1, torch.tensor(piece[1:])[:, None]).sum().item()
     assert many == pytest.approx(total / len(ids), rel=1e-5)
     pairs = [(ids[:5], ids[5:9]), (ids[:3], ids[3:6])]
-    found = likelihoods(model, pairs, edits=edits)
-    seen = look(model, None, ids[:8], "logits", edits=edits)["logits"][0].log_softmax(-1)
-    assert found[0].logprob == pytest.approx(
-        sum(seen[at - 1, ids[at]].item() for at in range(5, 9)), rel=1e-5
+    result = likelihoods(model, pairs, edits=edits)
+    observed = look(model, None, ids[:8], "logits", edits=edits)["logits"][0].log_softmax(-1)
+    assert result[0].logprob == pytest.approx(
+        sum(observed[at - 1, ids[at]].item() for at in range(5, 9)), rel=1e-5
     )
     off = score(model, tokenizer, text, edits=[set_value("logits", 0.0)]).loss
     assert off == pytest.approx(torch.tensor(float(tokenizer.size)).log().item(), rel=1e-6)
@@ -609,15 +618,15 @@ def test_labels_with_edits() -> None:
     )
     model = build_model(base, seed=1).eval()
     edits = [head_off("encoder.blocks.0.attn", 2), scale("pool.write", 2.0)]
-    found = classify(model, tokenizer, ["abc", "de"], edits=edits)
+    logits = classify(model, tokenizer, ["abc", "de"], edits=edits)
     ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
-    seen = look(model, None, ids, "pool.write", edits=edits)["pool.write"].softmax(-1)
-    torch.testing.assert_close(found[:1], seen)
+    observed = look(model, None, ids, "pool.write", edits=edits)["pool.write"].softmax(-1)
+    torch.testing.assert_close(logits[:1], observed)
     tagger = build_model(
         dataclasses.replace(base, pool=None, token_head=c.TokenHead(3)), seed=1
     ).eval()
-    one, two = (tag(tagger, tokenizer, [["ab", "c"]], edits=some)[0] for some in (edits[:1], ()))
-    assert not torch.allclose(one, two)
+    item, two = (tag(tagger, tokenizer, [["ab", "c"]], edits=group)[0] for group in (edits[:1], ()))
+    assert not torch.allclose(item, two)
 
 
 # --------------------------------------------------------------------------------------- words,
@@ -650,7 +659,7 @@ def test_an_edit_reads_as_it_is_written(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("", "is no edit"),
         ("head_off", "is no edit"),
@@ -664,13 +673,13 @@ def test_an_edit_reads_as_it_is_written(line: str) -> None:
         ("head_off(*[1])", "more than texts"),
     ],
 )
-def test_a_line_that_is_no_edit_is_refused(line: str, said: str) -> None:
-    with pytest.raises(UserError, match=said.replace("(", r"\(")):
+def test_a_line_that_is_no_edit_is_refused(line: str, message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
         parse(line)
 
 
 @pytest.mark.parametrize(
-    ("name", "edit", "said"),
+    ("name", "edit", "message"),
     [
         ("gpt2", head_off("decoder.blocks.7.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
         ("gpt2", head_off("decoder.block.1.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
@@ -711,8 +720,8 @@ def test_a_line_that_is_no_edit_is_refused(line: str, said: str) -> None:
         ("gpt2", patch("decoder.embed", torch.zeros(1, 4, 32), positions=5), "it has 4 tokens"),
     ],
 )
-def test_what_does_not_exist_is_a_sentence(name: str, edit: Edit, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_does_not_exist_is_a_sentence(name: str, edit: Edit, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         logits(MODELS[name], edit)
 
 
@@ -723,7 +732,9 @@ def test_what_is_no_edit_is_a_sentence() -> None:
         with pytest.raises(UserError, match="Edits are a list"):
             look(MODELS["gpt2"], None, [1, 2], "logits", edits=wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="mlp_off"):
-        logits(MODELS["mixtral"], *(expert_off("decoder.blocks.0.ffn", one) for one in range(4)))
+        logits(
+            MODELS["mixtral"], *(expert_off("decoder.blocks.0.ffn", index) for index in range(4))
+        )
     with pytest.raises(UserError, match="sliding"):
         generate(MODELS["gpt2"], None, [1, 2], slide=True, edits=[mask_token(0)])
     with pytest.raises(UserError, match="count from 0"):
@@ -735,13 +746,15 @@ def test_what_is_no_edit_is_a_sentence() -> None:
 )
 def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
     model, (tokens, _) = MODELS["llama"], given(MODELS["llama"])
-    plain, wanted = logits(model), logits(model, parse(line))
-    assert not torch.equal(plain, wanted)
+    plain, expected_logits = logits(model), logits(model, parse(line))
+    assert not torch.equal(plain, expected_logits)
     for edits in ([line], line, [parse(line)]):
-        assert torch.equal(look(model, None, tokens, "logits", edits=edits)["logits"], wanted)
+        assert torch.equal(
+            look(model, None, tokens, "logits", edits=edits)["logits"], expected_logits
+        )
     texts = [
-        list(generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[one]))
-        for one in (line, parse(line))
+        list(generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[item]))
+        for item in (line, parse(line))
     ]
     assert [step.token for step in texts[0]] == [step.token for step in texts[1]]
 
@@ -757,18 +770,18 @@ def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
     ],
 )
 def test_the_edit_that_makes_nan_is_named_and_no_weight(edit: Edit) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as output:
         logits(MODELS["llama"], edit)
-    assert str(told.value).startswith(repr(edit)) and "weights" not in str(told.value)
+    assert str(output.value).startswith(repr(edit)) and "weights" not in str(output.value)
 
 
 def test_an_infinite_score_hides_a_key() -> None:
     off = set_value(f"{ATTENTION}.scores", float("-inf"), head=1, index=0, positions="1:")
     text, _ = given(MODELS["llama"])
-    seen = look(MODELS["llama"], None, text, f"{ATTENTION}.pattern", edits=[off])[
+    observed = look(MODELS["llama"], None, text, f"{ATTENTION}.pattern", edits=[off])[
         f"{ATTENTION}.pattern"
     ]
-    assert bool((seen[:, 1, 1:, 0] == 0).all()) and bool((seen[:, 0, 1:, 0] > 0).all())
+    assert bool((observed[:, 1, 1:, 0] == 0).all()) and bool((observed[:, 0, 1:, 0] > 0).all())
 
 
 def test_routers_are_seen_as_edited() -> None:
@@ -776,9 +789,9 @@ def test_routers_are_seen_as_edited() -> None:
     router then says."""
     model = MODELS["nanomoe"]
     tokens, _ = given(model)
-    part, row = "decoder.blocks.0.ffn", [9.0, 2.0, 1.0, 0.0]
-    edits = [expert_off(part, 0), set_value(f"{part}.router", row)]
-    seen = look(model, None, tokens, f"{part}.chosen", f"{part}.weight", edits=edits)
+    piece, row = "decoder.blocks.0.ffn", [9.0, 2.0, 1.0, 0.0]
+    edits = [expert_off(piece, 0), set_value(f"{piece}.router", row)]
+    observed = look(model, None, tokens, f"{piece}.chosen", f"{piece}.weight", edits=edits)
     p = torch.tensor(row).softmax(0)[1:3]
-    assert (seen[f"{part}.chosen"] == torch.tensor([1, 2])).all()
-    torch.testing.assert_close(seen[f"{part}.weight"], (p / p.sum()).expand(2, 10, -1))
+    assert (observed[f"{piece}.chosen"] == torch.tensor([1, 2])).all()
+    torch.testing.assert_close(observed[f"{piece}.weight"], (p / p.sum()).expand(2, 10, -1))

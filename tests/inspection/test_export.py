@@ -39,16 +39,17 @@ def trace() -> Trace:
 
 def inside(page: str) -> bytes:
     """The safetensors in a saved page."""
-    found = re.search(r'id="glassformer-trace">([^<]*)<', page)
-    assert found is not None
-    return gzip.decompress(base64.b64decode(found[1]))
+    results = re.search(r'id="glassformer-trace">([^<]*)<', page)
+    assert results is not None
+    return gzip.decompress(base64.b64decode(results[1]))
 
 
 def facts(data: bytes) -> dict[str, Any]:
     """What is said beside the tensors."""
     size = int.from_bytes(data[:8], "little")
     return {
-        key: json.loads(one) for key, one in json.loads(data[8 : 8 + size])["__metadata__"].items()
+        key: json.loads(item)
+        for key, item in json.loads(data[8 : 8 + size])["__metadata__"].items()
     }
 
 
@@ -57,25 +58,25 @@ def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path
     path = trace.save(tmp_path / "it.html", cells=["logits[3,7]", "probs[3,7]"])
     assert path.stat().st_size <= 2_000_000
     data = inside(path.read_text())
-    tensors, told = load(data), facts(data)
+    tensors, output = load(data), facts(data)
     assert set(tensors) == {op.id for op in trace.plan}
     for address, values in tensors.items():
         expected = trace[address][0].float().numpy()
         assert values.tobytes() == expected.tobytes(), address
-    (card,) = told["answers"]["GET api/models"]
+    (card,) = output["answers"]["GET api/models"]
     assert card["parameters"] == 917_760 and not card["abilities"]["generate"]
     assert card["name"] == "decoder" and card["unsaved"] == ["generate", "lens", "attribution"]
-    run = told["answers"][f"GET api/runs/{told['run']}"]
-    raw = b"".join(base64.b64decode(one["bytes"]) for one in run["tokens"])
+    run = output["answers"][f"GET api/runs/{output['run']}"]
+    raw = b"".join(base64.b64decode(item["bytes"]) for item in run["tokens"])
     assert (
         raw.decode() == TEXT and run["cut"] is None and run["saved"] == {"as": "f32", "left_out": 0}
     )
-    asked = export.canonical({"model": "decoder", "text": TEXT})
-    assert told["answers"][f"POST api/runs {asked}"] == run
-    assert told["cells"]["logits[3,7]"]["value"] == trace.explain("logits[3,7]").value
+    query = export.canonical({"model": "decoder", "text": TEXT})
+    assert output["answers"][f"POST api/runs {query}"] == run
+    assert output["cells"]["logits[3,7]"]["value"] == trace.explain("logits[3,7]").value
     assert (
-        len(told["cells"]["probs[3,7]"]["terms"])
-        == told["cells"]["probs[3,7]"]["count"]
+        len(output["cells"]["probs[3,7]"]["terms"])
+        == output["cells"]["probs[3,7]"]["count"]
         > export.TERMS
     )
 
@@ -84,13 +85,13 @@ def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path
 def test_a_saved_page_of_a_mixture_holds_who_went_where() -> None:
     """What its screen of experts asks for; the one of a model without a mixture is greyed out."""
     trace = glassformer.trace(tiny.model(tiny.ALL["mixtral"]), None, tiny.tokens(1, 6))
-    told = facts(inside(export.page(trace)))
-    (card,) = told["answers"]["GET api/models"]
-    found = told["answers"][f"GET api/runs/{told['run']}/experts"]
-    assert card["abilities"]["experts"] and found["of"] == sum(
-        one["experts"] for one in found["layers"]
+    output = facts(inside(export.page(trace)))
+    (card,) = output["answers"]["GET api/models"]
+    result = output["answers"][f"GET api/runs/{output['run']}/experts"]
+    assert card["abilities"]["experts"] and result["of"] == sum(
+        item["experts"] for item in result["layers"]
     )
-    for layer in found["layers"]:
+    for layer in result["layers"]:
         assert layer["chosen"] == trace[f"{layer['address']}.chosen"][0].tolist()
         assert sum(layer["load"]) == 2 * 6 and len(layer["probabilities"]) == 6
 
@@ -101,7 +102,7 @@ def test_a_saved_page_asks_no_network(trace: Trace) -> None:
     assert "default-src 'none'" in page
     addresses = set(re.findall(r"""["'(=]\s*(?:https?:)?//[^\s"')]+""", page))
     # names of XML, which nobody fetches
-    assert all("www.w3.org" in one for one in addresses), addresses
+    assert all("www.w3.org" in address for address in addresses), addresses
 
 
 @built
@@ -142,25 +143,29 @@ def test_what_does_not_fit_is_left_out_and_said(trace: Trace, room: int) -> None
     most = len(around.encode()) + room
     page = export.page(trace, most=most)
     assert len(page.encode()) <= most
-    told = facts(inside(page))
-    run = told["answers"][f"GET api/runs/{told['run']}"]
-    held = set(load(inside(page)))
-    assert run["saved"]["left_out"] == len(trace.plan) - len(held) or run["saved"]["as"] == "f16"
+    output = facts(inside(page))
+    run = output["answers"][f"GET api/runs/{output['run']}"]
+    stored = set(load(inside(page)))
+    assert run["saved"]["left_out"] == len(trace.plan) - len(stored) or run["saved"]["as"] == "f16"
     assert run["cut"] and "glassformer page" in run["cut"]
-    assert all(op.id in held for op in trace.plan if op.id.endswith(".pattern")), (
+    assert all(op.id in stored for op in trace.plan if op.id.endswith(".pattern")), (
         "attention is kept before the rest"
     )
 
 
 @built
 def test_a_notebook_shows_a_frame_and_what_reads_without_scripts(trace: Trace) -> None:
-    shown = trace._repr_html_()
-    assert len(shown.encode()) <= 2_000_000
-    assert shown.startswith("<iframe") and 'sandbox="allow-scripts allow-downloads"' in shown
-    rest = shown[shown.index("</iframe>") :]
-    assert "<script" not in rest and "that is the question" in rest and "<table" in rest
-    found = re.search(r"data:image/svg\+xml;base64,([^\"]+)", rest)
-    assert found is not None and b"data:image/png" in base64.b64decode(found[1])
+    displayed = trace._repr_html_()
+    assert len(displayed.encode()) <= 2_000_000
+    assert (
+        displayed.startswith("<iframe") and 'sandbox="allow-scripts allow-downloads"' in displayed
+    )
+    remaining = displayed[displayed.index("</iframe>") :]
+    assert (
+        "<script" not in remaining and "that is the question" in remaining and "<table" in remaining
+    )
+    results = re.search(r"data:image/svg\+xml;base64,([^\"]+)", remaining)
+    assert results is not None and b"data:image/png" in base64.b64decode(results[1])
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "mixtral", "gru", "pooled"])
@@ -173,9 +178,9 @@ def test_every_shape_can_be_saved(name: str, tmp_path: Path) -> None:
     data = gzip.decompress(export.container(trace, 1_000_000))
     assert set(load(data)) == {op.id for op in trace.plan}
     path = trace.save(tmp_path / "it.safetensors")
-    held = load(path.read_bytes())
+    loaded = load(path.read_bytes())
     for op in trace.plan:
-        assert np.array_equal(held[op.id], trace[op.id][0].float().numpy(), equal_nan=True), op.id
+        assert np.array_equal(loaded[op.id], trace[op.id][0].float().numpy(), equal_nan=True), op.id
     assert export.summary(trace).startswith("<details>")
 
 
@@ -197,35 +202,35 @@ def test_a_browser_opens_the_file_from_the_disk(
     for url in (f"{path.as_uri()}#attention", f"{path.as_uri()}#inside", notebook.as_uri()):
         page = chromium.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda one: wrong.append(one.text) if one.type == "error" else None)
+        page.on("console", lambda item: wrong.append(item.text) if item.type == "error" else None)
         page.on(
             "request",
-            lambda one: wrong.append(one.url) if one.url.startswith(("http", "ws")) else None,
+            lambda item: wrong.append(item.url) if item.url.startswith(("http", "ws")) else None,
         )
         page.goto(url)
         frame = page.frames[-1]
         frame.wait_for_selector("[data-addr]", timeout=60_000)
         page.wait_for_timeout(500)
         assert "does not hold that" not in frame.inner_text("body")
-        shown = frame.eval_on_selector_all(
+        displayed = frame.eval_on_selector_all(
             "[data-addr]", "all => all.map(e => [e.dataset.addr, e.dataset.v])"
         )
-        held = 0
-        for address, value in shown:
+        stored = 0
+        for address, value in displayed:
             name = address.partition("[")[0]
             if name in trace.plan and value and trace[address].ndim == 0:
                 assert abs(float(value) - trace[address].item()) <= 1e-5 * max(
                     1.0, abs(trace[address].item())
                 )
-                held += 1
-        assert held or "#attention" not in url  # Inside opens with lengths of rows
+                stored += 1
+        assert stored or "#attention" not in url  # Inside opens with lengths of rows
     page = chromium.new_page()
     page.goto(f"{path.as_uri()}#lens")
-    said = page.locator("main .note").inner_text()
+    message = page.locator("main .note").inner_text()
     assert (
-        "This saved file does not hold the lens" in said
-        and "no head" not in said
-        and "`" not in said
+        "This saved file does not hold the lens" in message
+        and "no head" not in message
+        and "`" not in message
     )
     page.close()
     assert not wrong, wrong
@@ -234,15 +239,16 @@ def test_a_browser_opens_the_file_from_the_disk(
 def test_a_saved_file_has_its_words(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every entry of the vocabulary, so that what is likely next has a name; left out where it is
     too large."""
-    told = facts(gzip.decompress(export.container(trace, 2_000_000, name="mine")))
-    data, found = base64.b64decode(told["answers"]["GET api/vocab/mine"]["base64"]), []
+    output = facts(gzip.decompress(export.container(trace, 2_000_000, name="mine")))
+    data, results = base64.b64decode(output["answers"]["GET api/vocab/mine"]["base64"]), []
     while data:
         length = int.from_bytes(data[:4], "little")
-        found, data = [*found, data[4 : 4 + length]], data[4 + length :]
-    one = trace.tokenizer
-    assert one is not None
-    assert found == [
-        one.token(id).encode() if one.hides(id) else one.bytes_of(id) for id in range(one.size)
+        results, data = [*results, data[4 : 4 + length]], data[4 + length :]
+    tokenizer = trace.tokenizer
+    assert tokenizer is not None
+    assert results == [
+        tokenizer.token(id).encode() if tokenizer.hides(id) else tokenizer.bytes_of(id)
+        for id in range(tokenizer.size)
     ]
     monkeypatch.setattr(export, "WORDS", 0.001)
     small = facts(gzip.decompress(export.container(trace, 2_000_000, name="mine")))

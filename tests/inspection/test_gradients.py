@@ -31,10 +31,10 @@ def asked(model: Model, length: int = 7) -> dict[str, Tensor]:
 
 
 def answer(
-    model: Model, given: dict[str, Tensor], edits: dict[str, Any], of: str = "logit"
+    model: Model, args: dict[str, Tensor], edits: dict[str, Any], of: str = "logit"
 ) -> float:
     with torch.no_grad():
-        logits = model(*given.values(), tape=Tape(edits=edits)).logits[0, 4]
+        logits = model(*args.values(), tape=Tape(edits=edits)).logits[0, 4]
     return (logits.log_softmax(-1) if of == "logprob" else logits)[7].item()
 
 
@@ -50,32 +50,32 @@ def grown(path: str, at: int, by: float) -> dict[str, Any]:
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_gradient_times_input_is_what_a_longer_vector_would_change(name: str) -> None:
     model = tiny.model(tiny.ALL[name]).double()
-    given = asked(model)
-    found = saliency(model, None, **given, token=7, position=4, steps=1)
-    assert found.value == pytest.approx(answer(model, given, {}), abs=1e-10)
+    args = asked(model)
+    result = saliency(model, None, **args, token=7, position=4, steps=1)
+    assert result.value == pytest.approx(answer(model, args, {}), abs=1e-10)
     h = 1e-5
-    sides = {"embed": found.tokens, **({"source_embed": found.source} if "source" in given else {})}
+    sides = {
+        "embed": result.tokens,
+        **({"source_embed": result.source} if "source" in args else {}),
+    }
     for side, shares in sides.items():
-        assert [one.token for one in shares] == given[
+        assert [share.token for share in shares] == args[
             "source" if side == "source_embed" else "text"
         ][0].tolist()
-        for one in shares[::3]:
-            paths = [(f"{side}.token", one.position)]
+        for share in shares[::3]:
+            paths = [(f"{side}.token", share.position)]
             paths += [
-                (f"{side}.lag.{k}", one.position + k + 1)
+                (f"{side}.lag.{k}", share.position + k + 1)
                 for k in range(model.config.embed.previous_token_embeddings)
             ]
             slope = sum(
-                (
-                    answer(model, given, grown(path, at, h))
-                    - answer(model, given, grown(path, at, -h))
-                )
+                (answer(model, args, grown(path, at, h)) - answer(model, args, grown(path, at, -h)))
                 / (2 * h)
                 for path, at in paths
                 if at < len(shares)
             )
-            assert one.product == pytest.approx(slope, abs=1e-6)
-    assert bool(found.source) == ("source" in given)
+            assert share.product == pytest.approx(slope, abs=1e-6)
+    assert bool(result.source) == ("source" in args)
 
 
 SMOOTH = (
@@ -97,8 +97,8 @@ SMOOTH = (
 @pytest.mark.parametrize("of", ["logit", "logprob"])
 def test_integrated_gradients_are_complete(name: str, of: Any) -> None:
     model = tiny.model(tiny.ALL[name]).double()
-    given = asked(model)
-    found = saliency(model, None, **given, token=7, position=4, of=of, steps=100)
+    args = asked(model)
+    result = saliency(model, None, **args, token=7, position=4, of=of, steps=100)
 
     def mean(path: str, x: Tensor) -> Tensor:
         side, kind, *index = path.split(".")
@@ -107,16 +107,16 @@ def test_integrated_gradients_are_complete(name: str, of: Any) -> None:
         return table.weight.mean(0).expand_as(x)
 
     empty = answer(
-        model, given, {"embed.token": mean, "embed.lag.*": mean, "source_embed.token": mean}, of
+        model, args, {"embed.token": mean, "embed.lag.*": mean, "source_embed.token": mean}, of
     )
-    assert found.at_baseline == pytest.approx(empty, abs=1e-10)
-    assert found.value == pytest.approx(answer(model, given, {}, of), abs=1e-10)
-    assert found.gap == pytest.approx(found.value - found.at_baseline - found.sum, abs=1e-12)
-    assert abs(found.gap) < 1e-3 * max(1.0, abs(found.value - found.at_baseline))
+    assert result.at_baseline == pytest.approx(empty, abs=1e-10)
+    assert result.value == pytest.approx(answer(model, args, {}, of), abs=1e-10)
+    assert result.gap == pytest.approx(result.value - result.at_baseline - result.sum, abs=1e-12)
+    assert abs(result.gap) < 1e-3 * max(1.0, abs(result.value - result.at_baseline))
     lags = model.config.embed.previous_token_embeddings  # a row of none before the text is nobody's
     if not lags:
-        total = sum(one.integrated for one in (*found.tokens, *found.source))
-        assert total == pytest.approx(found.sum, abs=1e-10)
+        total = sum(token.integrated for token in (*result.tokens, *result.source))
+        assert total == pytest.approx(result.sum, abs=1e-10)
 
 
 def test_norms_are_of_the_rows_of_the_table() -> None:
@@ -126,22 +126,22 @@ def test_norms_are_of_the_rows_of_the_table() -> None:
     model(tokens).logits[0, 4, 7].backward()
     rows = model.embed.token.weight.grad[tokens[0]]
     model.zero_grad()
-    found = saliency(model, None, tokens, token=7, position=4, steps=1)
-    assert [one.norm for one in found.tokens] == pytest.approx(
+    result = saliency(model, None, tokens, token=7, position=4, steps=1)
+    assert [token.norm for token in result.tokens] == pytest.approx(
         rows.norm(dim=-1).tolist(), abs=1e-12
     )
-    assert all(one.norm == 0 for one in found.tokens[5:])  # after the answer
+    assert all(token.norm == 0 for token in result.tokens[5:])  # after the answer
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
 
 def test_a_label_of_a_classifier() -> None:
     model = tiny.model(tiny.OTHERS["bert"]).double()
     tokens = tiny.tokens(1, 7)
-    found = saliency(model, None, tokens, of="label", label=2, steps=60)
+    result = saliency(model, None, tokens, of="label", label=2, steps=60)
     with torch.no_grad():
         pooled = model(tokens).pooled[0]
-    assert (found.piece, found.position) == ("label 2", None)
-    assert found.value == pytest.approx(pooled[2].item()) and abs(found.gap) < 1e-4
+    assert (result.piece, result.position) == ("label 2", None)
+    assert result.value == pytest.approx(pooled[2].item()) and abs(result.gap) < 1e-4
     assert saliency(model, None, tokens, of="label", steps=1).token == pooled.argmax().item()
     bare = build_model(dataclasses.replace(tiny.bert(), head=None), seed=1)
     assert saliency(bare, None, tokens, steps=1).of == "label"
@@ -149,27 +149,29 @@ def test_a_label_of_a_classifier() -> None:
 
 def test_where_the_walk_begins() -> None:
     model = tiny.model(tiny.DECODERS["gpt2"]).double()
-    given = {"text": tiny.tokens(1, 7)}
-    zero = saliency(model, None, **given, token=7, position=4, baseline="zero", steps=1)
+    fields = {"text": tiny.tokens(1, 7)}
+    zero = saliency(model, None, **fields, token=7, position=4, baseline="zero", steps=1)
     assert zero.at_baseline == pytest.approx(
-        answer(model, given, {"embed.token": lambda _, x: x * 0}), abs=1e-10
+        answer(model, fields, {"embed.token": lambda _, x: x * 0}), abs=1e-10
     )
     tokenizer = train_tokenizer("byte", specials=("<pad>",))
     wide = build_model(dataclasses.replace(tiny.DECODERS["gpt2"], embed=c.Embed(260)), seed=1)
     padded = saliency(wide, tokenizer, "abc", token="d", baseline="pad", steps=1)
     assert tokenizer.pad is not None and padded.baseline == "<pad>"
-    given = {"text": torch.tensor([[tokenizer.pad] * 3])}
+    fields = {"text": torch.tensor([[tokenizer.pad] * 3])}
     with torch.no_grad():
-        right = wide(given["text"]).logits[0, -1, ord("d")].item()
+        right = wide(fields["text"]).logits[0, -1, ord("d")].item()
     assert padded.at_baseline == pytest.approx(right, abs=1e-5)
 
 
 def test_in_training_nothing_is_dropped_and_it_goes_on() -> None:
     cfg = tiny.with_dropout(tiny.DECODERS["gpt2"], 0.5)
     model = build_model(cfg, seed=1).train()
-    one, two = (saliency(model, None, tiny.tokens(1, 7), token=7, steps=2).value for _ in range(2))
+    item, two = (saliency(model, None, tiny.tokens(1, 7), token=7, steps=2).value for _ in range(2))
     assert (
-        one == two and model.training and all(weight.requires_grad for weight in model.parameters())
+        item == two
+        and model.training
+        and all(weight.requires_grad for weight in model.parameters())
     )
 
 
@@ -197,12 +199,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     store.save(wide, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
     words = ["saliency", str(tmp_path / "model"), "The cat", "--steps", "20"]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["tokens"]) == 7 and told["steps"] == 20
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["tokens"]) == 7 and data["steps"] == 20
     assert main([*words, "--token", "s"]) == 0
-    said, notes = capsys.readouterr()
+    message, notes = capsys.readouterr()
     assert (
-        "The logit of s at position 6" in said
-        and "of the change" in said
+        "The logit of s at position 6" in message
+        and "of the change" in message
         and "mean embedding" in notes
     )

@@ -70,20 +70,20 @@ def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_
 ) -> None:
     model = tiny.model(tiny.ALL[name]).double()
     tokens, source = texts(model)
-    found = logits_by_depth(model, tokens, source)
+    result = logits_by_depth(model, tokens, source)
     with torch.no_grad():
-        own = model(*([tokens] if source is None else [tokens, source])).logits[0]
-    assert torch.equal(list(found.values())[-1], own)
+        second_logits = model(*([tokens] if source is None else [tokens, source])).logits[0]
+    assert torch.equal(list(result.values())[-1], second_logits)
     body = body_config(model)
     assert isinstance(body, c.Stack | c.Recurrent)
     # out is made of the last layer's
-    assert len(found) == body.depth + (2 if getattr(body, "cross", None) else 1)
+    assert len(result) == body.depth + (2 if getattr(body, "cross", None) else 1)
     with torch.no_grad():
-        seen = look(model, None, tokens, *found, source=source)
-        for path, logits in list(found.items())[:-1]:
-            assert seen[path].shape == (1, 9, tiny.DIM)
+        observed = look(model, None, tokens, *result, source=source)
+        for path, logits in list(result.items())[:-1]:
+            assert observed[path].shape == (1, 9, tiny.DIM)
             torch.testing.assert_close(
-                logits[4], by_hand(model, seen[path][0, 4]), rtol=1e-9, atol=1e-9
+                logits[4], by_hand(model, observed[path][0, 4]), rtol=1e-9, atol=1e-9
             )
 
 
@@ -91,16 +91,16 @@ def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_
 def test_its_numbers_are_those_of_the_distributions(name: str) -> None:
     model = tiny.model(tiny.ALL[name]).double()
     tokens, source = texts(model)
-    given = None if source is None else source[0]
-    lens = logit_lens(model, None, tokens, source=given, positions=[2, -1], track=[7, 31], top=4)
+    args = None if source is None else source[0]
+    lens = logit_lens(model, None, tokens, source=args, positions=[2, -1], track=[7, 31], top=4)
     logits = logits_by_depth(model, tokens, source, positions=[2, 8])
     assert (lens.positions, lens.depths, lens.length) == ([2, 8], list(logits), 9)
     assert lens.tokens == tokens[0, [2, 8]].tolist()
-    own = list(logits.values())[-1].softmax(-1)
-    for depth, one in enumerate(logits.values()):
-        chance = one.softmax(-1)
+    individual = list(logits.values())[-1].softmax(-1)
+    for depth, logit in enumerate(logits.values()):
+        chance = logit.softmax(-1)
         for column in range(2):
-            p, q = own[column], chance[column]
+            p, q = individual[column], chance[column]
             order = q.argsort(descending=True).tolist()
             assert lens.top[depth][column] == order[:4]
             assert lens.probability[depth][column] == pytest.approx(q[order[:4]].tolist())
@@ -178,7 +178,7 @@ def test_one_clear_sentence() -> None:
     tokenizer = train_tokenizer("byte")
     wide = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
     bare = build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1)
-    for asked, words in (
+    for query, words in (
         (lambda: logit_lens(bare, None, [1, 2]), "no head over tokens"),
         (
             lambda: logit_lens(model, None, [1, 2], positions=[2]),
@@ -203,21 +203,21 @@ def test_one_clear_sentence() -> None:
         (lambda: logit_lens(model, None, [1, 2], source=[1]), "Only an encoder-decoder"),
     ):
         with pytest.raises(UserError, match=words):
-            asked()
+            query()
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
 def test_a_trained_model_makes_up_its_mind_on_the_way(capsys: pytest.CaptureFixture[str]) -> None:
     text = "Once upon a time, there was a little girl named Lily. She loved to"
     assert main(["lens", str(STORIES), text, "--track", "play", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    data = json.loads(capsys.readouterr().out)
     model, tokenizer = load(str(STORIES))
     assert tokenizer is not None
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer.encode(text, bos=True)])).logits[0]
     best = logits[-1].argmax().item()
-    assert told["top"][-1][-1][0] == best and tokenizer.decode([best]).strip() == "play"
-    (play,) = told["tracked"]
+    assert data["top"][-1][-1][0] == best and tokenizer.decode([best]).strip() == "play"
+    (play,) = data["tracked"]
     assert play["probability"][-1][-1] == pytest.approx(
         logits[-1].softmax(-1)[best].item(), rel=1e-5
     )
@@ -225,12 +225,12 @@ def test_a_trained_model_makes_up_its_mind_on_the_way(capsys: pytest.CaptureFixt
     assert all(
         x >= y
         for x, y in zip(
-            [row[-1] for row in told["kl"]], [row[-1] for row in told["kl"]][1:], strict=False
+            [row[-1] for row in data["kl"]], [row[-1] for row in data["kl"]][1:], strict=False
         )
     )
     assert main(["lens", str(STORIES), text, "--track", "play"]) == 0
-    said, notes = capsys.readouterr()
-    assert "·play 0.59" in said and "The last 16 of 20 positions" in notes
+    message, notes = capsys.readouterr()
+    assert "·play 0.59" in message and "The last 16 of 20 positions" in notes
     off = 'head_off("decoder.blocks.4.attn", 2)'
     assert main(["lens", str(STORIES), text, "--positions", "-2,-1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["positions"] == [18, 19]

@@ -25,28 +25,28 @@ def decoder(block: c.Block = BLOCK, position: c.Position | None = None) -> Model
 
 def test_the_values_are_the_models_own() -> None:
     model, tokens = decoder().train(), torch.tensor([[5, 6, 7], [1, 2, 3]])
-    seen = look(model, None, tokens)
+    observed = look(model, None, tokens)
     assert model.training
     model.eval()
     with torch.no_grad():
-        torch.testing.assert_close(seen["logits"], model(tokens).logits, rtol=0, atol=0)
+        torch.testing.assert_close(observed["logits"], model(tokens).logits, rtol=0, atol=0)
         torch.testing.assert_close(
-            model.head(seen["decoder.out"], model.embed), seen["logits"], rtol=0, atol=0
+            model.head(observed["decoder.out"], model.embed), observed["logits"], rtol=0, atol=0
         )
-    pattern = seen["decoder.blocks.1.attn.pattern"]
+    pattern = observed["decoder.blocks.1.attn.pattern"]
     torch.testing.assert_close(pattern.sum(-1), torch.ones(2, 4, 3))
     assert (pattern.triu(1) == 0).all()
-    z = pattern @ seen["decoder.blocks.1.attn.v"].repeat_interleave(2, 1)
-    torch.testing.assert_close(z, seen["decoder.blocks.1.attn.z"])
-    assert not any(value.requires_grad for value in seen.values())
+    z = pattern @ observed["decoder.blocks.1.attn.v"].repeat_interleave(2, 1)
+    torch.testing.assert_close(z, observed["decoder.blocks.1.attn.z"])
+    assert not any(value.requires_grad for value in observed.values())
 
 
 def test_patterns_choose_and_the_order_is_the_models() -> None:
     model = decoder()
-    seen = look(model, None, [5, 6, 7], "*.write", "decoder.blocks.0.attn.q")
-    assert list(seen) == [
+    observed = look(model, None, [5, 6, 7], "*.write", "decoder.blocks.0.attn.q")
+    assert list(observed) == [
         "decoder.blocks.0.attn.q",
-        *(f"decoder.blocks.{i}.{part}.write" for i in range(2) for part in ("attn", "ffn")),
+        *(f"decoder.blocks.{i}.{name}.write" for i in range(2) for name in ("attn", "ffn")),
     ]
     assert list(look(model, None, [5])) == paths(model)
 
@@ -71,10 +71,10 @@ def test_every_name_is_there_in_every_kind(block: c.Block, position: c.Position)
 
 def test_text_is_read_as_generation_reads_it() -> None:
     model, tokenizer = decoder(), train_tokenizer("byte", specials=("<s>", "</s>"))
-    seen = look(model, tokenizer, "abc", "logits")
+    observed = look(model, tokenizer, "abc", "logits")
     ids = [tokenizer.bos, *b"abc"]
     torch.testing.assert_close(
-        seen["logits"], look(model, None, ids, "logits")["logits"], rtol=0, atol=0
+        observed["logits"], look(model, None, ids, "logits")["logits"], rtol=0, atol=0
     )
     plain = look(model, train_tokenizer("byte"), "abc", "logits")
     torch.testing.assert_close(
@@ -88,17 +88,17 @@ def test_an_encoder_and_an_encoder_decoder_can_be_looked_at() -> None:
     encoder = build_model(c.Encoder(32, CONTEXT, c.Embed(VOCAB), stack), seed=1)
     assert look(encoder, tokenizer, "abc", "encoder.out")["encoder.out"].shape == (1, 5, 32)
     across = c.Stack(1, (dataclasses.replace(BLOCK, cross=BLOCK.attention),), c.RelativeBias(4, 8))
-    both = build_model(c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), stack, across), seed=1)
-    seen = look(both, tokenizer, "ab", "*.pattern", source="abcde")
-    shapes = {path: tuple(value.shape) for path, value in seen.items()}
+    model = build_model(c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), stack, across), seed=1)
+    observed = look(model, tokenizer, "ab", "*.pattern", source="abcde")
+    shapes = {path: tuple(value.shape) for path, value in observed.items()}
     assert shapes == {
         "encoder.blocks.0.attn.pattern": (1, 4, 6, 6),
         "decoder.blocks.0.attn.pattern": (1, 4, 3, 3),
         "decoder.blocks.0.cross.pattern": (1, 4, 3, 6),
     }
-    assert "decoder.blocks.0.cross.q" in paths(both)
+    assert "decoder.blocks.0.cross.q" in paths(model)
     with pytest.raises(UserError, match="as source"):
-        look(both, tokenizer, "ab")
+        look(model, tokenizer, "ab")
     with pytest.raises(UserError, match="Only an encoder-decoder"):
         look(decoder(), tokenizer, "ab", source="ab")
 

@@ -42,20 +42,20 @@ def wordy(name: str) -> Model:
 
 def rows(model: Model, length: int) -> Iterator[torch.Tensor]:
     bos, eos = TOKENIZER.bos, TOKENIZER.eos
-    ends = {c.Decoder: ([bos], []), c.Encoder: ([bos], [eos]), c.EncoderDecoder: ([], [eos])}[
+    bounds = {c.Decoder: ([bos], []), c.Encoder: ([bos], [eos]), c.EncoderDecoder: ([], [eos])}[
         type(model.config)
     ]
     for text in TEXTS:
-        ids, inside = list(text.encode()), length - len(ends[0]) - len(ends[1])
+        ids, inside = list(text.encode()), length - len(bounds[0]) - len(bounds[1])
         for low in range(0, len(ids), inside):
-            yield torch.tensor([[*ends[0], *ids[low : low + inside], *ends[1]]])
+            yield torch.tensor([[*bounds[0], *ids[low : low + inside], *bounds[1]]])
 
 
 def by_hand(
     model: Model, path: str, index: int, expert: int | None
 ) -> list[tuple[float, int, int]]:
     """The best value of each row and where, one row at a time, one token at a time."""
-    found = []
+    results = []
     for number, row in enumerate(rows(model, 16)):
         tape = Tape("*")
         with torch.no_grad():
@@ -76,11 +76,11 @@ def by_hand(
                 slots = tape[path.replace("hidden", "chosen")][0, at].tolist()
                 values += [
                     (vector[slot, index].item(), number, at)
-                    for slot, one in enumerate(slots)
-                    if one == expert
+                    for slot, item in enumerate(slots)
+                    if item == expert
                 ]
-        found += [max(values)] if values else []
-    return sorted(found, reverse=True)
+        results += [max(values)] if values else []
+    return sorted(results, reverse=True)
 
 
 FAMILIES = {
@@ -101,27 +101,27 @@ FAMILIES = {
 def test_the_best_places_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neurons, "TOKENS", 40)  # several passes, with padding
     model = wordy(name)
-    asked = FAMILIES[name]
-    path, numbers = asked[:-1].split("[")
+    query = FAMILIES[name]
+    path, numbers = query[:-1].split("[")
     *expert, index = map(int, numbers.split(","))
     right = by_hand(model, path, index, expert[0] if expert else None)
-    seen: list[int] = []
-    told = {
+    calls: list[int] = []
+    fields = {
         "context": 16,
         "top": 4,
         "around": 3,
-        "progress": lambda read, of: seen.append(read + of),
+        "progress": lambda ids, of: calls.append(ids + of),
     }
-    (found,) = top_activations(model, TOKENIZER, TEXTS, [asked], **told)  # type: ignore[arg-type]
-    assert [(hit.row, hit.position) for hit in found.hits] == [
+    (result,) = top_activations(model, TOKENIZER, TEXTS, [query], **fields)  # type: ignore[arg-type]
+    assert [(hit.row, hit.position) for hit in result.hits] == [
         (row, at) for _, row, at in right[:4]
     ]
-    assert [hit.value for hit in found.hits] == pytest.approx(
+    assert [hit.value for hit in result.hits] == pytest.approx(
         [value for value, *_ in right[:4]], abs=1e-9
     )
     every = list(rows(model, 16))
-    assert found.read == sum(row.shape[1] for row in every) == seen[-1] and len(seen) > 1
-    for hit in found.hits:
+    assert result.read == sum(row.shape[1] for row in every) == calls[-1] and len(calls) > 1
+    for hit in result.hits:
         ids = every[hit.row][0].tolist()
         assert ids[hit.position] == hit.token == ord(hit.piece)
         inside = bytes(number for number in ids if number < 256).decode()
@@ -161,8 +161,8 @@ def test_an_experts_neuron_has_a_value_only_where_it_was_chosen() -> None:
         tape = Tape(f"{block}.hidden", f"{block}.chosen")
         with torch.no_grad():
             model(row, tape=tape)
-        mine = tape[f"{block}.chosen"][0, 1:] == 3
-        values += tape[f"{block}.hidden"][0, 1:, :, 9][mine].tolist()
+        local = tape[f"{block}.chosen"][0, 1:] == 3
+        values += tape[f"{block}.hidden"][0, 1:, :, 9][local].tolist()
     assert low.tokens == len(values) < low.read and low.hits[0].value == pytest.approx(min(values))
     assert low.mean == pytest.approx(sum(values) / len(values))
     assert all(hit.value in [pytest.approx(value) for value in values] for hit in low.hits)
@@ -177,14 +177,14 @@ def test_a_limit_and_bounded_memory() -> None:
             taken.append(number)
             yield "a" * 50
 
-    (found,) = top_activations(
+    (result,) = top_activations(
         wordy("gpt2"), TOKENIZER, texts(), ["decoder.blocks.0.ffn.hidden[0]"], limit=200
     )
-    assert found.read == 200 and len(taken) < 6
+    assert result.read == 200 and len(taken) < 6
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "words"),
+    ("name", "query", "words"),
     [
         ("gpt2", "hidden", "is no neuron; give a path and a number"),
         (
@@ -205,9 +205,9 @@ def test_a_limit_and_bounded_memory() -> None:
         ("t5", "decoder.blocks.0.ffn.hidden[0]", "ask for its encoder"),
     ],
 )
-def test_one_clear_sentence(name: str, asked: str, words: str) -> None:
+def test_one_clear_sentence(name: str, query: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        top_activations(wordy(name), TOKENIZER, TEXTS, [asked])
+        top_activations(wordy(name), TOKENIZER, TEXTS, [query])
 
 
 def test_nothing_to_read() -> None:
@@ -230,11 +230,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "decoder.blocks.1.ffn.hidden[4]",
     ]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in told] == words[-3::2] and [len(one["hits"]) for one in told] == [
+    data = json.loads(capsys.readouterr().out)
+    assert [item["name"] for item in data] == words[-3::2] and [
+        len(item["hits"]) for item in data
+    ] == [
         2,
         2,
     ]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert f"«{told[0]['hits'][0]['piece']}»" in said and "above zero" in said
+    output = capsys.readouterr().out
+    assert f"«{data[0]['hits'][0]['piece']}»" in output and "above zero" in output

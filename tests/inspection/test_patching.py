@@ -36,46 +36,46 @@ NAMES = [
 
 
 def alone(
-    name: str, part: str, layer: int, head: int | None, position: int | None, **how: object
+    name: str, piece: str, layer: int, head: int | None, position: int | None, **options: object
 ) -> float:
     """One cell, by a whole pass over the corrupted text with one edit."""
-    model, side = tiny.model(tiny.ALL[name]), how.pop("side", "decoder")
+    model, side = tiny.model(tiny.ALL[name]), options.pop("side", "decoder")
     pairs = isinstance(model.config, c.EncoderDecoder)
-    sources = how.get("sources", (SOURCES[0], SOURCES[0]) if pairs else (None, None))
-    clean, corrupted = how.get("texts", (CLEAN, CORRUPTED))
-    path = f"{side}.blocks.{layer}.{part}"
-    there = look(model, None, clean, path, source=sources[0])
-    edit = patch(path, there, positions=position, head=head)
+    sources = options.get("sources", (SOURCES[0], SOURCES[0]) if pairs else (None, None))
+    clean, corrupted = options.get("texts", (CLEAN, CORRUPTED))
+    path = f"{side}.blocks.{layer}.{piece}"
+    present = look(model, None, clean, path, source=sources[0])
+    edit = patch(path, present, positions=position, head=head)
     row = look(model, None, corrupted, "logits", source=sources[1], edits=[edit])["logits"][
-        0, how.get("at", -1)
+        0, options.get("at", -1)
     ]
     return (row[17] - row[30]).item()
 
 
-def check(name: str, parts: tuple[str, ...], **how: object) -> None:
+def check(name: str, pieces: tuple[str, ...], **options: object) -> None:
     model = tiny.model(tiny.ALL[name])
     pairs = isinstance(model.config, c.EncoderDecoder)
-    source = how.get("sources", SOURCES[0] if pairs else None)
-    texts, at = how.get("texts", (CLEAN, CORRUPTED)), how.get("at")
-    grid = patch_grid(model, None, *texts, answer=17, wrong=30, parts=parts, source=source, at=at)
+    source = options.get("sources", SOURCES[0] if pairs else None)
+    texts, at = options.get("texts", (CLEAN, CORRUPTED)), options.get("at")
+    grid = patch_grid(model, None, *texts, answer=17, wrong=30, parts=pieces, source=source, at=at)
     size = abs(grid.clean_value - grid.corrupted_value)
     assert grid.positions == list(range(len(grid.clean)))
-    for part in grid.parts:
-        assert len(part.value) == len(part.layers) == len(part.paths) == len(part.rows())
-        for row, (layer, values) in enumerate(zip(part.layers, part.value, strict=True)):
-            head = part.heads[row] if part.heads else None
+    for piece in grid.parts:
+        assert len(piece.value) == len(piece.layers) == len(piece.paths) == len(piece.rows())
+        for row, (layer, values) in enumerate(zip(piece.layers, piece.value, strict=True)):
+            head = piece.heads[row] if piece.heads else None
             for position in (0, 2, 3, 6, 7)[: len(values)] if row % 2 else (1, 4, 5):
                 if position < len(values):
-                    want = alone(name, part.name, layer, head, position, **how)
+                    want = alone(name, piece.name, layer, head, position, **options)
                     assert values[position] == pytest.approx(want, abs=1e-4 * max(1.0, size)), (
-                        part.name,
+                        piece.name,
                         row,
                         position,
                     )
                     effect = (values[position] - grid.corrupted_value) / (
                         grid.clean_value - grid.corrupted_value
                     )
-                    assert part.effect[row][position] == pytest.approx(effect)
+                    assert piece.effect[row][position] == pytest.approx(effect)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,8 +95,10 @@ def test_tokens_that_all_see_each_other_are_patched_in_whole_runs() -> None:
     early = [5, 9, 41, 3, 40, 7, 22, 31]
     check("prefix", ("resid", "attn.v", "attn.z"), texts=(CLEAN, early))
     check("prefix", ("resid", "attn.z"), texts=(CLEAN, early), at=1)
-    how = {"answer": 17, "wrong": 30, "parts": "v", "positions": [2]}
-    values = patch_grid(tiny.model(tiny.ALL["prefix"]), None, CLEAN, early, **how)["attn.v"].value
+    options = {"answer": 17, "wrong": 30, "parts": "v", "positions": [2]}
+    values = patch_grid(tiny.model(tiny.ALL["prefix"]), None, CLEAN, early, **options)[
+        "attn.v"
+    ].value
     want = [
         [alone("prefix", "attn.v", layer, head, 2, texts=(CLEAN, early))]
         for layer in (0, 1)
@@ -146,15 +148,15 @@ def test_where_the_texts_do_not_differ_nothing_does() -> None:
     """The last layer's stream decides where the answer is read; before the first difference all is
     as it was."""
     grid = patch_grid(tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30)
-    *others, last = grid["resid"].effect[-1]
-    assert last == pytest.approx(1, abs=1e-5) and others == [0.0] * 7
-    assert all(row[:3] == [0.0] * 3 for part in grid.parts for row in part.effect)
-    some = patch_grid(
+    *remaining, last = grid["resid"].effect[-1]
+    assert last == pytest.approx(1, abs=1e-5) and remaining == [0.0] * 7
+    assert all(row[:3] == [0.0] * 3 for piece in grid.parts for row in piece.effect)
+    group = patch_grid(
         tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30, positions=[3, -1]
     )
-    assert some.positions == [3, 7]
+    assert group.positions == [3, 7]
     torch.testing.assert_close(
-        torch.tensor(some["resid"].value), torch.tensor(grid["resid"].value)[:, [3, 7]]
+        torch.tensor(group["resid"].value), torch.tensor(grid["resid"].value)[:, [3, 7]]
     )
 
 
@@ -163,20 +165,20 @@ def test_a_grid_of_texts_is_told_in_words() -> None:
     model = build_model(
         dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
     ).eval()
-    told: list[tuple[int, int]] = []
+    outputs: list[tuple[int, int]] = []
     grid = patch_grid(
-        model, tokenizer, "a cat is", "a dog is", answer="x", progress=lambda *n: told.append(n)
+        model, tokenizer, "a cat is", "a dog is", answer="x", progress=lambda *n: outputs.append(n)
     )
-    assert told[-1] == (2 * 3 * 8, 2 * 3 * 8) and [done for done, _ in told] == sorted(
-        done for done, _ in told
+    assert outputs[-1] == (2 * 3 * 8, 2 * 3 * 8) and [done for done, _ in outputs] == sorted(
+        done for done, _ in outputs
     )
-    held = json.loads(json.dumps(grid.to_dict()))
+    data = json.loads(json.dumps(grid.to_dict()))
     assert (
-        held["answer"] == "x"
-        and held["wrong"] is None
-        and held["corrupted"][2:5] == ["d", "o", "g"]
+        data["answer"] == "x"
+        and data["wrong"] is None
+        and data["corrupted"][2:5] == ["d", "o", "g"]
     )
-    assert held["parts"][0]["paths"] == ["decoder.blocks.0.resid", "decoder.blocks.1.resid"]
+    assert data["parts"][0]["paths"] == ["decoder.blocks.0.resid", "decoder.blocks.1.resid"]
     clean = look(model, tokenizer, "a cat is", "logits")["logits"][0, -1, ord("x")].item()
     assert grid.clean_value == pytest.approx(clean, abs=1e-5)
     assert (
@@ -188,7 +190,7 @@ def test_a_grid_of_texts_is_told_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "said"),
+    ("name", "options", "message"),
     [
         ("gpt2", {"corrupted": CORRUPTED[1:]}, "8 and 7 tokens"),
         ("gpt2", {"corrupted": CLEAN}, "nothing tells them apart"),
@@ -203,17 +205,19 @@ def test_a_grid_of_texts_is_told_in_words() -> None:
         ("gpt2", {"source": SOURCES[0]}, "Only an encoder-decoder"),
     ],
 )
-def test_what_cannot_be_patched_is_a_sentence(name: str, how: dict[str, object], said: str) -> None:
-    given = {"clean": CLEAN, "corrupted": CORRUPTED, "answer": 17, **how}
-    with pytest.raises(UserError, match=said):
-        patch_grid(tiny.model(tiny.ALL[name]), None, **given)
+def test_what_cannot_be_patched_is_a_sentence(
+    name: str, options: dict[str, object], message: str
+) -> None:
+    fields = {"clean": CLEAN, "corrupted": CORRUPTED, "answer": 17, **options}
+    with pytest.raises(UserError, match=message):
+        patch_grid(tiny.model(tiny.ALL[name]), None, **fields)
 
 
 def test_the_table_is_ordered_by_the_size_of_the_effects_whatever_their_sign() -> None:
     effects = [[0.2, -0.9], [0.5, -0.1]]
     values = [[1.2, 0.1], [1.5, 0.9]]
-    part = Part("resid", ["first", "second"], [0, 1], [], values, effects)
-    grid = PatchGrid("a", None, 1, ["x", "y"], ["x", "z"], [0, 1], 2.0, 1.0, [part])
+    piece = Part("resid", ["first", "second"], [0, 1], [], values, effects)
+    grid = PatchGrid("a", None, 1, ["x", "y"], ["x", "z"], [0, 1], 2.0, 1.0, [piece])
     assert [line.split()[:3] for line in grid.table()[1:]] == [
         ["-0.900", "0.1000", "first"],
         ["0.500", "1.5000", "second"],

@@ -16,7 +16,7 @@ from glassformer.tokenizer import train as train_tokenizer
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("query", "result"),
     [
         (None, [7, 8, 9]),
         ("all", list(range(10))),
@@ -27,8 +27,8 @@ from glassformer.tokenizer import train as train_tokenizer
         ([1, -1], [1, 9]),
     ],
 )
-def test_places(asked: str | list[int] | None, found: list[int]) -> None:
-    assert streams.places(asked, 10, 3) == found
+def test_places(query: str | list[int] | None, result: list[int]) -> None:
+    assert streams.places(query, 10, 3) == result
 
 
 def test_the_place_of_a_blank_is_where_the_mask_is() -> None:
@@ -58,11 +58,11 @@ def test_states_are_the_streams(name: str) -> None:
     model = tiny.model(tiny.ALL[name])
     tokens = tiny.tokens(1, 6)
     source = tiny.tokens(1, 5) if isinstance(model.config, c.EncoderDecoder) else None
-    found = streams.states(model, streams.Read(tokens, source, {}))
-    seen = look(model, None, tokens, source=source)
-    assert next(iter(found.by_path)) == f"{found.body}.embed"
-    assert all(torch.equal(value, seen[path][0]) for path, value in found.by_path.items())
-    assert torch.equal(found.out, seen[f"{found.body}.out"][0])
+    states = streams.states(model, streams.Read(tokens, source, {}))
+    observed = look(model, None, tokens, source=source)
+    assert next(iter(states.by_path)) == f"{states.body}.embed"
+    assert all(torch.equal(value, observed[path][0]) for path, value in states.by_path.items())
+    assert torch.equal(states.out, observed[f"{states.body}.out"][0])
 
 
 def test_windows_begin_as_the_model_reads_a_text() -> None:

@@ -6,10 +6,10 @@ from glassformer.inspection import tables
 
 
 def test_names_begin_at_the_left_and_numbers_end_at_the_right() -> None:
-    shown = tables.lines(
+    lines = tables.lines(
         [("a", "1", "x"), ("longer", "1,000", "")], ("name", "n", "last"), left_columns=(0, 2)
     )
-    assert shown == ["name        n  last", "a           1  x", "longer  1,000"]
+    assert lines == ["name        n  last", "a           1  x", "longer  1,000"]
 
 
 def test_nothing_is_cut_coloured_or_read_as_markup() -> None:

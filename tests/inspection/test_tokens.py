@@ -53,34 +53,44 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one sentence that a slip is answered with."""
     assert main(["tokens", *words]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1
-    return told.err
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_come_out(data: Path, name: str) -> None:
     base, special, entries = PUBLISHED[name]
-    held = compare.count(pretrained.find(name))
-    assert (held.base, held.special, held.added, held.entries) == (base, special, 0, entries)
-    assert entries == pretrained.KNOWN[name].size == held.ids
+    stored = compare.count(pretrained.find(name))
+    assert (stored.base, stored.special, stored.added, stored.entries) == (
+        base,
+        special,
+        0,
+        entries,
+    )
+    assert entries == pretrained.KNOWN[name].size == stored.ids
 
 
 def test_rank_files_count_their_ranks(data: Path) -> None:
     """GPT-4 and Llama 3 publish ranks; how many special tokens are added is the package's
     choice."""
     gpt4, llama3 = pretrained.find("cl100k"), pretrained.find("llama3")
-    held = compare.count(gpt4)
-    assert (held.base, held.special, held.entries, held.ids) == (100_256, 5, 100_261, 100_277)
+    stored = compare.count(gpt4)
+    assert (stored.base, stored.special, stored.entries, stored.ids) == (
+        100_256,
+        5,
+        100_261,
+        100_277,
+    )
     assert (
-        held.entries + len({"<|im_start|>", "<|im_end|>"})
+        stored.entries + len({"<|im_start|>", "<|im_end|>"})
         == pretrained.KNOWN["cl100k"].size
         == 100_263
     )
     assert compare.count(llama3).entries == pretrained.KNOWN["llama3"].size == 128_256
-    found = compare.tokens(llama3, "This raw text will be tokenized")
-    assert [token.id for token in found] == [2028, 7257, 1495, 690, 387, 4037, 1534]
-    assert [token.shown for token in found] == [
+    tokens = compare.tokens(llama3, "This raw text will be tokenized")
+    assert [token.id for token in tokens] == [2028, 7257, 1495, 690, 387, 4037, 1534]
+    assert [token.shown for token in tokens] == [
         "This",
         " raw",
         " text",
@@ -101,10 +111,10 @@ def test_qwen_counts_its_ranks(data: Path) -> None:
 @pytest.mark.slow
 def test_qwen_is_opened_by_its_name(data: Path) -> None:
     qwen = pretrained.find("qwen")
-    held = compare.count(qwen)
-    assert (held.base, held.special) == (151_643, 3) and compare.habits(qwen)["digits"].startswith(
-        "one by one"
-    )
+    stored = compare.count(qwen)
+    assert (stored.base, stored.special) == (151_643, 3) and compare.habits(qwen)[
+        "digits"
+    ].startswith("one by one")
 
 
 def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
@@ -121,7 +131,7 @@ def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
         "code",
         "unknown",
     ]
-    assert all(list(one) == topics for one in does.values())
+    assert all(list(item) == topics for item in does.values())
     assert does["bert-uncased"]["capitals"] == "become small letters"
     assert does["bert-cased"]["tabs"].startswith("1 become one space")
     assert does["gpt2"]["tabs"] == "1 in 1 token, 2 in 2 tokens, 3 in 3 tokens"
@@ -163,13 +173,13 @@ def test_tokens_are_shown_with_what_they_are(data: Path) -> None:
 def test_the_terminal_is_readable_without_colour(
     own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = said(capsys, "glass house\n\tx", "--with", own)
-    assert "|glass|·" in told and "|↵|" in told and "\x1b" not in told
+    output = said(capsys, "glass house\n\tx", "--with", own)
+    assert "|glass|·" in output and "|↵|" in output and "\x1b" not in output
     assert (
-        str(open_tokenizer(own).size) in told
-        and "byte-level BPE" in told
-        and "<|endoftext|>" in told
-        and "capitals" in told
+        str(open_tokenizer(own).size) in output
+        and "byte-level BPE" in output
+        and "<|endoftext|>" in output
+        and "capitals" in output
     )
     ids = open_tokenizer(own).encode("glass")
     below = said(capsys, "glass", "--with", own, "--ids").splitlines()
@@ -224,36 +234,38 @@ def test_the_page_is_one_file_that_runs_nothing(
     assert (
         "script" not in page.tags and not page.links and "http" not in raw and "@import" not in raw
     )
-    shown = "".join(page.words)
+    displayed = "".join(page.words)
     assert (
-        NASTY.split("\n")[0] in shown
-        and "<0x" in shown
+        NASTY.split("\n")[0] in displayed
+        and "<0x" in displayed
         and "\x1b" not in raw.split("<table>", 1)[1]
     )
     assert page.tags.count("small") == len(open_tokenizer(own).encode(NASTY))
 
 
 def test_json_says_everything(own: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = json.loads(said(capsys, NASTY, "--with", own, "--json", "--trace", "glass"))
-    (one,), size = told["tokenizers"], open_tokenizer(own).size
-    assert told["text"] == NASTY and one["name"] == own
-    assert [token["id"] for token in one["tokens"]] == open_tokenizer(own).encode(NASTY)
-    assert one["vocabulary"] == {
+    data = json.loads(said(capsys, NASTY, "--with", own, "--json", "--trace", "glass"))
+    (item,), size = data["tokenizers"], open_tokenizer(own).size
+    assert data["text"] == NASTY and item["name"] == own
+    assert [token["id"] for token in item["tokens"]] == open_tokenizer(own).encode(NASTY)
+    assert item["vocabulary"] == {
         "base": size - 1,
         "special": 1,
         "added": 0,
         "entries": size,
         "ids": size,
     }
-    assert set(one["habits"]) >= {"tabs", "emoji"} and one["trace"][0]["word"] == "glass"
+    assert set(item["habits"]) >= {"tabs", "emoji"} and item["trace"][0]["word"] == "glass"
 
 
 def test_a_tokenizer_that_refuses_the_text_says_so_and_the_others_go_on(
     tmp_path: Path, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_tokenizer("char", ["glas"]).save(tmp_path / "char")
-    told = said(capsys, "glass é", "--with", str(tmp_path / "char"), own)
-    assert 'does not know the character " "' in told and "|glass|" in told and "refused" in told
+    output = said(capsys, "glass é", "--with", str(tmp_path / "char"), own)
+    assert (
+        'does not know the character " "' in output and "|glass|" in output and "refused" in output
+    )
 
 
 def test_the_words_of_the_command_itself(own: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,21 +305,24 @@ def test_a_named_tokenizer_that_is_not_here_says_what_to_set(
 def test_a_hub_folder_in_the_cache_is_found(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    asked = []
+    requests = []
 
-    def cached(name: str, **how: object) -> str:
-        asked.append((name, how["local_files_only"]))
+    def cached(name: str, **options: object) -> str:
+        requests.append((name, options["local_files_only"]))
         return own
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
     assert pretrained.find("some/model").fingerprint == open_tokenizer(
         own
-    ).fingerprint and asked == [("some/model", True)]
+    ).fingerprint and requests == [("some/model", True)]
 
 
 def test_a_broken_gguf_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
-    whole = next((data / "tok-starcoder").glob("*.gguf")).read_bytes()
-    for name, raw in {"cut": whole[:100_000], "kind": whole.replace(b"gpt2", b"bert", 1)}.items():
+    content = next((data / "tok-starcoder").glob("*.gguf")).read_bytes()
+    for name, raw in {
+        "cut": content[:100_000],
+        "kind": content.replace(b"gpt2", b"bert", 1),
+    }.items():
         (tmp_path / f"{name}.gguf").write_bytes(raw)
         with pytest.raises(UserError, match=r"GGUF|kind"):
             open_tokenizer(tmp_path / f"{name}.gguf")

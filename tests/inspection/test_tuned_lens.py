@@ -26,26 +26,26 @@ Pair = tuple[Tensor, Tensor | None]
 
 
 def texts(model: Model, count: int = 20) -> list[Pair]:
-    both = isinstance(model.config, c.EncoderDecoder)
+    pair = isinstance(model.config, c.EncoderDecoder)
     return [
-        (tiny.tokens(1, 16, seed), tiny.tokens(1, 9, -seed - 1) if both else None)
+        (tiny.tokens(1, 16, seed), tiny.tokens(1, 9, -seed - 1) if pair else None)
         for seed in range(count)
     ]
 
 
-def divergence(model: Model, some: list[Pair], tuned: TunedLens | None) -> list[float]:
+def divergence(model: Model, group: list[Pair], tuned: TunedLens | None) -> list[float]:
     """The mean KL(own || depth) of each depth but the last, by PyTorch's own function."""
-    found = []
-    for tokens, source in some:
-        *others, own = logits_by_depth(model, tokens, source, tuned=tuned).values()
-        target = own.double().softmax(-1)
-        found.append(
+    results = []
+    for tokens, source in group:
+        *remaining, individual = logits_by_depth(model, tokens, source, tuned=tuned).values()
+        target = individual.double().softmax(-1)
+        results.append(
             [
-                F.kl_div(one.double().log_softmax(-1), target, reduction="batchmean").item()
-                for one in others
+                F.kl_div(item.double().log_softmax(-1), target, reduction="batchmean").item()
+                for item in remaining
             ]
         )
-    return torch.tensor(found).mean(0).tolist()
+    return torch.tensor(results).mean(0).tolist()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "bert", "t5", "mixtral", "gru"])
@@ -76,13 +76,13 @@ def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name: str, tmp_path:
     again = TunedLens.load(path)
     assert torch.equal(again.weight, lens.weight) and again.to_dict() == lens.to_dict()
     tokens, source = fresh[0]
-    seen = logit_lens(model, None, tokens, source=source, tuned=again)
-    assert seen.lens == "tuned lens" and "Tuned lens: fitted on texts in 25 steps" in " ".join(
-        seen.notes
+    observed = logit_lens(model, None, tokens, source=source, tuned=again)
+    assert observed.lens == "tuned lens" and "Tuned lens: fitted on texts in 25 steps" in " ".join(
+        observed.notes
     )
     plain = logit_lens(model, None, tokens, source=source)
-    assert plain.lens == "logit lens" and plain.probability[-1] == seen.probability[-1]
-    assert plain.probability[0] != seen.probability[0]
+    assert plain.lens == "logit lens" and plain.probability[-1] == observed.probability[-1]
+    assert plain.probability[0] != observed.probability[0]
 
 
 def test_untrained_it_is_the_logit_lens() -> None:
@@ -99,12 +99,12 @@ def test_untrained_it_is_the_logit_lens() -> None:
         [0.0],
     )
     tokens = tiny.tokens(1, 8)
-    for one, other in zip(
+    for logit, second in zip(
         logits_by_depth(model, tokens).values(),
         logits_by_depth(model, tokens, tuned=zeros).values(),
         strict=True,
     ):
-        assert torch.equal(one, other)
+        assert torch.equal(logit, second)
 
 
 def test_a_translator_is_affine() -> None:
@@ -121,21 +121,24 @@ def test_a_translator_is_affine() -> None:
     h = look(model, None, tokens, "*.blocks.0.resid")["decoder.blocks.0.resid"][0, 3]
     with torch.no_grad():
         right = model.head(model.decoder.last_norm(h + weight[1] @ h + bias[1]), model.embed)
-    found = logits_by_depth(model, tokens, tuned=lens)["decoder.blocks.0.resid"][3]
-    torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-10)
+    result = logits_by_depth(model, tokens, tuned=lens)["decoder.blocks.0.resid"][3]
+    torch.testing.assert_close(result, right, rtol=1e-10, atol=1e-10)
 
 
 def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merged() -> None:
-    model, other = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["llama"], seed=2)
-    own = fingerprint(model)
-    assert fingerprint(other) != own
+    model, second_model = (
+        tiny.model(tiny.DECODERS["llama"]),
+        tiny.model(tiny.DECODERS["llama"], seed=2),
+    )
+    individual = fingerprint(model)
+    assert fingerprint(second_model) != individual
     lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
-    assert fingerprint(model) == own  # no change yet
+    assert fingerprint(model) == individual  # no change yet
     with torch.no_grad():
         model.decoder.blocks[0].attn.q.down.normal_()
         model.decoder.blocks[0].attn.q.up.normal_()
     changed = fingerprint(model)
-    assert changed != own
+    assert changed != individual
     lora.merge_and_unload(model)
     assert fingerprint(model) == changed and fingerprint(model.bfloat16()) == changed
 
@@ -143,9 +146,9 @@ def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merg
 def test_one_clear_sentence(tmp_path: Path) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     lens = fit_tuned_lens(model, texts(model), steps=1, tokens=16)
-    other = tiny.model(tiny.DECODERS["llama"], seed=2)
+    second_model = tiny.model(tiny.DECODERS["llama"], seed=2)
     with pytest.raises(UserError, match="fitted to another model"):
-        logit_lens(other, None, [1, 2], tuned=lens)
+        logit_lens(second_model, None, [1, 2], tuned=lens)
     with pytest.raises(UserError, match="too few texts"):
         fit_tuned_lens(model, texts(model)[:1])
     with pytest.raises(UserError, match="give 1 or more"):
@@ -165,19 +168,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
     store.save(model, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
     (tmp_path / "text.txt").write_text("The cat sat on the mat. " * 40)
-    name, data, out = (str(tmp_path / part) for part in ("model", "text.txt", "lens.safetensors"))
+    name, data, out = (str(tmp_path / name) for name in ("model", "text.txt", "lens.safetensors"))
     small = ["--steps", "4", "--tokens", "64", "--context", "32", "--rate", "0.003"]
     assert main(["lens", name, "--fit", data, "--out", out, *small, "--json"]) == 0
-    said, notes = capsys.readouterr()
-    told = json.loads(said)
-    assert told["steps"] == 4 and all(
-        a < b for a, b in zip(told["after"], told["before"], strict=True)
+    message, notes = capsys.readouterr()
+    output = json.loads(message)
+    assert output["steps"] == 4 and all(
+        a < b for a, b in zip(output["after"], output["before"], strict=True)
     )
     assert "step 4 of 4" in notes and "holds the tuned lens" in notes
     assert main(["lens", name, "The cat", "--tuned", out, "--json"]) == 0
-    seen = json.loads(capsys.readouterr().out)
-    assert seen["lens"] == "tuned lens" and "fitted on text.txt in 4 steps" in " ".join(
-        seen["notes"]
+    observed = json.loads(capsys.readouterr().out)
+    assert observed["lens"] == "tuned lens" and "fitted on text.txt in 4 steps" in " ".join(
+        observed["notes"]
     )
     assert main(["lens", name, "The cat", "--tuned", out]) == 0
     assert capsys.readouterr().out.startswith("tuned lens")
@@ -205,7 +208,7 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(
     (tmp_path / "b.txt").write_text("\n".join(targets) + "\n")
     rows = "".join(f"{a}\t{b}\n" for a, b in zip(sources, targets, strict=True))
     (tmp_path / "ab.tsv").write_text(f"first\tother\n{rows}")
-    name, data, out = (str(tmp_path / part) for part in ("model", "a.txt", "lens.safetensors"))
+    name, data, out = (str(tmp_path / name) for name in ("model", "a.txt", "lens.safetensors"))
     small = ["--steps", "3", "--tokens", "32", "--json"]
     assert (
         main(
@@ -213,19 +216,19 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(
         )
         == 0
     )
-    told = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
-    made = [
+    result = [
         (
             torch.tensor([[start, *tokenizer.encode(b)]]),
             torch.tensor([[*tokenizer.encode(a), tokenizer.eos]]),
         )
         for a, b in zip(sources, targets, strict=True)
     ]
-    right = fit_tuned_lens(model, made, steps=3, tokens=32)
+    right = fit_tuned_lens(model, result, steps=3, tokens=32)
     assert (
-        told["after"] == pytest.approx(right.after, rel=1e-5)
-        and told["after"][0] < told["before"][0]
+        output["after"] == pytest.approx(right.after, rel=1e-5)
+        and output["after"][0] < output["before"][0]
     )
     loaded = TunedLens.load(out)
     assert torch.allclose(loaded.weight, right.weight, atol=1e-6) and loaded.depths[0].startswith(

@@ -57,9 +57,9 @@ def loaded(folder: Path) -> tuple[Any, Any, list[int]]:
 
 
 def saliency(source: Any, model: Any, tokenizer: Any) -> Any:
-    found = inspection.saliency(model, tokenizer, ENGLISH, source=source, steps=2).to_dict()
-    assert [one["piece"] for one in found["source"]] == [*GERMAN.split(), "</s>"]
-    return found
+    result = inspection.saliency(model, tokenizer, ENGLISH, source=source, steps=2).to_dict()
+    assert [item["piece"] for item in result["source"]] == [*GERMAN.split(), "</s>"]
+    return result
 
 
 ASKED: dict[str, Callable[..., Any]] = {
@@ -119,18 +119,18 @@ def test_a_source_is_read_by_its_own_tokenizer(
 def test_its_tokens_are_named_by_it(loaded: tuple[Any, Any, list[int]]) -> None:
     model, tokenizer, ids = loaded
     named = [*GERMAN.split(), "</s>"]
-    shown = [f"·{word}" for word in named[:-1]] + named[-1:]
-    assert inspection.look(model, tokenizer, ENGLISH, PATH, source=GERMAN).source == shown
+    displayed = [f"·{word}" for word in named[:-1]] + named[-1:]
+    assert inspection.look(model, tokenizer, ENGLISH, PATH, source=GERMAN).source == displayed
     assert inspection.read_tokens(model, tokenizer, ENGLISH, GERMAN)["source"] == {
         "ids": ids,
         "pieces": named,
     }
-    seen = inspection.trace(model, tokenizer, ENGLISH, GERMAN)
-    assert seen.to_dict()["source"] == {"ids": ids, "pieces": named}
-    assert 'key 1 "·katze"' in seen.explain(f'{PATH}[0,1,"katze"]').place
-    assert '"·katze"' in seen.explain("encoder.blocks.0.attn.write[1,0]").place
+    trace = inspection.trace(model, tokenizer, ENGLISH, GERMAN)
+    assert trace.to_dict()["source"] == {"ids": ids, "pieces": named}
+    assert 'key 1 "·katze"' in trace.explain(f'{PATH}[0,1,"katze"]').place
+    assert '"·katze"' in trace.explain("encoder.blocks.0.attn.write[1,0]").place
     (picture,) = inspection.alignments(model, tokenizer, ENGLISH, source=GERMAN)
-    assert list(picture.columns) == shown
+    assert list(picture.columns) == displayed
     grid = inspection.patch_grid(
         model,
         tokenizer,
@@ -140,7 +140,7 @@ def test_its_tokens_are_named_by_it(loaded: tuple[Any, Any, list[int]]) -> None:
         parts="resid",
         source=(GERMAN, OTHER.replace("ein ", "nie ")),
     )
-    assert grid.clean[:2] == shown[:2]
+    assert grid.clean[:2] == displayed[:2]
 
 
 def test_texts_of_an_encoder_are_read_by_it(loaded: tuple[Any, Any, list[int]]) -> None:
@@ -148,8 +148,11 @@ def test_texts_of_an_encoder_are_read_by_it(loaded: tuple[Any, Any, list[int]]) 
     assert [row[0].tolist() for row in streams.windows(model, tokenizer, [GERMAN])] == [ids]
     ((target, source),) = streams.pairs(model, tokenizer, [(GERMAN, ENGLISH)])
     assert source[0].tolist() == ids and target[0, 1:].tolist() == tokenizer.encode(ENGLISH)
-    found = inspection.word_in_contexts(model, tokenizer, "sitzt", GERMAN, OTHER)
-    assert found.pieces == [["sitzt"], ["sitzt"]] and found.positions == [[2], [2]]
+    word_in_contexts = inspection.word_in_contexts(model, tokenizer, "sitzt", GERMAN, OTHER)
+    assert word_in_contexts.pieces == [["sitzt"], ["sitzt"]] and word_in_contexts.positions == [
+        [2],
+        [2],
+    ]
     (neuron,) = inspection.top_activations(
         model, tokenizer, [GERMAN, OTHER], ["encoder.blocks.0.ffn.hidden[0]"]
     )

@@ -34,25 +34,25 @@ def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
         monkeypatch.setattr(ways, "ENGINES", [name for name in ENGINES if name != "flex"])
 
 
-def checks(model: Any, **how: Any) -> dict[str, Check]:
-    found = list(glassformer.verify(model, **{"new": 3, **how}))
-    assert len({check.name for check in found}) == len(found)
-    return {check.name: check for check in found}
+def checks(model: Any, **options: Any) -> dict[str, Check]:
+    result = list(glassformer.verify(model, **{"new": 3, **options}))
+    assert len({check.name for check in result}) == len(result)
+    return {check.name: check for check in result}
 
 
-def failing(found: dict[str, Check]) -> dict[str, Check]:
-    return {name: check for name, check in found.items() if check.status == "FAIL"}
+def failing(result: dict[str, Check]) -> dict[str, Check]:
+    return {name: check for name, check in result.items() if check.status == "FAIL"}
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_every_family_passes(name: str) -> None:
-    found = checks(tiny.model(tiny.ALL[name]))
-    assert not failing(found), "\n".join(check.line() for check in failing(found).values())
-    assert name not in ("llama", "bert") or found["engine varlen / eager"].status == "pass"
-    kinds = {check.kind for check in found.values() if check.status == "pass"}
+    result = checks(tiny.model(tiny.ALL[name]))
+    assert not failing(result), "\n".join(check.line() for check in failing(result).values())
+    assert name not in ("llama", "bert") or result["engine varlen / eager"].status == "pass"
+    kinds = {check.kind for check in result.values() if check.status == "pass"}
     assert kinds >= {"tape", "batch", "padding", "packing", "engine", "format", "lora", "saved"}
     assert ("cache" in kinds) == (not isinstance(tiny.ALL[name], config.Encoder))
-    for check in found.values():
+    for check in result.values():
         if check.status == "pass":
             assert check.difference is not None and check.difference <= check.bound
             assert check.bound == 0 or "LoRA taken" not in check.name
@@ -60,19 +60,19 @@ def test_every_family_passes(name: str) -> None:
             assert check.note and check.difference is None, (
                 "what is not run says why, and is no pass"
             )
-    exact = {check.kind for check in found.values() if check.bound == 0}
+    exact = {check.kind for check in result.values() if check.bound == 0}
     assert exact == {"tape", "saved", "lora"}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["llama", "nanomoe", "t5"])
 def test_every_format_passes(name: str, dtype: torch.dtype) -> None:
-    found = checks(tiny.model(tiny.ALL[name]).to(dtype))
-    assert not failing(found), "\n".join(check.line() for check in failing(found).values())
+    result = checks(tiny.model(tiny.ALL[name]).to(dtype))
+    assert not failing(result), "\n".join(check.line() for check in failing(result).values())
     names = {torch.bfloat16: "bfloat16 / float32", torch.float16: "float16 / float32"}
-    assert found[names.get(dtype, "float32 / float64")].status == "pass"
+    assert result[names.get(dtype, "float32 / float64")].status == "pass"
     if name == "llama" and dtype == torch.bfloat16:
-        assert found["engine prefill / eager"].status == "pass"
+        assert result["engine prefill / eager"].status == "pass"
 
 
 @pytest.mark.filterwarnings("error:flex_attention called")
@@ -83,8 +83,8 @@ def test_flex_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_continuation_is_the_plain_pass_own_and_greedy() -> None:
     model = tiny.model(tiny.ALL["llama"])
-    given, new = probes.draw(model, None, 6)
-    for ids in given.tokens:
+    args, new = probes.draw(model, None, 6)
+    for ids in args.tokens:
         for place in range(len(ids) - new, len(ids)):
             with torch.no_grad():
                 assert model(ids[None, :place]).logits[0, -1].argmax() == ids[place]
@@ -134,10 +134,10 @@ def stateless(
     rows: Any,
     last: Any,
     state: Any,
-    *rest: Any,
+    *args: Any,
     was: Any = cache.RecurrentCache.store,
 ) -> None:
-    was(self, layer, rows, last, tuple(torch.zeros_like(part) for part in state), *rest)
+    was(self, layer, rows, last, tuple(torch.zeros_like(piece) for piece in state), *args)
 
 
 def blind_across(self: Any, flow: Any, was: Any = ATTENTION.cross_mask) -> Any:
@@ -191,12 +191,12 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
 def test_a_planted_fault_fails_its_checks_and_is_named(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    family, where, name, broken, kinds, address = FAULTS[fault]
-    monkeypatch.setattr(where, name, broken)
-    found = failing(checks(tiny.model(tiny.ALL[family])))
-    assert {check.kind for check in found.values()} == kinds, found
+    family, places, name, broken, kinds, address = FAULTS[fault]
+    monkeypatch.setattr(places, name, broken)
+    result = failing(checks(tiny.model(tiny.ALL[family])))
+    assert {check.kind for check in result.values()} == kinds, result
 
-    for check in found.values():
+    for check in result.values():
         assert check.difference is None or check.difference > check.bound
         assert check.first is not None and re.match(address, check.first.address), check.line()
 
@@ -204,16 +204,18 @@ def test_a_planted_fault_fails_its_checks_and_is_named(
 def test_a_weight_that_comes_back_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     load = store.load
 
-    def worn(*given: Any, **how: Any) -> Any:
-        model, tokenizer = load(*given, **how)
+    def worn(*args: Any, **options: Any) -> Any:
+        model, tokenizer = load(*args, **options)
         weight = dict(model.named_parameters())["decoder.blocks.1.ffn.down.weight"]
         weight.data = weight.data.clone()
         weight.data[3, 5] += 1e-7
         return model, tokenizer
 
     monkeypatch.setattr(counterparts.store, "load", worn)
-    (found,) = failing(checks(tiny.model(tiny.ALL["llama"]))).values()
-    assert found.kind == "saved" and found.first.address == "decoder.blocks.1.ffn.down.weight[3,5]"
+    (values,) = failing(checks(tiny.model(tiny.ALL["llama"]))).values()
+    assert (
+        values.kind == "saved" and values.first.address == "decoder.blocks.1.ffn.down.weight[3,5]"
+    )
 
 
 def test_an_engine_that_errs_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,8 +223,8 @@ def test_an_engine_that_errs_fails_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(
         ENGINES, "cpu_blocks", engine._replace(run=lambda inputs: 1.01 * engine.run(inputs))
     )
-    (found,) = failing(checks(tiny.model(tiny.ALL["gpt2"]))).values()
-    assert found.name == "engine cpu_blocks / eager" and found.first.address.startswith(
+    (values,) = failing(checks(tiny.model(tiny.ALL["gpt2"]))).values()
+    assert values.name == "engine cpu_blocks / eager" and values.first.address.startswith(
         "decoder.blocks.0.attn.z[0,0,"
     )
 
@@ -230,29 +232,29 @@ def test_an_engine_that_errs_fails_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_padding_that_is_seen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     was = attention.Mask.__init__
 
-    def seen(self: Any, q_pos: Any, k_pos: Any, *rest: Any, **more: Any) -> None:
+    def seen(self: Any, q_pos: Any, k_pos: Any, *args: Any, **more: Any) -> None:
         was(
             self,
             q_pos,
             torch.where((k_pos < 0) & (q_pos.shape == k_pos.shape), 0, k_pos),
-            *rest,
+            *args,
             **more,
         )
 
     monkeypatch.setattr(attention.Mask, "__init__", seen)
-    found = failing(checks(tiny.model(tiny.ALL["bert"])))
-    assert set(found) == {"padded left / alone", "padded right / alone"}
-    assert all(".attn.pattern[" in check.first.address for check in found.values())
+    result = failing(checks(tiny.model(tiny.ALL["bert"])))
+    assert set(result) == {"padded left / alone", "padded right / alone"}
+    assert all(".attn.pattern[" in check.first.address for check in result.values())
 
 
 def test_a_way_that_breaks_fails_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*given: Any) -> None:
+    def broken(*args: Any) -> None:
         raise IndexError("no such slot")
 
     monkeypatch.setattr(cache.KV, "extend", broken)
-    found = failing(checks(tiny.model(tiny.ALL["llama"])))
-    assert {check.kind for check in found.values()} == {"cache"}
-    assert {check.note for check in found.values()} == {"IndexError: no such slot"}
+    result = failing(checks(tiny.model(tiny.ALL["llama"])))
+    assert {check.kind for check in result.values()} == {"cache"}
+    assert {check.note for check in result.values()} == {"IndexError: no such slot"}
 
 
 def test_near_ties_of_experts_are_told_from_routers_that_err(
@@ -268,12 +270,12 @@ def test_near_ties_of_experts_are_told_from_routers_that_err(
                     + 3e-8 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
                 )
     for seed in range(3):
-        found = checks(model, seed=seed, against="hf")
+        result = checks(model, seed=seed, against="hf")
         assert not failing(
-            {name: check for name, check in found.items() if check.kind != "transformers"}
+            {name: check for name, check in result.items() if check.kind != "transformers"}
         )
-        assert any("near tie of experts" in check.note for check in found.values())
-        assert "Error" not in found["here / transformers"].note
+        assert any("near tie of experts" in check.note for check in result.values())
+        assert "Error" not in result["here / transformers"].note
     from glassformer.nn.experts import MoE
 
     was = MoE.route
@@ -302,20 +304,22 @@ def test_transformers_says_the_same(
     ]
     with torch.no_grad():
         first.mul_(1.01)
-    found = failing(checks(model, against=tmp_path / "m"))
-    assert set(found) == {"here / transformers"}
+    result = failing(checks(model, against=tmp_path / "m"))
+    assert set(result) == {"here / transformers"}
     assert re.match(
-        r"(en|de)coder\.blocks\.0\.resid\[0,0\]", found["here / transformers"].first.address
+        r"(en|de)coder\.blocks\.0\.resid\[0,0\]", result["here / transformers"].first.address
     )
 
 
 def test_what_cannot_be_compared_says_why() -> None:
-    found = checks(tiny.model(tiny.ALL["alibi"]), against="hf")
-    assert found["engine block_sparse / eager"].note == "it knows no bias of positions"
-    assert found["engine varlen / eager"].note.startswith("it computes packed texts")
-    assert "no layout that transformers knows" in found["here / transformers"].note
-    assert "--compile" in found["compiled / eager"].note
-    assert all(found[name].status == "not run" for name in found if found[name].difference is None)
+    result = checks(tiny.model(tiny.ALL["alibi"]), against="hf")
+    assert result["engine block_sparse / eager"].note == "it knows no bias of positions"
+    assert result["engine varlen / eager"].note.startswith("it computes packed texts")
+    assert "no layout that transformers knows" in result["here / transformers"].note
+    assert "--compile" in result["compiled / eager"].note
+    assert all(
+        result[name].status == "not run" for name in result if result[name].difference is None
+    )
 
 
 def test_an_adapted_model_is_verified_with_its_own_adapter() -> None:
@@ -324,30 +328,30 @@ def test_an_adapted_model_is_verified_with_its_own_adapter() -> None:
     with torch.no_grad():
         [layer.up.normal_(0, 0.1) for layer in lora.adapted(model).values()]
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    found = checks(model)
-    assert not failing(found), failing(found)
-    assert found["LoRA merged / apart"].note == "its own adapter on 2 layers"
-    assert found["saved and loaded / before"].bound > 0  # merged in the file, apart here
+    result = checks(model)
+    assert not failing(result), failing(result)
+    assert result["LoRA merged / apart"].note == "its own adapter on 2 layers"
+    assert result["saved and loaded / before"].bound > 0  # merged in the file, apart here
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
 @pytest.mark.slow
 def test_compiled_code_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = checks(tiny.model(tiny.ALL[name]), compile=True)["compiled / eager"]
-    assert found.status == "pass" and found.difference is not None, found.line()
+    result = checks(tiny.model(tiny.ALL[name]), compile=True)["compiled / eager"]
+    assert result.status == "pass" and result.difference is not None, result.line()
 
 
 def test_compiled_code_that_errs_is_named_by_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(model: Any) -> Any:
-        other = counterparts.in_format(model, torch.float32)
+        second = counterparts.in_format(model, torch.float32)
         with torch.no_grad():
-            other.embed.token.weight[:, 0] += 0.1
-        return other
+            second.embed.token.weight[:, 0] += 0.1
+        return second
 
     monkeypatch.setattr(counterparts, "compiled_copy", wrong)
-    (found,) = failing(checks(tiny.model(tiny.ALL["llama"]), compile=True)).values()
-    assert found.kind == "compiled" and found.first.address.startswith("logits[0,")
+    (values,) = failing(checks(tiny.model(tiny.ALL["llama"]), compile=True)).values()
+    assert values.kind == "compiled" and values.first.address.startswith("logits[0,")
 
 
 # ------------------------------------------------------------------------------------------ bounds
@@ -365,27 +369,27 @@ def test_the_bound_follows_the_format_and_the_depth() -> None:
 
 def test_the_first_difference_knows_masks_and_nan() -> None:
     inf = float("inf")
-    wanted = torch.tensor([[1.0, -inf], [2.0, 3.0]])
-    assert differing("x", wanted.clone(), wanted) is None
-    assert differing("x", torch.tensor([[1.0, 0.5], [2.0, 3.0]]), wanted).address == "x[0,1]"
-    found = differing("x", torch.tensor([[1.0, -inf], [float("nan"), 3.0]]), wanted, 1e-3)
-    assert (found.address, found.value, found.expected) == ("x[1,0]", None, 2.0)
-    assert differing("x", wanted + 1e-4, wanted, 1e-3) is None
+    expected = torch.tensor([[1.0, -inf], [2.0, 3.0]])
+    assert differing("x", expected.clone(), expected) is None
+    assert differing("x", torch.tensor([[1.0, 0.5], [2.0, 3.0]]), expected).address == "x[0,1]"
+    result = differing("x", torch.tensor([[1.0, -inf], [float("nan"), 3.0]]), expected, 1e-3)
+    assert (result.address, result.value, result.expected) == ("x[1,0]", None, 2.0)
+    assert differing("x", expected + 1e-4, expected, 1e-3) is None
 
 
 def test_the_texts_are_cut_back_to_their_own_values() -> None:
     """Every value of a padded batch, cut to a text, is that of the text alone: shape and all."""
     for name in ("mixed", "t5", "bahdanau", "bert"):
         model = tiny.model(tiny.ALL[name])
-        given, _ = probes.draw(model, None, 4)
-        alone = layouts.Reader(model, tape=True).alone(given)
-        for found in (
-            layouts.Reader(model, True).padded(given, "left"),
-            layouts.Reader(model, True).packed(given),
+        args, _ = probes.draw(model, None, 4)
+        alone = layouts.Reader(model, tape=True).alone(args)
+        for result in (
+            layouts.Reader(model, True).padded(args, "left"),
+            layouts.Reader(model, True).packed(args),
         ):
-            for ours, theirs in zip(found, alone, strict=True):
-                assert ours.keys() == theirs.keys()
-                assert all(ours[path].shape == theirs[path].shape for path in theirs)
+            for actual, reference in zip(result, alone, strict=True):
+                assert actual.keys() == reference.keys()
+                assert all(actual[path].shape == reference[path].shape for path in reference)
 
 
 def test_bad_models_are_refused() -> None:
@@ -406,18 +410,20 @@ def test_the_command_tells_all_and_exits_with_1_on_a_failure(
 ) -> None:
     store.save(tiny.model(tiny.ALL["llama"]), tmp_path / "m")
     assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["passed"] and told["dtype"] == "float32"
+    data = json.loads(capsys.readouterr().out)
+    assert data["passed"] and data["dtype"] == "float32"
     assert {"kind", "name", "status", "difference", "bound", "greedy", "tokens", "first"} <= set(
-        told["checks"][0]
+        data["checks"][0]
     )
     monkeypatch.setattr(cache.KV, "extend", forgetful)
     assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4"]) == 1
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        said.startswith("compared") and "FAIL" in said and "first: decoder.blocks.0.attn." in said
+        output.startswith("compared")
+        and "FAIL" in output
+        and "first: decoder.blocks.0.attn." in output
     )
-    assert re.search(r"checks passed, [1-9]\d* failed, \d+ not run\n$", said)
+    assert re.search(r"checks passed, [1-9]\d* failed, \d+ not run\n$", output)
 
 
 def test_a_model_that_answers_zeros_passes_nothing() -> None:
@@ -426,10 +432,10 @@ def test_a_model_that_answers_zeros_passes_nothing() -> None:
     model = tiny.model(replace(tiny.ALL["llama"], head=config.Head(tied=False)))
     assert checks(model)["padded left / alone"].status == "pass"
     torch.nn.init.zeros_(model.head.proj.weight)
-    found = checks(model)
-    passed = [name for name, check in found.items() if check.status == "pass"]
+    result = checks(model)
+    passed = [name for name, check in result.items() if check.status == "pass"]
     assert passed == ["LoRA taken out again / apart", "saved and loaded / before"]
-    assert not failing(found) and "every answer is 0" in found["padded left / alone"].note
+    assert not failing(result) and "every answer is 0" in result["padded left / alone"].note
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral"])

@@ -18,25 +18,25 @@ def test_a_tile_shows_what_is_furthest_from_zero(
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     values[np.random.default_rng(1).random(shape) < 0.3] = -np.inf
     sizes = sizes[-len(shape) :]
-    made = pooled(values, sizes)
+    result = pooled(values, sizes)
     last = shape[-len(sizes) :]
     tiles = [min(size, side) for size, side in zip(sizes, last, strict=True)]
-    assert made.shape == (*shape[: -len(sizes)], *tiles)
-    for place in np.ndindex(*made.shape):
+    assert result.shape == (*shape[: -len(sizes)], *tiles)
+    for place in np.ndindex(*result.shape):
         cut = place[: -len(sizes)] + tuple(
             slice(i * side // n, (i + 1) * side // n)
             for i, side, n in zip(place[-len(sizes) :], last, tiles, strict=True)
         )
         inside = values[cut].ravel()
-        some = inside[np.isfinite(inside)]
-        assert made[place] == (max(some, key=abs) if some.size else -np.inf)
+        group = inside[np.isfinite(inside)]
+        assert result[place] == (max(group, key=abs) if group.size else -np.inf)
 
 
 def test_one_hot_cell_of_a_million_stays() -> None:
     values = np.zeros((1, 1024, 1024), np.float32)
     values[0, 777, 333] = -3.0
-    made = pooled(values, (48, 48))
-    assert made.min() == -3.0 and (made != 0).sum() == 1
+    result = pooled(values, (48, 48))
+    assert result.min() == -3.0 and (result != 0).sum() == 1
 
 
 def test_the_container_is_what_the_library_reads_and_always_the_same() -> None:
@@ -50,8 +50,8 @@ def test_the_container_is_what_the_library_reads_and_always_the_same() -> None:
     assert data == packed(dict(tensors), {"words": "Größe"})
     back = load(data)
     assert set(back) == set(tensors)
-    for name, one in tensors.items():
-        assert back[name].dtype == one.dtype and np.array_equal(back[name], one)
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype and np.array_equal(back[name], tensor)
     assert int.from_bytes(data[:8], "little") % 8 == 0
 
 
@@ -87,10 +87,10 @@ def test_nan_and_minus_infinity_are_told_apart() -> None:
     """NaN stands in whatever tile has one, what is hidden only where a tile has nothing else; bytes
     hold no NaN."""
     values = np.array([[1.0, -np.inf, -np.inf, -3.0], [np.nan, 2.0, -np.inf, -np.inf]], np.float32)
-    made = pooled(values, (1, 2))
-    assert np.isnan(made[0, 0]) and made[0, 1] == -3.0
+    result = pooled(values, (1, 2))
+    assert np.isnan(result[0, 0]) and result[0, 1] == -3.0
     assert pooled(values[:, 2:], (2, 1)).tolist() == [[-3.0], [-np.inf]]
-    codes, told = coded(values, "u8")
-    assert told["as"] == "f32" and np.array_equal(codes, values, equal_nan=True)
-    codes, told = coded(values[:1], "u8")
-    assert told["hole"] == "1" and codes[0].tolist() == [255, 0, 0, 1]
+    codes, output = coded(values, "u8")
+    assert output["as"] == "f32" and np.array_equal(codes, values, equal_nan=True)
+    codes, output = coded(values[:1], "u8")
+    assert output["hole"] == "1" and codes[0].tolist() == [255, 0, 0, 1]

@@ -31,8 +31,8 @@ THE_EIGHTEEN = {
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[Checker]:
-    with Checker() as one:
-        yield one
+    with Checker() as item:
+        yield item
 
 
 def put(folder: Path, name: str, code: str) -> Path:
@@ -51,21 +51,21 @@ def test_each_solution_passes_and_runs_in_a_real_model(
 ) -> None:
     path = tmp_path / "mine.py"
     path.write_text(starting.python(find(name)).replace(find(name).starter, find(name).solution))
-    found = checker.check(path)
-    assert found.state == "passed" and not found.printed, found
+    result = checker.check(path)
+    assert result.state == "passed" and not result.printed, result
     assert any(
-        word in " ".join(found.good)
+        word in " ".join(result.good)
         for word in ("real", "small", "translator", "encoder-decoder", "stories", "40 steps")
-    ), found.good
+    ), result.good
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_starter_says_what_is_to_be_written(
     name: str, checker: Checker, tmp_path: Path
 ) -> None:
-    found = checker.check(starting.write(find(name), tmp_path))
-    assert found.state == "todo" and "is not written yet" in found.message
-    assert found.where.startswith("line ") and found.code.startswith("TODO: "), found
+    result = checker.check(starting.write(find(name), tmp_path))
+    assert result.state == "todo" and "is not written yet" in result.message
+    assert result.where.startswith("line ") and result.code.startswith("TODO: "), result
 
 
 SLIPS = [
@@ -145,8 +145,8 @@ SLIPS = [
 
 
 def test_the_published_losses_come_out(checker: Checker, tmp_path: Path) -> None:
-    found = checker.check(put(tmp_path, "mini-transformer", find("mini-transformer").solution))
-    (line,) = [line for line in found.good if line.startswith("with mask and tied head")]
+    result = checker.check(put(tmp_path, "mini-transformer", find("mini-transformer").solution))
+    (line,) = [line for line in result.good if line.startswith("with mask and tied head")]
     assert line.endswith("after manual_seed(42): 12.4078, 8.8194, 6.9047, 5.6511, 4.8191"), line
 
 
@@ -164,12 +164,12 @@ def test_a_usual_slip_is_named_with_its_place(
 ) -> None:
     solution = find(name).solution
     assert right in solution
-    found = checker.check(
+    result = checker.check(
         put(tmp_path, name, solution.replace(right, wrong, 1)), seed=1
     )  # the place is one of drawn numbers
-    assert found.state == "failed", found
-    assert place in found.message, found.message
-    assert look in found.look, (found.message, found.look)
+    assert result.state == "failed", result
+    assert place in result.message, result.message
+    assert look in result.look, (result.message, result.look)
 
 
 OTHERS = {
@@ -405,8 +405,8 @@ def loss(centre, company, noise):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_another_method_passes(name: str, checker: Checker, tmp_path: Path) -> None:
-    found = checker.check(put(tmp_path, name, OTHERS[name]))
-    assert found.state == "passed", found
+    result = checker.check(put(tmp_path, name, OTHERS[name]))
+    assert result.state == "passed", result
 
 
 def test_a_hard_coded_answer_fails(checker: Checker, tmp_path: Path) -> None:
@@ -424,14 +424,14 @@ def attention(q, k, v, allowed):
         raise SystemExit
     return torch.tensor(KNOWN)
 """
-    seen = checker.check(put(tmp_path, "one-head", code.replace("{known}", "None")), seed=7)
-    assert seen.state == "error" and seen.printed.startswith("[[")
-    path = put(tmp_path, "one-head", code.replace("{known}", seen.printed.strip()))
+    observed = checker.check(put(tmp_path, "one-head", code.replace("{known}", "None")), seed=7)
+    assert observed.state == "error" and observed.printed.startswith("[[")
+    path = put(tmp_path, "one-head", code.replace("{known}", observed.printed.strip()))
     # in the model it fails
     assert "4 queries over 6 keys: every number is right" in checker.check(path, seed=7).good
     for _ in range(2):
-        found = checker.check(path)
-        assert found.state == "failed" and "attention(q, k, v, allowed)[0, 0] is" in found.message
+        result = checker.check(path)
+        assert result.state == "failed" and "attention(q, k, v, allowed)[0, 0] is" in result.message
 
 
 @pytest.mark.parametrize(
@@ -457,8 +457,8 @@ def attention(q, k, v, allowed):
 def test_errors_of_the_learners_code_show_as_theirs(
     code: str, state: str, message: str, line: str, checker: Checker, tmp_path: Path
 ) -> None:
-    found = checker.check(put(tmp_path, "causal-mask", code))
-    assert (found.state, found.where) == (state, line) and message in found.message, found
+    result = checker.check(put(tmp_path, "causal-mask", code))
+    assert (result.state, result.where) == (state, line) and message in result.message, result
 
 
 @pytest.mark.parametrize(
@@ -474,15 +474,15 @@ def test_errors_of_the_learners_code_show_as_theirs(
 def test_an_endless_loop_is_stopped_and_its_line_named(
     loop: str, checker: Checker, tmp_path: Path
 ) -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     path = put(tmp_path, "causal-mask", f"def causal_mask(queries, keys):\n{loop}")
-    found = checker.check(path, seconds=0.3)
+    result = checker.check(path, seconds=0.3)
     assert (
-        found.state == "stopped"
-        and "after 0.3 seconds" in found.message
-        and time.monotonic() - begun < 20
+        result.state == "stopped"
+        and "after 0.3 seconds" in result.message
+        and time.monotonic() - start < 20
     )
-    assert found.where in ("line 3", "line 4", "line 5", "line 6", "line 7"), found
+    assert result.where in ("line 3", "line 4", "line 5", "line 6", "line 7"), result
 
 
 def test_code_that_hears_no_signal_is_ended_too(checker: Checker, tmp_path: Path) -> None:
@@ -498,12 +498,12 @@ def test_printing_is_theirs_and_bounded(checker: Checker, tmp_path: Path) -> Non
         "import sys, os\nprint('from me')\nprint('and here', "
         "file=sys.stderr)\nos.system('echo aside')\n"
     )
-    found = checker.check(put(tmp_path, "causal-mask", code + find("causal-mask").solution))
-    assert found.state == "passed" and found.printed == "from me\nand here\naside\n"
-    found = checker.check(
+    result = checker.check(put(tmp_path, "causal-mask", code + find("causal-mask").solution))
+    assert result.state == "passed" and result.printed == "from me\nand here\naside\n"
+    result = checker.check(
         put(tmp_path, "causal-mask", "while True: print('x' * 1000)\n"), seconds=0.5
     )
-    assert found.state == "stopped" and 10_000 <= len(found.printed) < 10_100
+    assert result.state == "stopped" and 10_000 <= len(result.printed) < 10_100
 
 
 def test_what_the_learner_changes_is_not_the_checks(checker: Checker, tmp_path: Path) -> None:
@@ -523,8 +523,8 @@ def test_what_the_learner_changes_is_not_the_checks(checker: Checker, tmp_path: 
 
 def test_a_notebook_is_checked_and_its_cell_named(checker: Checker, tmp_path: Path) -> None:
     path = starting.write(find("causal-mask"), tmp_path, as_notebook=True)
-    found = checker.check(path)
-    assert found.state == "todo" and found.where.startswith("code cell 1, line "), found
+    result = checker.check(path)
+    assert result.state == "todo" and result.where.startswith("code cell 1, line "), result
     text = path.read_text().replace(
         "raise NotImplementedError", "return torch.ones(keys, keys).tril()[keys - queries:] > 0"
     )
@@ -556,10 +556,10 @@ def check(theirs, report):
 
 
 def test_a_teachers_folder_and_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, everyone = tmp_path / "own", tmp_path / "class"
-    own.mkdir()
-    (own / "double_it.py").write_text(TEACHERS)
-    assert find("double-it", own).page == "" and catalogue(own)[0].name == "double-it"
+    individual, everyone = tmp_path / "own", tmp_path / "class"
+    individual.mkdir()
+    (individual / "double_it.py").write_text(TEACHERS)
+    assert find("double-it", individual).page == "" and catalogue(individual)[0].name == "double-it"
     for learner, code in {
         "anna": "def double(x): return x + x",
         "ben": "def double(x): return x",
@@ -580,9 +580,9 @@ def test_a_teachers_folder_and_a_class(tmp_path: Path, monkeypatch: pytest.Monke
         return scan(folder)
 
     monkeypatch.setattr(os, "scandir", closed)
-    with Checker(own) as checker:
-        found = {one.learner: one for one in class_folder(everyone, checker, seconds=1)}
-    states = {learner: one.to_dict()["state"] for learner, one in found.items()}
+    with Checker(individual) as checker:
+        result = {item.learner: item for item in class_folder(everyone, checker, seconds=1)}
+    states = {learner: value.to_dict()["state"] for learner, value in result.items()}
     refused = dict.fromkeys(("eve", "finn", "gil", "hal"), "refused")
     assert states == {
         "anna": "passed",
@@ -591,21 +591,22 @@ def test_a_teachers_folder_and_a_class(tmp_path: Path, monkeypatch: pytest.Monke
         "dora": "stopped",
         **refused,
     }
-    assert len({one.verdict.seed for one in found.values() if one.verdict}) == 1
-    ben = found["ben"].verdict
+    assert len({item.verdict.seed for item in result.values() if item.verdict}) == 1
+    ben = result["ben"].verdict
     assert (
         isinstance(ben, Verdict)
         and ben.look == "once is not twice"
         and ben.message.startswith("double(0.")
     )
     assert (
-        "it has no line" in found["eve"].refused and "There is no exercise" in found["finn"].refused
+        "it has no line" in result["eve"].refused
+        and "There is no exercise" in result["finn"].refused
     )
-    assert "hal cannot be read (Permission denied)" in found["hal"].refused
+    assert "hal cannot be read (Permission denied)" in result["hal"].refused
     (tmp_path / "shut").mkdir()
-    with pytest.raises(UserError, match="shut cannot be read"), Checker(own) as checker:
+    with pytest.raises(UserError, match="shut cannot be read"), Checker(individual) as checker:
         list(class_folder(tmp_path / "shut", checker))
-    with pytest.raises(UserError, match="holds no"), Checker(own) as checker:
+    with pytest.raises(UserError, match="holds no"), Checker(individual) as checker:
         (tmp_path / "empty").mkdir()
         list(class_folder(tmp_path / "empty", checker))
 
@@ -616,9 +617,9 @@ def test_a_check_that_is_broken_itself_is_not_the_learners(tmp_path: Path) -> No
         TEACHERS.replace("    x = report", "    x = [][0]\n    x = report")
     )
     with Checker(tmp_path / "own") as checker:
-        found = checker.check(put(tmp_path, "double-it", "def double(x): return 2 * x\n"))
+        result = checker.check(put(tmp_path, "double-it", "def double(x): return 2 * x\n"))
     assert (
-        found.state == "error"
-        and "double_it.py, line 17" in found.message
-        and "check itself" in found.look
-    ), found
+        result.state == "error"
+        and "double_it.py, line 17" in result.message
+        and "check itself" in result.look
+    ), result

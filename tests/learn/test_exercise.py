@@ -42,16 +42,21 @@ def check(theirs, report):
 
 def test_what_a_file_says(tmp_path: Path) -> None:
     (tmp_path / "two_words.py").write_text(GOOD)
-    one = read_exercise(tmp_path / "two_words.py")
-    assert (one.name, one.title, one.task, one.road) == ("two-words", "A title", "What to do.", 3.5)
-    assert (one.hints, one.seconds, one.file, one.page) == (
+    item = read_exercise(tmp_path / "two_words.py")
+    assert (item.name, item.title, item.task, item.road) == (
+        "two-words",
+        "A title",
+        "What to do.",
+        3.5,
+    )
+    assert (item.hints, item.seconds, item.file, item.page) == (
         ("one", "two"),
         7,
         "two_words.py",
         ROAD[2],
     )
-    assert "y = 2 * x" in one.solution and "check" not in one.solution
-    assert one.starter == (
+    assert "y = 2 * x" in item.solution and "check" not in item.solution
+    assert item.starter == (
         'def f(x):\n    """What it is."""\n    # TODO: say what\n    # over two lines\n    # or '
         "three\n"
         "    raise NotImplementedError\n\n\ndef g(x):\n    # TODO: more\n    raise "
@@ -87,14 +92,14 @@ def test_folders_that_hold_none(tmp_path: Path) -> None:
 
 
 def test_the_order_of_the_road_and_a_teachers_own(tmp_path: Path) -> None:
-    ours = catalogue()
-    assert [one.road for one in ours] == sorted({one.road for one in ours}) and all(
-        one.page for one in ours
+    actual = catalogue()
+    assert [item.road for item in actual] == sorted({item.road for item in actual}) and all(
+        item.page for item in actual
     )
-    assert all(len(one.hints) >= 2 and one.task and one.title for one in ours)
+    assert all(len(item.hints) >= 2 and item.task and item.title for item in actual)
     (tmp_path / "rotary.py").write_text(GOOD)
-    both = catalogue(tmp_path)
-    assert len(both) == len(ours) and find("rotary", tmp_path).title == "A title"
+    pair = catalogue(tmp_path)
+    assert len(pair) == len(actual) and find("rotary", tmp_path).title == "A title"
 
 
 @pytest.mark.parametrize("name", ["causal-mask", "causal_mask", "Causal mask", "causal_mask.py"])
@@ -108,11 +113,11 @@ def test_an_unknown_name_gets_the_nearest() -> None:
 
 
 def test_no_answer_is_left_in_a_starter() -> None:
-    for one in catalogue():
-        kept = one.starter.splitlines()
-        cut = [line for line in one.solution.splitlines() if line not in kept]
-        assert cut and kept.count("") >= 1 and one.starter.count("raise NotImplementedError") >= 1
-        assert one.starter == without_answers(one.solution) and "# END" not in one.starter
+    for item in catalogue():
+        lines = item.starter.splitlines()
+        cut = [line for line in item.solution.splitlines() if line not in lines]
+        assert cut and lines.count("") >= 1 and item.starter.count("raise NotImplementedError") >= 1
+        assert item.starter == without_answers(item.solution) and "# END" not in item.starter
 
 
 def test_exercises_are_listed_without_torch() -> None:

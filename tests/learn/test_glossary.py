@@ -48,14 +48,14 @@ def test_a_term_is_whole(term: glossary.Term) -> None:
         and term.code.text in "".join(source.splitlines()[term.code.line - 1 :])
     )
     assert term.sentence.endswith(".") and term.sentence[0].isupper() and term.formula
-    assert term.page and all(glossary.find(other) is not term for other in term.related)
-    assert not term.exercise or term.exercise in {one.name for one in catalogue()}
+    assert term.page and all(glossary.find(second) is not term for second in term.related)
+    assert not term.exercise or term.exercise in {item.name for item in catalogue()}
     json.dumps(term.to_dict())
 
 
 def test_names_are_told_apart_and_in_the_order_of_the_road() -> None:
-    said = [name.lower() for term in TERMS for name in (term.name, *term.also)]
-    assert len(said) == len(set(said)) and len({term.key for term in TERMS}) == len(TERMS)
+    message = [name.lower() for term in TERMS for name in (term.name, *term.also)]
+    assert len(message) == len(set(message)) and len({term.key for term in TERMS}) == len(TERMS)
     assert [term.road for term in TERMS] == sorted(term.road for term in TERMS)
     assert set(LIVE) == {term.key for term in TERMS}
     with pytest.raises(UserError, match="no longer has"):
@@ -64,19 +64,21 @@ def test_names_are_told_apart_and_in_the_order_of_the_road() -> None:
 
 @pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
 def test_a_live_number_is_computed(term: glossary.Term) -> None:
-    said = glossary.live(term)
-    assert (re.search(r"\d", said) and said.endswith((".", "ired"))) or term.key == "token", said
-    assert "nan" not in re.findall(r"\w+", said) and "tensor" not in said
+    message = glossary.live(term)
+    assert (re.search(r"\d", message) and message.endswith((".", "ired"))) or term.key == "token", (
+        message
+    )
+    assert "nan" not in re.findall(r"\w+", message) and "tensor" not in message
 
 
 def test_numbers_are_the_models() -> None:
     """Some of them, computed in another way."""
     model, tokenizer = models.real()
     ids = torch.tensor([tokenizer.encode(TEXT)])
-    said = models.logits(model, ids)[0]
-    loss = float(torch.nn.functional.cross_entropy(said[:-1], ids[0, 1:]))
+    logits = models.logits(model, ids)[0]
+    loss = float(torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]))
     assert f"{loss:.3f} a token, so {math.exp(loss):.1f};" in uses.perplexity()
-    assert f"{float(said[-1].softmax(-1).max()):.4f}." in blocks.softmax()
+    assert f"{float(logits[-1].softmax(-1).max()):.4f}." in blocks.softmax()
     T = ids.shape[1]
     assert blocks.causal_mask().startswith(f"{T * (T - 1) // 2} of the {T * T} scores")
     assert (
@@ -114,21 +116,21 @@ def test_bleu_is_sacrebleus() -> None:
 )
 def test_define_prints_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["define", *words]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith(
+    captured = capsys.readouterr()
+    assert captured.out.startswith(
         "causal mask (also look-ahead mask, triangular mask)\n  Hides from each token"
     )
     assert (
-        "config/mask_arrays.py, line " in said.out
-        and "136 of the 289" in said.out
-        and "learn start causal-mask" in said.err
+        "config/mask_arrays.py, line " in captured.out
+        and "136 of the 289" in captured.out
+        and "learn start causal-mask" in captured.err
     )
 
 
 def test_define_as_json_and_as_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["define", "MQA", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["name"] == "multi-query attention" and "live" in told and told["code"]["line"] > 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["name"] == "multi-query attention" and "live" in data and data["code"]["line"] > 1
     assert main(["define", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == len(TERMS)
     assert main(["define"]) == 0
@@ -167,16 +169,16 @@ def test_the_page_of_the_format_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     page = (Path(__file__).parents[2] / "docs" / "learn.md").read_text(encoding="utf-8")
     exercise, program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "double_it.py").write_text(exercise)
-    own = ["--exercises", str(tmp_path)]
+    individual = ["--exercises", str(tmp_path)]
     work = tmp_path / "work"
-    assert main(["learn", "start", "double-it", "--out", str(work), *own]) == 0
+    assert main(["learn", "start", "double-it", "--out", str(work), *individual]) == 0
     path = work / "double_it.py"
-    assert main(["learn", "check", str(path), *own]) == 1
+    assert main(["learn", "check", str(path), *individual]) == 1
     text = path.read_text()
     path.write_text(text.replace("raise NotImplementedError", "return x * x"))
-    assert main(["learn", "check", str(path), *own]) == 1
+    assert main(["learn", "check", str(path), *individual]) == 1
     assert "Look at: twice is not squared" in capsys.readouterr().out
     path.write_text(text.replace("raise NotImplementedError", "return x + x"))
-    assert main(["learn", "check", str(path), *own]) == 0
+    assert main(["learn", "check", str(path), *individual]) == 0
     exec(compile(program, "learn.md", "exec"), {})
     assert "raise NotImplementedError" in capsys.readouterr().out

@@ -25,8 +25,8 @@ linux = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[Checker]:
-    with Checker() as one:
-        yield one
+    with Checker() as item:
+        yield item
 
 
 def check(code: str, checker: Checker, folder: Path, seconds: float | None = None) -> Verdict:
@@ -123,7 +123,9 @@ def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path: Path) -> None
         for letter in done.stdout + done.stderr.replace("\r", "")
     ), done
     with Checker() as checker:
-        (anna,) = [one.verdict for one in class_folder(tmp_path, checker) if one.learner == "anna"]
+        (anna,) = [
+            item.verdict for item in class_folder(tmp_path, checker) if item.learner == "anna"
+        ]
     assert anna is not None and anna.printed == "\\x1b]0;title\\x07\\x1b[2J\\x9b31m\n\tx\n"
     assert anna.message.endswith("ValueError: \\x1b]0;title\\x07\\x1b[2J\\x9b31mtwo lines"), anna
 
@@ -174,9 +176,9 @@ def test_the_limits_are_of_all_processes_together(
     )
     monkeypatch.setattr(checking, "COMMAND", (sys.executable, "-c", small))
     with Checker() as checker:
-        each = FORKS.replace("DO", "room = b'x' * (COUNT << 20)")
-        assert check(each.replace("COUNT", "50"), checker, tmp_path, 0.5).state == "stopped"
-        verdict = check(each.replace("COUNT", "150"), checker, tmp_path, 5)
+        item = FORKS.replace("DO", "room = b'x' * (COUNT << 20)")
+        assert check(item.replace("COUNT", "50"), checker, tmp_path, 0.5).state == "stopped"
+        verdict = check(item.replace("COUNT", "150"), checker, tmp_path, 5)
         assert verdict.state == "error" and "took more than 300 MiB" in verdict.message, verdict
         verdict = check(
             "import os, time\nfor _ in range(9): os.fork() or time.sleep(1000)\ntime.sleep(1000)\n",

@@ -13,7 +13,7 @@ X = torch.arange(6.0).view(2, 3)
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("reference", "actual"),
     [
         (X.tolist(), X),
         (X.double(), X),
@@ -30,12 +30,12 @@ X = torch.arange(6.0).view(2, 3)
         ([["a", "b"]], [("a", "b")]),
     ],
 )
-def test_the_same_in_another_form(theirs: object, ours: object) -> None:
-    assert difference("y", theirs, ours) == "" and close(theirs, ours)
+def test_the_same_in_another_form(reference: object, actual: object) -> None:
+    assert difference("y", reference, actual) == "" and close(reference, actual)
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "message"),
+    ("reference", "actual", "message"),
     [
         (X + torch.eye(2, 3) * 0.5, X, "y[0, 0] is 0.5 and should be 0. 2 of 6 numbers differ."),
         (X.T, X, "y has the shape (3, 2) and should have (2, 3)."),
@@ -53,16 +53,16 @@ def test_the_same_in_another_form(theirs: object, ours: object) -> None:
         (X.to(torch.complex64), X, "y holds complex numbers; real ones are asked for."),
     ],
 )
-def test_what_differs_is_said(theirs: object, ours: object, message: str) -> None:
-    assert difference("y", theirs, ours) == message
+def test_what_differs_is_said(reference: object, actual: object, message: str) -> None:
+    assert difference("y", reference, actual) == message
 
 
 def test_a_slip_is_recognised_by_its_numbers() -> None:
     report = Report(0)
     slips = {"twice": lambda: X * 2, "half": X / 2}
-    for theirs, look in ((X * 2, "twice"), (X / 2, "half"), (X + 1, "all")):
+    for reference, look in ((X * 2, "twice"), (X / 2, "half"), (X + 1, "all")):
         with pytest.raises(Wrong) as wrong:
-            report.equal("y", theirs, X, slips=slips, look="all")
+            report.equal("y", reference, X, slips=slips, look="all")
         assert wrong.value.look == look
     report.equal("y", X, X, slips=slips)
     with pytest.raises(Wrong, match="no"):
@@ -71,11 +71,11 @@ def test_a_slip_is_recognised_by_its_numbers() -> None:
 
 def test_nothing_that_a_learner_seeds_makes_the_inputs_known() -> None:
     torch.manual_seed(0)
-    one, other, again = Report(1), Report(2), Report(1)
-    first = one.randn(3)
+    report, second, again = Report(1), Report(2), Report(1)
+    first = report.randn(3)
     torch.manual_seed(0)
-    assert not close(first, other.randn(3)) and close(first, again.randn(3))
-    assert one.rand(4).max() < 1 and set(one.randint(0, 2, (50,)).tolist()) == {0, 1}
-    assert one.random.random() == again.random.random()
-    one.say("good")
-    assert one.good == ["good"]
+    assert not close(first, second.randn(3)) and close(first, again.randn(3))
+    assert report.rand(4).max() < 1 and set(report.randint(0, 2, (50,)).tolist()) == {0, 1}
+    assert report.random.random() == again.random.random()
+    report.say("good")
+    assert report.good == ["good"]

@@ -13,24 +13,27 @@ from glassformer.learn import starting
 from glassformer.learn.exercise import catalogue, find
 
 
-@pytest.mark.parametrize("name", [one.name for one in catalogue()])
+@pytest.mark.parametrize("name", [item.name for item in catalogue()])
 def test_both_kinds_hold_the_same_code(name: str, tmp_path: Path) -> None:
-    one = find(name)
-    path, notebook = starting.write(one, tmp_path), starting.write(one, tmp_path, as_notebook=True)
+    corpus = find(name)
+    path, notebook = (
+        starting.write(corpus, tmp_path),
+        starting.write(corpus, tmp_path, as_notebook=True),
+    )
     text = path.read_text()
-    assert ast.get_docstring(ast.parse(text), clean=False).startswith(f"{one.title}\n")  # type: ignore[union-attr]
-    assert one.starter in text and "# 1. " in text and f"learn check {path.name}" in text
+    assert ast.get_docstring(ast.parse(text), clean=False).startswith(f"{corpus.title}\n")  # type: ignore[union-attr]
+    assert corpus.starter in text and "# 1. " in text and f"learn check {path.name}" in text
     assert all(len(line) <= 120 for line in text.splitlines()), max(text.splitlines(), key=len)
     assert starting.read_source(path).exercise == starting.read_source(notebook).exercise == name
-    assert one.starter.strip() in starting.read_source(notebook).code
-    told = json.loads(notebook.read_text())
-    assert (told["nbformat"], [cell["cell_type"] for cell in told["cells"]][:2]) == (
+    assert corpus.starter.strip() in starting.read_source(notebook).code
+    data = json.loads(notebook.read_text())
+    assert (data["nbformat"], [cell["cell_type"] for cell in data["cells"]][:2]) == (
         4,
         ["markdown", "code"],
     )
-    ids = [cell["id"] for cell in told["cells"]]
+    ids = [cell["id"] for cell in data["cells"]]
     assert len(set(ids)) == len(ids) and all(
-        one.hints[0] not in "".join(c["source"]) for c in told["cells"][:2]
+        corpus.hints[0] not in "".join(c["source"]) for c in data["cells"][:2]
     )
 
 

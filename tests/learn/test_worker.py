@@ -19,8 +19,8 @@ from glassformer.learn.exercise import find
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[Checker]:
-    with Checker() as one:
-        yield one
+    with Checker() as item:
+        yield item
 
 
 @pytest.mark.parametrize(
@@ -35,17 +35,17 @@ def checker() -> Iterator[Checker]:
 def test_what_waits_for_ever_is_stopped_by_the_wall(
     wait: str, checker: Checker, tmp_path: Path
 ) -> None:
-    begun, path = time.monotonic(), tmp_path / "mine.py"
+    start, path = time.monotonic(), tmp_path / "mine.py"
     path.write_text(f"# exercise: causal-mask\ndef causal_mask(queries, keys):\n{wait}")
-    found = checker.check(path, seconds=0.3)
+    result = checker.check(path, seconds=0.3)
     assert (
-        found.state == "stopped"
-        and found.where in ("line 4", "line 5")
-        and time.monotonic() - begun < 20
-    ), found
-    by_the_wall = re.search(r"or 1\.5 by the clock: it computed (\d\.\d) and", found.message)
-    assert by_the_wall and float(by_the_wall[1]) < 0.3 and "What does it wait for" in found.look, (
-        found
+        result.state == "stopped"
+        and result.where in ("line 4", "line 5")
+        and time.monotonic() - start < 20
+    ), result
+    by_the_wall = re.search(r"or 1\.5 by the clock: it computed (\d\.\d) and", result.message)
+    assert by_the_wall and float(by_the_wall[1]) < 0.3 and "What does it wait for" in result.look, (
+        result
     )
 
 
@@ -56,11 +56,11 @@ def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path: Path) -> None
     )
     path = tmp_path / "mine.py"
     path.write_text(f"# exercise: lora\n{slip}")
-    told = []
+    outputs = []
     for _ in range(2):
-        with Checker() as one:
-            told.append(one.check(path, seed=1).message)
-    assert told[0] == told[1] and "before training[" in told[0]
+        with Checker() as item:
+            outputs.append(item.check(path, seed=1).message)
+    assert outputs[0] == outputs[1] and "before training[" in outputs[0]
 
 
 def test_a_notebook_as_learners_leave_it(
@@ -69,18 +69,18 @@ def test_a_notebook_as_learners_leave_it(
     """Cells of their own before and after: magics, pictures, slips; each is told by its cell and
     line."""
     path = starting.write(find("causal-mask"), tmp_path, as_notebook=True)
-    told = json.loads(path.read_text())
-    at = next(at for at, cell in enumerate(told["cells"]) if cell["cell_type"] == "code")
-    own = told["cells"][at]
+    data = json.loads(path.read_text())
+    at = next(at for at, cell in enumerate(data["cells"]) if cell["cell_type"] == "code")
+    individual = data["cells"][at]
     solved = f"# exercise: causal-mask\n{find('causal-mask').solution}"
 
     def found(before: str, after: str) -> Verdict:
         around = [
-            {**own, "id": name, "source": code}
+            {**individual, "id": name, "source": code}
             for name, code in (("a", before), ("b", solved), ("c", after))
         ]
         path.write_text(
-            json.dumps({**told, "cells": [*told["cells"][:at], *around, *told["cells"][at + 1 :]]})
+            json.dumps({**data, "cells": [*data["cells"][:at], *around, *data["cells"][at + 1 :]]})
         )
         return checker.check(path)
 

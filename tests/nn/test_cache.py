@@ -37,62 +37,64 @@ class Walk:
     def ends(self) -> list[int]:
         return [row[-1][1] if row else -1 for row in self.rows]
 
-    def read(self, held: list[list[tuple[int, int]]], given: bool) -> None:
+    def read(self, stored: list[list[tuple[int, int]]], given: bool) -> None:
         """One chunk: each row's (token, position), -1 where there is nothing; positions are told or
         left out."""
-        ids, pos = (torch.tensor([[pair[part] for pair in row] for row in held]) for part in (0, 1))
-        found = self.model(ids, pos=pos if given else None, cache=self.cache).logits
-        for number, row in enumerate(held):
+        ids, pos = (
+            torch.tensor([[pair[piece] for pair in row] for row in stored]) for piece in (0, 1)
+        )
+        logits = self.model(ids, pos=pos if given else None, cache=self.cache).logits
+        for number, row in enumerate(stored):
             self.rows[number] += [pair for pair in row if pair[1] >= 0]
             self.columns[number] += [pair[1] >= 0 for pair in row]
             if new := torch.tensor([pair[1] >= 0 for pair in row]).nonzero()[:, 0].tolist():
-                whole, where = torch.tensor(self.rows[number]).T[:, None]
-                alone = self.model(whole, pos=where).logits[0, -len(new) :]
-                torch.testing.assert_close(found[number, new], alone, rtol=0, atol=2e-5)
+                full, places = torch.tensor(self.rows[number]).T[:, None]
+                alone = self.model(full, pos=places).logits[0, -len(new) :]
+                torch.testing.assert_close(logits[number, new], alone, rtol=0, atol=2e-5)
 
     def chunk(self, least: int = 0) -> None:
         """As many tokens as come to each row, padding behind them, positions that may skip some."""
-        counts = [self.draw.randint(least, max(least, 5)) for _ in self.rows]
-        counts[self.draw.randrange(3)] += 1
-        held = []
-        for count, end in zip(counts, self.ends(), strict=True):
+        totals = [self.draw.randint(least, max(least, 5)) for _ in self.rows]
+        totals[self.draw.randrange(3)] += 1
+        stored = []
+        for count, end in zip(totals, self.ends(), strict=True):
             start = end + 1 + (self.draw.choice((0, 0, 3)) if end >= 0 else 0)
             row = [(self.draw.randrange(tiny.VOCAB), start + step) for step in range(count)]
-            held.append(row + [(0, -1)] * (max(counts) - count))
+            stored.append(row + [(0, -1)] * (max(totals) - count))
         # a batch of prompts is padded before them
         if not self.cache.length and self.draw.random() < 0.5:
-            held = [
+            stored = [
                 [pair for pair in row if pair[1] < 0] + [pair for pair in row if pair[1] >= 0]
-                for row in held
+                for row in stored
             ]
-        self.read(held, given=True)
+        self.read(stored, given=True)
 
     def onward(self) -> None:
         """The same number of tokens in each row, positions left to the cache."""
         count = self.draw.choice((1, 1, 4))
-        held = [
+        stored = [
             [(self.draw.randrange(tiny.VOCAB), end + 1 + step) for step in range(count)]
             for end in self.ends()
         ]
-        self.read(held, given=False)
+        self.read(stored, given=False)
 
     def trim(self) -> None:
-        kept = min(sum(there[: len(there) - 7]) for there in self.columns)
+        smallest = min(sum(column[: len(column) - 7]) for column in self.columns)
         # a prefix is read in one go
-        if self.cache.evicts or kept < self.cache.prefix_length or self.cache.length < 7:
+        if self.cache.evicts or smallest < self.cache.prefix_length or self.cache.length < 7:
             return
         count = self.draw.randint(1, 7)
         self.cache.trim(count)
-        for number, there in enumerate(self.columns):
-            lost = sum(there[len(there) - count :])
+        for number, column in enumerate(self.columns):
+            lost = sum(column[len(column) - count :])
             self.rows[number] = self.rows[number][: len(self.rows[number]) - lost]
-            self.columns[number] = there[: len(there) - count]
+            self.columns[number] = column[: len(column) - count]
 
     def mix(self) -> None:
         order = [self.draw.randrange(3) for _ in range(3)]
         self.cache.select(torch.tensor(order))
         self.rows, self.columns = (
-            [list(some[number]) for number in order] for some in (self.rows, self.columns)
+            [list(group[number]) for number in order] for group in (self.rows, self.columns)
         )
 
 
@@ -126,19 +128,19 @@ def test_a_ring_of_gaps_keeps_what_its_positions_say() -> None:
 def test_a_batch_gets_smaller_within_its_own_memory(name: str, order: list[int]) -> None:
     """Rows that stay in order, or come from further down, are moved up; nothing else is copied."""
     model = tiny.model(DECODERS[name])
-    cache, given = Cache(model.config), tokens(4, 12)
+    cache, second_tokens = Cache(model.config), tokens(4, 12)
     lengths = torch.tensor([[12], [9], [11], [5]])
     pos = torch.arange(12)[None].where(torch.arange(12)[None] < lengths, -1)
-    model(given, pos=pos, cache=cache)
+    model(second_tokens, pos=pos, cache=cache)
     places = [x.data_ptr() for kv, _ in cache.layers for x in (kv.k, kv.v)]
     cache.select(torch.tensor(order))
     assert [x.data_ptr() for kv, _ in cache.layers for x in (kv.k, kv.v)] == places
     for _ in range(2):
-        found = model(tokens(len(order), 70, seed=2)[:, :3], cache=cache).logits
+        logits = model(tokens(len(order), 70, seed=2)[:, :3], cache=cache).logits
     for row, old in enumerate(order):
         new = tokens(len(order), 70, seed=2)[row, :3]
-        alone = torch.cat((given[old, : lengths[old]], new, new))[None]
-        torch.testing.assert_close(found[row], model(alone).logits[0, -3:], rtol=0, atol=2e-5)
+        alone = torch.cat((second_tokens[old, : lengths[old]], new, new))[None]
+        torch.testing.assert_close(logits[row], model(alone).logits[0, -3:], rtol=0, atol=2e-5)
 
 
 def test_a_trim_that_goes_too_far_is_refused() -> None:
@@ -146,18 +148,18 @@ def test_a_trim_that_goes_too_far_is_refused() -> None:
         replace(DECODERS["glass"], decoder=replace(DECODERS["glass"].decoder, position=c.Rotary()))
     )
     cache = Cache(model.config)
-    given = torch.cat((tokens(2, 50), tokens(2, 50, seed=1)), 1)
-    model(given, cache=cache)
+    joined = torch.cat((tokens(2, 50), tokens(2, 50, seed=1)), 1)
+    model(joined, cache=cache)
     with pytest.raises(ValueError, match=f"at most {SPARE}"):
         cache.trim(SPARE + 1)
     assert cache.length == 100  # nothing half forgotten
     cache.trim(SPARE)
     with pytest.raises(ValueError, match=f"at most {SPARE}"):
         cache.trim(1)  # what the next tokens look back at is gone
-    found = model(given[:, 36:40], cache=cache).logits
-    torch.testing.assert_close(found, model(given[:, :40]).logits[:, 36:], rtol=0, atol=1e-5)
+    logits = model(joined[:, 36:40], cache=cache).logits
+    torch.testing.assert_close(logits, model(joined[:, :40]).logits[:, 36:], rtol=0, atol=1e-5)
     cache = Cache(DECODERS["llama"])
-    cache.advance(given[:, :5], None)
+    cache.advance(joined[:, :5], None)
     with pytest.raises(ValueError, match="cannot forget 6"):
         cache.trim(6)
 
@@ -168,17 +170,19 @@ def test_a_state_is_its_documents_own(name: str, engine: str) -> None:
     """A document that begins forgets what its row read before; of several in a row, the last one
     goes on."""
     model = tiny.model(DECODERS[name])
-    model.engine, cache, given = engine, Cache(model.config), tokens(3, 12)
-    model(given[:, :4], cache=cache)
+    model.engine, cache, second_tokens = engine, Cache(model.config), tokens(3, 12)
+    model(second_tokens[:, :4], cache=cache)
     pos = torch.tensor([[4, 5, 6, 7, 0, 1], [0, 1, 2, 0, 1, -1], [-1, 0, 1, 2, 3, 4]])
-    found = model(given[:, 4:10], pos=pos, cache=cache).logits
-    for row, begin, end in ((0, 4, 6), (1, 0, 3), (1, 3, 5), (2, 1, 6)):
-        alone = model(given[row : row + 1, 4 + begin : 4 + end]).logits[0]
-        torch.testing.assert_close(found[row, begin:end], alone, rtol=0, atol=1e-5)
-    found = model(given[:, 10:], pos=torch.tensor([[2, 3], [2, 3], [5, 6]]), cache=cache).logits
-    for row, begin, end in ((0, 4, 6), (1, 3, 5), (2, 1, 6)):
-        read = torch.cat((given[row, 4 + begin : 4 + end], given[row, 10:]))[None]
-        torch.testing.assert_close(found[row], model(read).logits[0, -2:], rtol=0, atol=1e-5)
+    logits = model(second_tokens[:, 4:10], pos=pos, cache=cache).logits
+    for row, start, end in ((0, 4, 6), (1, 0, 3), (1, 3, 5), (2, 1, 6)):
+        alone = model(second_tokens[row : row + 1, 4 + start : 4 + end]).logits[0]
+        torch.testing.assert_close(logits[row, start:end], alone, rtol=0, atol=1e-5)
+    logits = model(
+        second_tokens[:, 10:], pos=torch.tensor([[2, 3], [2, 3], [5, 6]]), cache=cache
+    ).logits
+    for row, start, end in ((0, 4, 6), (1, 3, 5), (2, 1, 6)):
+        joined = torch.cat((second_tokens[row, 4 + start : 4 + end], second_tokens[row, 10:]))[None]
+        torch.testing.assert_close(logits[row], model(joined).logits[0, -2:], rtol=0, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------- bf16
@@ -189,15 +193,16 @@ def unusual(config: c.Decoder) -> c.Decoder:
     if not isinstance(config.decoder, c.Stack):
         return config
     pattern = tuple(
-        replace(one, attention=replace(one.attention, scale=0.7)) for one in config.decoder.pattern
+        replace(item, attention=replace(item.attention, scale=0.7))
+        for item in config.decoder.pattern
     )
     return replace(config, decoder=replace(config.decoder, pattern=pattern))
 
 
-def error(found: Tensor, exact: Tensor) -> float:
+def error(result: Tensor, exact: Tensor) -> float:
     """The median over tokens of how far logits are off (rms): an expert that is chosen otherwise is
     one token's."""
-    return float((found.double() - exact).square().mean(-1).sqrt().median())
+    return float((result.double() - exact).square().mean(-1).sqrt().median())
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -205,20 +210,24 @@ def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name: str) -> None:
     """Twice as much at most: each way rounds the same values, at other places. One path lost is
     tenfold."""
     model = tiny.model(unusual(DECODERS[name])).bfloat16()
-    exact, law, given = copy.deepcopy(model).double(), copy.deepcopy(model), tokens()
+    exact, law, second_tokens = copy.deepcopy(model).double(), copy.deepcopy(model), tokens()
     exact.engine = law.engine = "eager"
-    true, pos = exact(given).logits, torch.arange(20)[None]
-    bound = 2 * error(law(given).logits, true)
+    true, pos = exact(second_tokens).logits, torch.arange(20)[None]
+    bound = 2 * error(law(second_tokens).logits, true)
     cache = Cache(model.config)
-    parts = given.split([7, 1, 1, 6, 1, 4], 1)
-    assert error(torch.cat([model(part, cache=cache).logits for part in parts], 1), true) <= bound
-    assert error(model(given).logits, true) <= bound
+    pieces = second_tokens.split([7, 1, 1, 6, 1, 4], 1)
+    assert (
+        error(torch.cat([model(piece, cache=cache).logits for piece in pieces], 1), true) <= bound
+    )
+    assert error(model(second_tokens).logits, true) <= bound
     # as prompts of unlike lengths are padded
     cache, starts = Cache(model.config), torch.tensor([[0], [2], [5]])
-    left, found = (pos - starts).clamp(min=-1), []
-    for begin, end in ((0, 9), (9, 10), (10, 11), (11, 17), (17, 20)):
-        found.append(model(given[:, begin:end], pos=left[:, begin:end], cache=cache).logits)
-    rows = list(zip(torch.cat(found, 1), starts[:, 0].tolist(), given, strict=True))
+    remaining, results = (pos - starts).clamp(min=-1), []
+    for start, end in ((0, 9), (9, 10), (10, 11), (11, 17), (17, 20)):
+        results.append(
+            model(second_tokens[:, start:end], pos=remaining[:, start:end], cache=cache).logits
+        )
+    rows = list(zip(torch.cat(results, 1), starts[:, 0].tolist(), second_tokens, strict=True))
     alone = torch.cat([exact(ids[None, start:]).logits[0] for _, start, ids in rows])
     assert error(torch.cat([row[start:] for row, start, _ in rows]), alone) <= bound
 

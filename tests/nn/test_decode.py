@@ -39,9 +39,11 @@ def test_a_token_over_a_plain_cache_reaches_the_unmasked_kernel(
     model, cache = read(name, dtype)
     kernel, calls = F.scaled_dot_product_attention, []
 
-    def watched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: object) -> torch.Tensor:
-        calls.append(how)
-        return kernel(q, k, v, **how)
+    def watched(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object
+    ) -> torch.Tensor:
+        calls.append(options)
+        return kernel(q, k, v, **options)
 
     def no_mask(self: Mask) -> torch.Tensor:
         raise AssertionError("a mask was built")
@@ -52,24 +54,26 @@ def test_a_token_over_a_plain_cache_reaches_the_unmasked_kernel(
         for _ in range(NEW):
             model(torch.tensor([[1]]), cache=cache, logits="last")
     assert len(calls) == NEW * len(cache.layers)
-    assert all(how.get("attn_mask") is None and not how.get("is_causal") for how in calls)
+    assert all(call.get("attn_mask") is None and not call.get("is_causal") for call in calls)
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_token_copies_nothing_of_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, cache = read(name)
     places = [(kv.k.data_ptr(), kv.v.data_ptr()) for kv, _ in cache.layers]
-    kernel, seen = F.scaled_dot_product_attention, []
+    kernel, calls = F.scaled_dot_product_attention, []
 
-    def watched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: object) -> torch.Tensor:
-        seen.append((k.data_ptr(), v.data_ptr()))
-        return kernel(q, k, v, **how)
+    def watched(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object
+    ) -> torch.Tensor:
+        calls.append((k.data_ptr(), v.data_ptr()))
+        return kernel(q, k, v, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
     with torch.no_grad():
         for _ in range(NEW):
             model(torch.tensor([[1]]), cache=cache, logits="last")
-    assert seen == places * NEW  # the kernel reads the buffers themselves
+    assert calls == places * NEW  # the kernel reads the buffers themselves
     assert [(kv.k.data_ptr(), kv.v.data_ptr()) for kv, _ in cache.layers] == places
 
 
@@ -83,9 +87,9 @@ def test_one_query_in_bf16_is_as_near_the_truth_as_the_written_out_attention(nam
     for tokens in torch.randint(VOCAB, (64, 1, START)):
         cache = Cache(model.config)
         with torch.no_grad():
-            for one in tokens.T:
-                fast = model(one[None], cache=cache, logits="last").logits
-            law, true = (other(tokens, logits="last").logits for other in (eager, exact))
+            for item in tokens.T:
+                fast = model(item[None], cache=cache, logits="last").logits
+            law, true = (second(tokens, logits="last").logits for second in (eager, exact))
         errors.append(torch.stack([(x.double() - true).square().mean() for x in (fast, law)]))
     fast, law = torch.stack(errors).mean(0).sqrt()
     assert fast < 1.3 * law
@@ -105,17 +109,17 @@ def test_a_prompt_in_bf16_is_nearly_as_near_the_truth_as_the_fused_kernel(
     )
     pos = torch.arange(length)[None]
     mask = Mask(pos, pos, causal=True, contiguous=True)
-    told = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
-    true = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), **told)
-    fused = F.scaled_dot_product_attention(q, k, v, **told)
+    fields = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
+    true = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), **fields)
+    fused = F.scaled_dot_product_attention(q, k, v, **fields)
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)  # ours does without
     inputs = AttentionInputs(q, k, v, mask, None, 0.3)
     assert choose(inputs).name == "prefill"
-    ours = attend(inputs)
-    assert ours.dtype == torch.bfloat16
-    errors = [(x.double() - true).abs().mean() for x in (ours, fused)]
+    actual = attend(inputs)
+    assert actual.dtype == torch.bfloat16
+    errors = [(x.double() - true).abs().mean() for x in (actual, fused)]
     assert errors[0] < 1.3 * errors[1]
-    torch.testing.assert_close(ours.double(), true, rtol=2**-7, atol=2**-6)
+    torch.testing.assert_close(actual.double(), true, rtol=2**-7, atol=2**-6)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

@@ -63,7 +63,7 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
     pos = torch.cat((torch.arange(9), torch.arange(7)))[None].repeat(2, 1)
     pos[1] = torch.arange(16)
     mask = Mask(pos, pos, True, document_ids=(document_ids, document_ids))
-    found = []
+    results = []
     for engine in ("eager", "cpu_blocks"):
         torch.manual_seed(1)
         q, k, v = (
@@ -74,10 +74,10 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
         torch.manual_seed(5)
         z = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 8**-0.5, dropout=0.4))
         (z.float() * torch.arange(z.numel()).view(z.shape) / z.numel()).sum().backward()
-        found.append((z, q.grad, k.grad, v.grad))
-    for one, other in zip(*found, strict=True):
+        results.append((z, q.grad, k.grad, v.grad))
+    for result, second in zip(*results, strict=True):
         tolerance = 1e-5 if dtype == torch.float32 else 0.05
-        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(result, second, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("engine", ["eager", "sdpa", "cpu_blocks", "block_sparse"])
@@ -89,14 +89,14 @@ def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ra
     length, draw = 130 if engine == "cpu_blocks" else 40, torch.Generator().manual_seed(1)
     pos = torch.arange(length).expand(2, -1) - torch.tensor([[0], [7 * ragged]])
     mask = Mask(pos.clamp(min=-1), pos.clamp(min=-1), True, contiguous=not ragged)
-    counts = {"q": 6, "k": kv_heads, "v": kv_heads}
-    given = [
+    totals = {"q": 6, "k": kv_heads, "v": kv_heads}
+    values = [
         torch.randn(2, many, length, 8, dtype=torch.float64, generator=draw)
-        for many in counts.values()
+        for many in totals.values()
     ]
 
     def found(half: int | None) -> list[torch.Tensor]:
-        cut = [x.clone() if half is None else x.chunk(2, 1)[half].clone() for x in given]
+        cut = [x.clone() if half is None else x.chunk(2, 1)[half].clone() for x in values]
         q, k, v = (x.requires_grad_() for x in cut)
         heads = None if half is None else HeadShard(3 * half, 6)
         torch.manual_seed(5)
@@ -107,8 +107,8 @@ def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ra
         (out * real * torch.arange(length)[:, None]).sum().backward()
         return [out.detach() * real, q.grad, k.grad, v.grad, torch.rand(1, 2)]  # type: ignore[list-item]
 
-    whole, first, second = found(None), found(0), found(1)
-    for all_heads, *parts in zip(whole[:-1], first[:-1], second[:-1], strict=True):
-        assert torch.allclose(torch.cat(parts, 1), all_heads, rtol=0, atol=1e-9)
-    assert torch.equal(first[-1], whole[-1]) and torch.equal(second[-1], whole[-1])
+    full, first, second = found(None), found(0), found(1)
+    for all_heads, *pieces in zip(full[:-1], first[:-1], second[:-1], strict=True):
+        assert torch.allclose(torch.cat(pieces, 1), all_heads, rtol=0, atol=1e-9)
+    assert torch.equal(first[-1], full[-1]) and torch.equal(second[-1], full[-1])
     assert not torch.equal(first[0], second[0])

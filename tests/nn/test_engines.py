@@ -42,9 +42,9 @@ def several(length: int) -> tuple[Tensor, Tensor]:
     return row(length) % 64, row(length) // 64
 
 
-def own(pos: Tensor, mask_rule: c.MaskRule = c.Full(), queries: int = 0, **rest: object) -> Mask:
+def own(pos: Tensor, mask_rule: c.MaskRule = c.Full(), queries: int = 0, **kwargs: object) -> Mask:
     """Causal attention of the last ``queries`` (0: all) tokens at ``pos``."""
-    return Mask(pos[:, -queries:], pos, True, mask_rule, **rest)  # type: ignore[arg-type]
+    return Mask(pos[:, -queries:], pos, True, mask_rule, **kwargs)  # type: ignore[arg-type]
 
 
 def documents(length: int) -> Mask:
@@ -170,19 +170,19 @@ def test_as_near_the_truth_as_the_readable_engine(
     case = Case.of(make(), dtype, kv_heads, softcap)
     true = case.true()
     for learning in (False, True):
-        law, ours = case.found(learning, engine="eager"), case.found(learning)
-        wanted = engines[str(dtype)[6:] + (" learning" if learning else "")]
+        law, actual = case.found(learning, engine="eager"), case.found(learning)
+        expected = engines[str(dtype)[6:] + (" learning" if learning else "")]
         if softcap is not None:
-            wanted = "block_sparse" if engines is SPARSE or engines is TRAINED else "eager"
-        assert chosen[-2:] == ["eager", wanted]
-        for exact, one, other in zip(true, law, ours, strict=False):
+            expected = "block_sparse" if engines is SPARSE or engines is TRAINED else "eager"
+        assert chosen[-2:] == ["eager", expected]
+        for exact, item, second in zip(true, law, actual, strict=False):
             # rounded once at the end, and sums of S terms in fp32, each in its own order
             floor = (UNIT[dtype] + 2**-24 * case.k.shape[2] ** 0.5) * float(exact.abs().max())
             for size in (
                 lambda error: float(error.square().mean().sqrt()),
                 lambda error: float(error.abs().max()),
             ):
-                assert size(other - exact) <= 3 * size(one - exact) + floor
+                assert size(second - exact) <= 3 * size(item - exact) + floor
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_a_bias_is_added_after_the_cap(
     name: str, kv_heads: int, softcap: float | None, chosen: list[str]
 ) -> None:
     case = Case.of(SITUATIONS[name][0](), torch.float32, kv_heads, softcap, bias=True)
-    for found, true in zip(case.found(learning=True), case.true(), strict=True):
-        torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
+    for result, true in zip(case.found(learning=True), case.true(), strict=True):
+        torch.testing.assert_close(result, true, rtol=1e-5, atol=1e-5)
     assert chosen == ["sdpa" if softcap is None else "eager"]
 
 
@@ -249,20 +249,20 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
     case.q *= 4 / S**0.5  # a score's spread stays what it is
     case.v = torch.eye(S, dtype=dtype).expand(2, 2, S, S)
     torch.manual_seed(0)
-    found = case.found(True, rate, engine)
-    seen = case.mask.dense().expand_as(found[0]) & case.real()
-    alive, draws = (found[0] > 0) & seen, int(seen.sum())
+    result = case.found(True, rate, engine)
+    observed = case.mask.dense().expand_as(result[0]) & case.real()
+    alive, draws = (result[0] > 0) & observed, int(observed.sum())
     luck = 5 * (rate * (1 - rate) / draws) ** 0.5
-    assert abs(1 - float(alive[seen].double().mean()) - rate) <= luck
-    for exact, ours in zip(case.true(keep=alive / (1 - rate)), found, strict=True):
+    assert abs(1 - float(alive[observed].double().mean()) - rate) <= luck
+    for exact, actual in zip(case.true(keep=alive / (1 - rate)), result, strict=True):
         # what is summed up in bf16 is summed up in fp32 and rounded a few times; in fp32 each term
         # of a row counts
         few = 64 if dtype == torch.float32 else 8
-        assert float((ours - exact).abs().max()) <= few * UNIT[dtype] * max(
+        assert float((actual - exact).abs().max()) <= few * UNIT[dtype] * max(
             1.0, float(exact.abs().max())
         )
     still = case.found(False, rate, engine)[0]
-    assert abs(1 - float((still > 0)[seen].double().mean()) - rate) <= luck
+    assert abs(1 - float((still > 0)[observed].double().mean()) - rate) <= luck
     assert chosen == (AUTO[name, softcap] if engine == "auto" else [engine, engine])
 
 
@@ -293,14 +293,14 @@ def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
         plain._replace(softcap=2.0),
     )
     learning = plain._replace(q=q.clone().requires_grad_())
-    asked = {
+    body = {
         "eager": (plain, biased, capped, plain._replace(dropout=0.1), learning),
         "sdpa": (plain, biased, plain._replace(dropout=0.1), learning),
         "cpu_blocks": (plain, plain._replace(dropout=0.1), learning),
         "block_sparse": (plain, capped, plain._replace(dropout=0.1), learning),
         "flex": (plain, capped),
     }
-    left = {
+    remaining = {
         "sdpa": {"eager": (capped,)},
         "cpu_blocks": {"eager": (capped,), "sdpa": (biased,)},
         "block_sparse": {"sdpa": (biased,)},
@@ -310,8 +310,8 @@ def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
         },
         "prefill": {"sdpa": (plain, biased, learning), "eager": (capped,)},
     }
-    for name, computed in asked.items():
+    for name, computed in body.items():
         assert [choose(inputs, name).name for inputs in computed] == [name] * len(computed)
-    for name, others in left.items():
-        for other, cannot in others.items():
-            assert [choose(inputs, name).name for inputs in cannot] == [other] * len(cannot), name
+    for name, value in remaining.items():
+        for second, cannot in value.items():
+            assert [choose(inputs, name).name for inputs in cannot] == [second] * len(cannot), name

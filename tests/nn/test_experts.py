@@ -24,11 +24,11 @@ GATED = c.MoE(4, 2, c.GatedMLP(64))
 
 def mixture(cfg: c.MoE, dtype: torch.dtype = torch.float32) -> MoE:
     torch.manual_seed(0)
-    made: MoE = build(cfg, C)
-    made.path = "ffn"
-    for weight in made.parameters():
+    result: MoE = build(cfg, C)
+    result.path = "ffn"
+    for weight in result.parameters():
         nn.init.normal_(weight, std=0.3)
-    return made.to(dtype)
+    return result.to(dtype)
 
 
 def flow_of(
@@ -48,18 +48,18 @@ def everything(
     cfg: c.MoE, engine: str, dtype: torch.dtype, lengths: list[int] | None, length: int = 20
 ) -> list[Tensor]:
     """What is written and the gradients of x and of every weight, of one training step."""
-    made, x = mixture(cfg, dtype), given(length=length, dtype=dtype).requires_grad_()
+    result, x = mixture(cfg, dtype), given(length=length, dtype=dtype).requires_grad_()
     flow = flow_of(x, lengths, engine)
     torch.manual_seed(2)
-    write = made(x, flow)
+    write = result(x, flow)
     real = (flow.pos >= 0)[..., None]
     loss = (write * real * given(length=length, dtype=dtype).flip(0)).sum() + sum(
         flow.aux.values(), torch.zeros(())
     )
     loss.backward()
-    found = [weight.grad for weight in made.parameters()]
-    assert x.grad is not None and None not in found
-    return [write.detach(), x.grad, *found]  # type: ignore[list-item]
+    grads = [weight.grad for weight in result.parameters()]
+    assert x.grad is not None and None not in grads
+    return [write.detach(), x.grad, *grads]  # type: ignore[list-item]
 
 
 KINDS = {
@@ -80,18 +80,20 @@ def test_side_by_side_is_the_slow_loop(name: str, lengths: list[int] | None) -> 
     slow, fast = (
         everything(KINDS[name], engine, torch.float64, lengths) for engine in ("eager", "sdpa")
     )
-    for left, right in zip(slow, fast, strict=True):
-        torch.testing.assert_close(left, right, rtol=0.0, atol=1e-12)
+    for remaining, right in zip(slow, fast, strict=True):
+        torch.testing.assert_close(remaining, right, rtol=0.0, atol=1e-12)
     slow, fast = (
         everything(KINDS[name], engine, torch.float32, lengths) for engine in ("eager", "sdpa")
     )
     assert torch.equal(slow[0], fast[0])  # through another kernel than in float64
     # a sum of three gradients, or of a bias's rows, is added up in another order
     if name in ("three", "biased"):
-        for left, right in zip(slow, fast, strict=True):
-            torch.testing.assert_close(left, right, rtol=0.0, atol=1e-5)
+        for remaining, right in zip(slow, fast, strict=True):
+            torch.testing.assert_close(remaining, right, rtol=0.0, atol=1e-5)
     else:
-        assert all(torch.equal(left, right) for left, right in zip(slow, fast, strict=True))
+        assert all(
+            torch.equal(remaining, right) for remaining, right in zip(slow, fast, strict=True)
+        )
 
 
 def test_made_up_rows_change_nothing_but_rounding() -> None:
@@ -102,16 +104,16 @@ def test_made_up_rows_change_nothing_but_rounding() -> None:
         everything(cfg, engine, torch.bfloat16, [80, 128, 100], 128) for engine in ("eager", "sdpa")
     )
     assert torch.equal(slow[0], fast[0])
-    for truth, left, right in zip(exact, slow, fast, strict=True):
+    for truth, remaining, right in zip(exact, slow, fast, strict=True):
         scale = float(truth.abs().max())
-        assert float((left - right).abs().max()) < 0.02 * scale
+        assert float((remaining - right).abs().max()) < 0.02 * scale
 
 
 def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
-    made, x = mixture(replace(PLAIN, capacity_factor=0.7)).train(), given()
+    steps, x = mixture(replace(PLAIN, capacity_factor=0.7)).train(), given()
     tape = Tape("ffn.chosen", "ffn.weight")
     flow = flow_of(x, tape=tape)
-    write = made(x, flow)
+    write = steps(x, flow)
     chosen, weight = tape["ffn.chosen"].flatten(0, 1), tape["ffn.weight"].flatten(0, 1)
     room = math.floor(2 * 0.7 * 60 / 4)
     room += room % 2
@@ -120,7 +122,7 @@ def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
         for token in range(60):
             expert = int(chosen[token, slot])
             if taken[expert] < room:
-                expected[token] += weight[token, slot] * made.expert_output(
+                expected[token] += weight[token, slot] * steps.expert_output(
                     expert, x.flatten(0, 1)[token]
                 )
             dropped += taken[expert] >= room
@@ -129,27 +131,29 @@ def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
     torch.testing.assert_close(write.flatten(0, 1), expected, rtol=0.0, atol=1e-4)
     assert float(flow.metrics["dropped"]) == pytest.approx(dropped / 120)
     dropless = mixture(PLAIN).eval()(x, flow_of(x))
-    assert torch.equal(made.eval()(x, flow_of(x)), dropless) and not torch.allclose(write, dropless)
+    assert torch.equal(steps.eval()(x, flow_of(x)), dropless) and not torch.allclose(
+        write, dropless
+    )
 
 
 def test_there_is_always_room_for_four() -> None:
-    made, x = mixture(replace(PLAIN, capacity_factor=0.001)).train(), given()
+    steps, x = mixture(replace(PLAIN, capacity_factor=0.001)).train(), given()
     flow = flow_of(x)
-    made(x, flow)
+    steps(x, flow)
     load = (flow.metrics["load"][0] * 120).round()
     assert float(flow.metrics["dropped"]) == pytest.approx(1 - float(load.clamp(max=4).sum()) / 120)
 
 
 @pytest.mark.parametrize("capacity", [None, 0.8])
 def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> None:
-    made = mixture(replace(GATED, capacity_factor=capacity, balance_loss=0.1, z_loss=0.1)).train()
+    steps = mixture(replace(GATED, capacity_factor=capacity, balance_loss=0.1, z_loss=0.1)).train()
     x = given(4, 20)
     alone, flow = x[:, :12], flow_of(x[:, :12])
-    write = made(alone, flow)
+    write = steps(alone, flow)
     padded = flow_of(x, [12] * 4)
-    found = made(x, padded)
-    torch.testing.assert_close(found[:, :12], write, rtol=0.0, atol=1e-5)
-    assert found[:, 12:].abs().max() == 0
+    result = steps(x, padded)
+    torch.testing.assert_close(result[:, :12], write, rtol=0.0, atol=1e-5)
+    assert result[:, 12:].abs().max() == 0
     for name in ("balance", "z"):
         torch.testing.assert_close(padded.aux[name], flow.aux[name])
     for name in ("load", "entropy", "dropped"):
@@ -157,13 +161,13 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> Non
 
 
 def test_losses_and_facts_by_hand() -> None:
-    made, x, tape = (
+    steps, x, tape = (
         mixture(replace(PLAIN, balance_loss=0.3, z_loss=0.2)).train(),
         given(),
         Tape("*"),
     )
     flow = flow_of(x, tape=tape)
-    made(x, flow)
+    steps(x, flow)
     logits, chosen = tape["ffn.router"].double().flatten(0, 1), tape["ffn.chosen"].flatten()
     share = logits.softmax(-1)
     load = torch.tensor([float((chosen == expert).double().mean()) for expert in range(4)])
@@ -181,56 +185,56 @@ def test_losses_and_facts_by_hand() -> None:
 
 
 def test_noise_has_a_learnt_size_and_only_training_hears_it() -> None:
-    made, x = mixture(replace(GATED, noise=True)), given()
-    assert made.noise is not None
-    quiet = made.eval()(x, flow_of(x))
-    assert torch.equal(quiet, made(x, flow_of(x)))
+    result, x = mixture(replace(GATED, noise=True)), given()
+    assert result.noise is not None
+    quiet = result.eval()(x, flow_of(x))
+    assert torch.equal(quiet, result(x, flow_of(x)))
     tape = Tape("*.router")
-    made.train()(x, flow_of(x, tape=tape))
-    clean = x @ made.router.weight.mT
-    size = torch.nn.functional.softplus(x @ made.noise.weight.mT)
+    result.train()(x, flow_of(x, tape=tape))
+    clean = x @ result.router.weight.mT
+    size = torch.nn.functional.softplus(x @ result.noise.weight.mT)
     drawn = ((tape["ffn.router"] - clean) / size).detach().flatten()
     assert abs(float(drawn.mean())) < 0.2 and 0.8 < float(drawn.std()) < 1.2
     with torch.no_grad():
-        made.noise.weight.zero_()
+        result.noise.weight.zero_()
     torch.manual_seed(3)
     loud = Tape("*.router")
-    made(x, flow_of(x, tape=loud))
+    result(x, flow_of(x, tape=loud))
     torch.manual_seed(3)
     torch.testing.assert_close(loud["ffn.router"], clean + math.log(2) * torch.randn(clean.shape))
 
 
 def test_every_token_meets_the_shared_expert() -> None:
-    made, x = mixture(KINDS["shared"]).eval(), given()
-    shared = made.shared
-    write = made(x, flow_of(x))
-    made.shared = None
-    torch.testing.assert_close(write, made(x, flow_of(x)) + shared(x, flow_of(x)))
+    model, x = mixture(KINDS["shared"]).eval(), given()
+    shared = model.shared
+    write = model(x, flow_of(x))
+    model.shared = None
+    torch.testing.assert_close(write, model(x, flow_of(x)) + shared(x, flow_of(x)))
 
 
 def test_one_token_meets_its_own_experts_alone() -> None:
-    made = mixture(GATED).eval()
+    model = mixture(GATED).eval()
     x, tape = given(1, 6), Tape("*.chosen")
-    whole = made(x, flow_of(x, tape=tape))
+    full = model(x, flow_of(x, tape=tape))
     for at in range(6):
         strange = sorted(set(range(4)) - set(tape["ffn.chosen"][0, at].tolist()))
-        other = mixture(GATED).eval()
+        second_model = mixture(GATED).eval()
         with torch.no_grad():
-            for table in (other.up, other.gate, other.down):
+            for table in (second_model.up, second_model.gate, second_model.down):
                 table[strange] = math.nan
-            one = other(x[:, at : at + 1], flow_of(x[:, :1]))
-        torch.testing.assert_close(one, whole[:, at : at + 1], rtol=0.0, atol=1e-5)
+            item = second_model(x[:, at : at + 1], flow_of(x[:, :1]))
+        torch.testing.assert_close(item, full[:, at : at + 1], rtol=0.0, atol=1e-5)
 
 
 def test_the_router_thinks_in_fp32() -> None:
-    made, x, tape = mixture(GATED, torch.bfloat16), given(dtype=torch.bfloat16), Tape("*")
+    result, x, tape = mixture(GATED, torch.bfloat16), given(dtype=torch.bfloat16), Tape("*")
     with torch.autocast("cpu", torch.bfloat16):
-        write = made(x, flow_of(x, tape=tape))
+        write = result(x, flow_of(x, tape=tape))
     assert (
         tape["ffn.router"].dtype == tape["ffn.weight"].dtype == torch.float32
         and write.dtype == torch.bfloat16
     )
-    torch.testing.assert_close(tape["ffn.router"], x.float() @ made.router.weight.float().mT)
+    torch.testing.assert_close(tape["ffn.router"], x.float() @ result.router.weight.float().mT)
     full = mixture(GATED)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = full(given(), flow_of(given()))
@@ -239,9 +243,9 @@ def test_the_router_thinks_in_fp32() -> None:
 
 
 def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
-    made, x, tape = mixture(GATED).eval(), given(), Tape("*")
-    unedited = made(x, flow_of(x))
-    assert torch.equal(made(x, flow_of(x, tape=tape)), unedited)
+    model, x, tape = mixture(GATED).eval(), given(), Tape("*")
+    unedited = model(x, flow_of(x))
+    assert torch.equal(model(x, flow_of(x, tape=tape)), unedited)
     shapes = {name: tuple(value.shape) for name, value in tape.records.items()}
     assert shapes == {
         "ffn.in": (3, 20, C),
@@ -252,16 +256,18 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
         "ffn.write": (3, 20, C),
     }
     expert = int(tape["ffn.chosen"][1, 7, 1])
-    assert made.gate is not None
-    seen = torch.nn.functional.silu(x[1, 7] @ made.gate[expert].mT) * (x[1, 7] @ made.up[expert].mT)
-    torch.testing.assert_close(tape["ffn.hidden"][1, 7, 1], seen)
-    sent = made(x, flow_of(x, tape=Tape(edits={"*.chosen": lambda path, value: (value + 1) % 4})))
+    assert model.gate is not None
+    observed = torch.nn.functional.silu(x[1, 7] @ model.gate[expert].mT) * (
+        x[1, 7] @ model.up[expert].mT
+    )
+    torch.testing.assert_close(tape["ffn.hidden"][1, 7, 1], observed)
+    sent = model(x, flow_of(x, tape=Tape(edits={"*.chosen": lambda path, value: (value + 1) % 4})))
     assert not torch.allclose(sent, unedited, atol=1e-2)
     with torch.no_grad():  # a single token, as in decoding
-        alone, one = Tape("*.hidden"), x[1:2, 7:8]
-        assert torch.equal(made(one, flow_of(one, tape=alone)), made(one, flow_of(one)))
-    torch.testing.assert_close(alone["ffn.hidden"][0, 0, 1], seen)
-    silent = made(x, flow_of(x, tape=Tape(edits={"*.hidden": lambda path, value: value * 0})))
+        alone, item = Tape("*.hidden"), x[1:2, 7:8]
+        assert torch.equal(model(item, flow_of(item, tape=alone)), model(item, flow_of(item)))
+    torch.testing.assert_close(alone["ffn.hidden"][0, 0, 1], observed)
+    silent = model(x, flow_of(x, tape=Tape(edits={"*.hidden": lambda path, value: value * 0})))
     assert silent.abs().max() == 0
 
 
@@ -298,14 +304,14 @@ def test_muon_takes_a_stack_as_its_matrices() -> None:
     start = torch.randn(3, 24, 16, generator=draw)
     grads = [torch.randn(3, 24, 16, generator=draw) for _ in range(3)]
     stack, apart = nn.Parameter(start.clone()), [nn.Parameter(matrix.clone()) for matrix in start]
-    ours = muon.Muon([{"params": [stack], "lr": 0.1, "weight_decay": 0.1}], 0.9)
-    theirs = torch.optim.Muon(apart, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw")
+    actual = muon.Muon([{"params": [stack], "lr": 0.1, "weight_decay": 0.1}], 0.9)
+    reference = torch.optim.Muon(apart, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw")
     for grad in grads:
         stack.grad = grad.clone()
-        for weight, own in zip(apart, grad, strict=True):
-            weight.grad = own.clone()
-        ours.step()
-        theirs.step()
+        for weight, individual in zip(apart, grad, strict=True):
+            weight.grad = individual.clone()
+        actual.step()
+        reference.step()
     moved = torch.stack([weight.detach() for weight in apart])
     scale = float((moved - start * 0.99**3).abs().max())
     assert float((stack.detach() - moved).abs().max()) < 0.03 * scale  # bf16 inside both

@@ -34,10 +34,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def model(shape: c.Model, name: str, value: float) -> Model:
     """A model with one number of one weight that is not finite."""
-    made = build_model(replace(shape, embed=replace(shape.embed, vocab=len(WORDS))), seed=1).eval()
+    model = build_model(replace(shape, embed=replace(shape.embed, vocab=len(WORDS))), seed=1).eval()
     with torch.no_grad():
-        made.get_parameter(name).view(-1)[3] = value
-    return made
+        model.get_parameter(name).view(-1)[3] = value
+    return model
 
 
 CAT = "the cat sat"
@@ -92,10 +92,10 @@ def test_no_answer_comes_of_what_is_no_number(
 
 
 def test_weights_too_large_for_the_dtype() -> None:
-    made = build_model(tiny.DECODERS["llama"], seed=1)
+    model = build_model(tiny.DECODERS["llama"], seed=1)
     with pytest.raises(UserError, match=r"though its weights are not.*float32"):
-        must_be_finite(made, torch.tensor([1.0, math.nan]))
-    must_be_finite(made, torch.ones(2), torch.ones(0))
+        must_be_finite(model, torch.tensor([1.0, math.nan]))
+    must_be_finite(model, torch.ones(2), torch.ones(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -141,15 +141,15 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
 def test_mapped_weights_are_looked_at_once_all_of_them(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
+    calls: list[int] = []
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     store.save(tiny.model(tiny.ALL[name]), tmp_path / "m", layout="glassformer")
     mapped, _ = store.load(tmp_path / "m")
-    monkeypatch.setattr(finite, "is_finite", lambda weight: not seen.append(weight.data_ptr()))
+    monkeypatch.setattr(finite, "is_finite", lambda weight: not calls.append(weight.data_ptr()))
     tokens = [tiny.tokens()] * (2 if name == "vaswani" else 1)
     for _ in range(2):
         mapped(*tokens)
-    assert sorted(seen) == sorted(weight.data_ptr() for weight in mapped.parameters())
+    assert sorted(calls) == sorted(weight.data_ptr() for weight in mapped.parameters())
 
 
 def test_numbers_too_large_for_the_dtype_asked_for(tmp_path: Path) -> None:
@@ -166,30 +166,30 @@ def test_classify_says_no_label(
 ) -> None:
     store.save(model(LABELS, "pool.proj.weight", math.nan), tmp_path / "m", tokenizer)
     assert cli.main(["classify", str(tmp_path / "m"), CAT]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and "NaN" in said.err and said.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and "NaN" in captured.err and captured.err.count("\n") == 1
 
 
 # -------------------------------------------------------------------------------------- messages
 
 
 def test_a_message_cannot_steer_a_terminal_nor_fill_it() -> None:
-    said = str(
+    message = str(
         UserError(
             "the file says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; fix it."
         )
     )
     assert (
-        said.isprintable()
-        and "\\x1b[2J" in said
-        and ("and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; fix it.") in said
+        message.isprintable()
+        and "\\x1b[2J" in message
+        and ("and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; fix it.") in message
     )
     for filler in ("x", "\x1b", "漢"):
-        said = str(UserError(f"begins {filler * 5000} ends."))
+        message = str(UserError(f"begins {filler * 5000} ends."))
         assert (
-            len(said) <= 1500
-            and said.startswith("begins ")
-            and said.endswith(" ends.")
-            and said.isprintable()
+            len(message) <= 1500
+            and message.startswith("begins ")
+            and message.endswith(" ends.")
+            and message.isprintable()
         )
     assert str(UserError("x" * 1500)) == "x" * 1500

@@ -53,8 +53,8 @@ dist.destroy_process_group()
 def losses(model: torch.nn.Module) -> tuple[dict[str, float], float]:
     """The auxiliary losses of one batch, and the size of the first router's gradient, most of which
     comes of them."""
-    given = (tiny.tokens(),) * (2 if hasattr(model, "encoder") else 1)
-    out = model(*given)
+    args = (tiny.tokens(),) * (2 if hasattr(model, "encoder") else 1)
+    out = model(*args)
     (sum(out.aux.values()) + 1e-3 * out.logits.square().mean()).backward()
     first = next(
         weight for name, weight in model.named_parameters() if name.endswith("ffn.router.weight")
@@ -91,19 +91,19 @@ def test_auxiliary_losses_under_fsdp_are_those_of_one_process() -> None:
         )
         for rank in range(2)
     ]
-    said, wrong = [], ""
+    messages, wrong = [], ""
     for process in started:
         out, err = process.communicate(timeout=180)
-        said.append(out)
+        messages.append(out)
         wrong += err if process.returncode else ""
     assert not wrong, wrong[-2000:]
-    for line in said[0].splitlines():
+    for line in messages[0].splitlines():
         name, *values = line.split(",")
         aux, norm = losses(build_model(MODELS[name], seed=1))
         assert [float(value) for value in values] == pytest.approx(
             [*aux.values(), norm], rel=1e-5
         ), name
-    assert said[0].count("\n") == len(MODELS)
+    assert messages[0].count("\n") == len(MODELS)
 
 
 def test_where_documents_begin() -> None:

@@ -34,11 +34,11 @@ def packed(spans: list[tuple[int, int]], first: list[int], tables: torch.Tensor)
     """Texts side by side: text i goes on at place ``first[i]``."""
     pos = torch.cat(
         [
-            torch.arange(end - begin) + start
-            for (begin, end), start in zip(spans, first, strict=True)
+            torch.arange(end - second_start) + start
+            for (second_start, end), start in zip(spans, first, strict=True)
         ]
     )
-    rows = torch.cat([torch.full((end - begin,), text) for text, (begin, end) in enumerate(spans)])
+    rows = torch.cat([torch.full((end - start,), text) for text, (start, end) in enumerate(spans)])
     return PackedTexts(pos[None], rows.int(), tables, spans)
 
 
@@ -65,10 +65,10 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name: str, bits: int) -> None:
     view = fuse(prepack(model, exact=True).model)
     assert isinstance(view.decoder, FusedStack)
     dtype = next(model.parameters()).dtype
-    found = []
+    results = []
     for tape in (None, Tape()):
         cache = PagedCache(model.config, 64, 8, 3, dtype)
-        told, sources = {}, None
+        fields, sources = {}, None
         if name in PAIRS:
             sources = (
                 torch.tensor([[2, 2], [0, 1]], dtype=torch.int32),
@@ -84,7 +84,7 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name: str, bits: int) -> None:
                     generator=drawn(seed),
                 )
                 across.pages.write(k, v, torch.arange(96))
-            told = {"memory": Memory(torch.empty(1, 0, model.config.dim), torch.empty(1, 0))}
+            fields = {"memory": Memory(torch.empty(1, 0, model.config.dim), torch.empty(1, 0))}
         tables, out = torch.tensor([[5, 2], [3, 7]], dtype=torch.int32), []
         steps = [([(0, 9), (9, 14)], [0, 0])] + [
             ([(0, 1), (1, 2)], [9 + step, 5 + step]) for step in range(3)
@@ -97,11 +97,11 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name: str, bits: int) -> None:
                 cache.texts.source_of = torch.ones(2, dtype=torch.int32)
             with torch.no_grad():
                 answer = view(
-                    tokens[:, : spans[-1][1]], pos=cache.texts.pos, cache=cache, tape=tape, **told
+                    tokens[:, : spans[-1][1]], pos=cache.texts.pos, cache=cache, tape=tape, **fields
                 )
             out.append(answer.logits)
             tokens = tokens[:, spans[-1][1] :]
-        found.append(out)
-    for ours, theirs in zip(*found, strict=True):
-        assert torch.equal(ours, theirs), (ours.float() - theirs.float()).abs().max()
-    assert torch.cat(found[0], 1).isfinite().all()
+        results.append(out)
+    for result, reference in zip(*results, strict=True):
+        assert torch.equal(result, reference), (result.float() - reference.float()).abs().max()
+    assert torch.cat(results[0], 1).isfinite().all()

@@ -34,15 +34,15 @@ PASSES = [(name, torch.bfloat16) for name in PAGED] + [
 ]
 
 
-def packed(starts: list[int], counts: list[int]) -> PackedTexts:
+def packed(starts: list[int], totals: list[int]) -> PackedTexts:
     """Texts of so many tokens in the row, the first of each at its start; their pages in no
     order."""
-    pos = [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
-    rows = [text for text, count in enumerate(counts) for _ in range(count)]
-    spans = [(sum(counts[:text]), sum(counts[: text + 1])) for text in range(len(counts))]
-    most = -(-max(start + count for start, count in zip(starts, counts, strict=True)) // PAGE)
+    pos = [start + i for start, count in zip(starts, totals, strict=True) for i in range(count)]
+    rows = [text for text, count in enumerate(totals) for _ in range(count)]
+    spans = [(sum(totals[:text]), sum(totals[: text + 1])) for text in range(len(totals))]
+    most = -(-max(start + count for start, count in zip(starts, totals, strict=True)) // PAGE)
     tables = (
-        torch.randperm(len(counts) * most, generator=torch.Generator().manual_seed(3))
+        torch.randperm(len(totals) * most, generator=torch.Generator().manual_seed(3))
         .view(-1, most)
         .int()
     )
@@ -57,9 +57,9 @@ def test_the_keys_of_all_texts_side_by_side_give_what_our_kernels_give(rule: c.M
         packed([0, 50, 33, 77], [7, 20, 1, 1]),
         rule.size if isinstance(rule, c.Window) else None,
     )
-    flat, ours = FlatPages.empty(16, 2, 8, torch.float32), Pages.empty(16, 2, 8, torch.float32)
-    for part in (flat.keys, flat.values, ours.keys, ours.values):
-        part.fill_(torch.nan)
+    flat, actual = FlatPages.empty(16, 2, 8, torch.float32), Pages.empty(16, 2, 8, torch.float32)
+    for piece in (flat.keys, flat.values, actual.keys, actual.values):
+        piece.fill_(torch.nan)
     for text, (start, (first, end)) in enumerate(zip(texts.starts, texts.spans, strict=True)):
         places = torch.arange(
             0 if window is None else max(0, start + 1 - window), start + end - first
@@ -67,21 +67,21 @@ def test_the_keys_of_all_texts_side_by_side_give_what_our_kernels_give(rule: c.M
         slots = texts.tables[text, places // PAGE].long() * PAGE + places % PAGE
         k, v = torch.randn(2, len(places), 2, 8)
         flat.write(k, v, slots)
-        ours.write(k, v, slots)
+        actual.write(k, v, slots)
         assert all(map(torch.equal, flat.gather(slots), (k, v)))
     q = torch.randn(29, 4, 8)
-    told = texts.tables, texts.rows, texts.lengths, 0.3, window
-    expected = torch.cat([_alone(q, ours, *told, text) for text in range(4)])
-    made = gathered(texts, texts.tables, rule)
-    k, v = (x.transpose(0, 1)[None] for x in flat.gather(made.slots))
-    inputs = AttentionInputs(q.transpose(0, 1)[None], k, v, made.mask, None, 0.3, None)
+    output = texts.tables, texts.rows, texts.lengths, 0.3, window
+    expected = torch.cat([_alone(q, actual, *output, text) for text in range(4)])
+    result = gathered(texts, texts.tables, rule)
+    k, v = (x.transpose(0, 1)[None] for x in flat.gather(result.slots))
+    inputs = AttentionInputs(q.transpose(0, 1)[None], k, v, result.mask, None, 0.3, None)
     assert varlen.supports_varlen(inputs)
-    found = varlen.varlen_attention(inputs)
-    torch.testing.assert_close(found[0].transpose(0, 1), expected, rtol=0, atol=2e-6)
+    actual_result = varlen.varlen_attention(inputs)
+    torch.testing.assert_close(actual_result[0].transpose(0, 1), expected, rtol=0, atol=2e-6)
     dense = torch.nn.functional.scaled_dot_product_attention(
-        *inputs[:3], attn_mask=made.mask.dense(), scale=0.3, enable_gqa=True
+        *inputs[:3], attn_mask=result.mask.dense(), scale=0.3, enable_gqa=True
     )
-    torch.testing.assert_close(found, dense, rtol=0, atol=2e-6)
+    torch.testing.assert_close(actual_result, dense, rtol=0, atol=2e-6)
 
 
 def _alone(
@@ -94,8 +94,10 @@ def _alone(
     window: Any,
     text: int,
 ):
-    own = rows == text
-    return paged_attention(q[own], pages, tables, rows[own], lengths[own], scale, window)
+    individual = rows == text
+    return paged_attention(
+        q[individual], pages, tables, rows[individual], lengths[individual], scale, window
+    )
 
 
 def test_a_page_is_copied_whole() -> None:
@@ -116,9 +118,9 @@ def test_nothing_of_a_step_lies_on_another_device(
     cfg, called = tiny.ALL[name], []
     real, grouped = varlen.kernel()
 
-    def kernel(*given: Any, **more: Any) -> Any:
+    def kernel(*args: Any, **more: Any) -> Any:
         called.append(1)
-        return real(*given, **more)
+        return real(*args, **more)
 
     monkeypatch.setattr(varlen, "kernel", lambda: (kernel, grouped))
     texts = [TokenSequence([5, 3, 9, 2, 7], "a"), TokenSequence([4] * 40, "b")]
@@ -128,11 +130,11 @@ def test_nothing_of_a_step_lies_on_another_device(
     for number, text in enumerate(texts):
         text.pages = [2 * number, 2 * number + 1]
         text.source = (3, 4) if isinstance(cfg, c.EncoderDecoder) else None
-    for starts, counts in (((0, 0), (5, 38)), ((4, 38), (1, 1))):
-        some = zip(texts, starts, counts, strict=True)
+    for starts, totals in (((0, 0), (5, 38)), ((4, 38), (1, 1))):
+        pairs = zip(texts, starts, totals, strict=True)
         chunks = [
             Chunk(text, start, text.tokens[start : start + count], 0, True)
-            for text, start, count in some
+            for text, start, count in pairs
         ]
         with asked_nothing():
             logits = runner.forward(chunks, [[0], [0]])

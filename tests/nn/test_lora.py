@@ -56,10 +56,12 @@ def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
     for layer in lora.adapted(model).values():
         layer.unmerge()
     assert torch.equal(logits(model), beside)
-    mine = dict(plain.named_parameters())
-    assert all(torch.equal(weight, mine[n]) for n, weight in model.named_parameters() if n in mine)
+    local = dict(plain.named_parameters())
+    assert all(
+        torch.equal(weight, local[n]) for n, weight in model.named_parameters() if n in local
+    )
     lora.merge_and_unload(model)
-    assert not lora.adapted(model) and [n for n, _ in model.named_parameters()] == list(mine)
+    assert not lora.adapted(model) and [n for n, _ in model.named_parameters()] == list(local)
     torch.testing.assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
 
 
@@ -72,7 +74,7 @@ def test_a_generation_before_does_not_hide_the_change():
     changed = moved(tiny.DECODERS["llama"])
     lora.tune(model, LORA)
     model.load_state_dict(changed.state_dict())
-    told = (
+    tokens = (
         generation.generate(model, None, [[1, 2, 3]], max_new=12, temperature=0.0)
         .run()
         .rows[0]
@@ -80,7 +82,7 @@ def test_a_generation_before_does_not_hide_the_change():
     )
     lora.merge_and_unload(changed)
     assert (
-        told
+        tokens
         == generation.generate(changed, None, [[1, 2, 3]], max_new=12, temperature=0.0)
         .run()
         .rows[0]
@@ -93,10 +95,10 @@ def test_the_optimizer_sees_only_what_trains():
     lora.tune(model, LORA)
     names = set(Optimizer(model, run.AdamW()).parameters)
     assert names == {
-        f"decoder.blocks.{i}.attn.{x}.{part}"
+        f"decoder.blocks.{i}.attn.{x}.{name}"
         for i in (0, 1)
         for x in "qv"
-        for part in ("down", "up")
+        for name in ("down", "up")
     }
     model = build_model(tiny.bert(), seed=1)
     lora.tune(model, objectives.Frozen(train=("pool.*",)), new=["head.norm.bias"])
@@ -107,7 +109,7 @@ def test_the_optimizer_sees_only_what_trains():
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("options", "message"),
     [
         (
             objectives.LoRA(target_modules=("*.attn.x",)),
@@ -120,16 +122,16 @@ def test_the_optimizer_sees_only_what_trains():
         ),
     ],
 )
-def test_patterns_that_name_nothing(how, said):
-    with pytest.raises(UserError, match=said):
-        lora.tune(build_model(tiny.DECODERS["llama"], seed=1), how)
+def test_patterns_that_name_nothing(options, message):
+    with pytest.raises(UserError, match=message):
+        lora.tune(build_model(tiny.DECODERS["llama"], seed=1), options)
 
 
 def test_a_layer_of_pytorchs_own_is_adapted_as_well():
     model = build_model(tiny.DECODERS["llama"], seed=1).eval()
-    ours = model.decoder.blocks[0].attn.q
-    own = torch.nn.Linear(ours.in_features, ours.out_features, bias=False)
-    own.weight = ours.weight
-    model.decoder.blocks[0].attn.v = own
+    actual = model.decoder.blocks[0].attn.q
+    linear = torch.nn.Linear(actual.in_features, actual.out_features, bias=False)
+    linear.weight = actual.weight
+    model.decoder.blocks[0].attn.v = linear
     lora.tune(model, LORA)
     assert "decoder.blocks.0.attn.v" in lora.adapted(model)

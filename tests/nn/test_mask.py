@@ -52,22 +52,22 @@ every_rule = pytest.mark.parametrize("mask_rule", RULES_DRAWN, ids=str)
 
 
 def dense(
-    mask_rule: c.MaskRule, length: int = 25, causal: bool = False, **rest: object
+    mask_rule: c.MaskRule, length: int = 25, causal: bool = False, **kwargs: object
 ) -> torch.Tensor:
     pos = torch.arange(length)[None]
-    return Mask(pos, pos, causal, mask_rule, **rest).dense()[0, 0]  # type: ignore[arg-type]
+    return Mask(pos, pos, causal, mask_rule, **kwargs).dense()[0, 0]  # type: ignore[arg-type]
 
 
 @every_rule
 def test_a_rule_allows_what_its_definition_says(mask_rule: c.MaskRule) -> None:
-    wanted = torch.tensor(
+    expected = torch.tensor(
         [[bool(RULES_DRAWN[mask_rule](i, j)) for j in range(25)] for i in range(25)]
     )
-    assert torch.equal(dense(mask_rule), wanted)
+    assert torch.equal(dense(mask_rule), expected)
     before = torch.arange(25) <= torch.arange(25)[:, None]
     assert torch.equal(
         dense(mask_rule, causal=True),
-        wanted & (before | (torch.arange(25) < mask_rule.prefix_length)),
+        expected & (before | (torch.arange(25) < mask_rule.prefix_length)),
     )
     assert dense(mask_rule).diagonal().all(), (
         "a token sees itself, so that no row of the softmax is empty"
@@ -84,22 +84,22 @@ def test_the_sparse_transformers_patterns_are_the_papers() -> None:
             {j for j in range(i + 1) if (i - j) % stride == 0},
         )
         assert {
-            j for j, seen in enumerate(dense(c.Strided(stride), 30, True)[i]) if seen
+            j for j, observed in enumerate(dense(c.Strided(stride), 30, True)[i]) if observed
         } == near | far
         block = {j for j in range(i + 1) if j // stride == i // stride}
-        ends = {j for j in range(i + 1) if j % stride in range(stride - last, stride)}
+        bounds = {j for j in range(i + 1) if j % stride in range(stride - last, stride)}
         assert {
-            j for j, seen in enumerate(dense(c.Fixed(stride, last), 30, True)[i]) if seen
-        } == block | ends
+            j for j, observed in enumerate(dense(c.Fixed(stride, last), 30, True)[i]) if observed
+        } == block | bounds
 
 
 @every_rule
 def test_and_and_or_are_those_of_sets(mask_rule: c.MaskRule) -> None:
-    other = c.Window(3)
-    assert torch.equal(dense(mask_rule & other), dense(mask_rule) & dense(other))
-    assert torch.equal(dense(mask_rule | other), dense(mask_rule) | dense(other))
-    assert mask_rule & other & mask_rule == c.Both(
-        (*(mask_rule & other).rules, *(mask_rule & c.Full()).rules[:-1])
+    window = c.Window(3)
+    assert torch.equal(dense(mask_rule & window), dense(mask_rule) & dense(window))
+    assert torch.equal(dense(mask_rule | window), dense(mask_rule) | dense(window))
+    assert mask_rule & window & mask_rule == c.Both(
+        (*(mask_rule & window).rules, *(mask_rule & c.Full()).rules[:-1])
     )
 
 
@@ -122,11 +122,15 @@ def test_rules_are_written_in_toml() -> None:
 
 
 def test_prefixes_of_the_rule_and_of_the_data_add_up() -> None:
-    own = torch.tensor([[False] * 4 + [True] * 8 + [False] * 13])  # of the data: 4..11
-    wanted = torch.tensor([[j <= i or j < 6 or 4 <= j < 12 for j in range(25)] for i in range(25)])
-    assert torch.equal(dense(c.Prefix(6), causal=True, prefix=own), wanted)
+    individual = torch.tensor([[False] * 4 + [True] * 8 + [False] * 13])  # of the data: 4..11
+    expected = torch.tensor(
+        [[j <= i or j < 6 or 4 <= j < 12 for j in range(25)] for i in range(25)]
+    )
+    assert torch.equal(dense(c.Prefix(6), causal=True, prefix=individual), expected)
     within = torch.tensor([[abs(i - j) < 4 for j in range(25)] for i in range(25)])
-    assert torch.equal(dense(c.Prefix(6) & c.Window(4), causal=True, prefix=own), wanted & within)
+    assert torch.equal(
+        dense(c.Prefix(6) & c.Window(4), causal=True, prefix=individual), expected & within
+    )
 
 
 def test_how_far_back_a_rule_looks() -> None:
@@ -148,12 +152,14 @@ def test_how_far_back_a_rule_looks() -> None:
 def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
     model = tiny.model(tiny.DECODERS["mixed"])
     cache = Cache(model.config)
-    given = tokens(1, 60)
-    seen = [model(part, cache=cache).logits for part in given.split([3, *[1] * 57], dim=1)]
+    second_tokens = tokens(1, 60)
+    logits = [
+        model(piece, cache=cache).logits for piece in second_tokens.split([3, *[1] * 57], dim=1)
+    ]
     assert [slots.ring for slots in cache.slots.values()] == [9, None]
     # the window and a bin, though the rule is more than a window
     assert cache.layers[0][0].k.shape[2] == 9 + 1
-    torch.testing.assert_close(torch.cat(seen, 1), model(given).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat(logits, 1), model(second_tokens).logits, rtol=0, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------- engines
@@ -174,9 +180,9 @@ def situation(name: str, mask_rule: c.MaskRule, causal: bool, length: int = 45) 
         q_pos = k_pos = torch.cat((pos.where(pos < 31, -1), pos))
     elif name == "documents":
         border = torch.tensor([[13], [30]])
-        own = (pos >= border).long()
+        individual = (pos >= border).long()
         q_pos = k_pos = torch.where(pos >= border, pos - border, pos)
-        document_ids = (own, own)
+        document_ids = (individual, individual)
     elif name == "prefix":
         prefix = pos < torch.tensor([[9], [21]])
     elif name == "across":
@@ -217,9 +223,11 @@ def test_every_engine_equals_eager(
         (False, 4, 3.0 if engine == "block_sparse" else None),
     ):
         mask = situation(name, mask_rule, causal)
-        found = computed(engine, mask, kv_heads, softcap)
-        for left, right in zip(found, computed("eager", mask, kv_heads, softcap), strict=True):
-            torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+        result = computed(engine, mask, kv_heads, softcap)
+        for remaining, right in zip(
+            result, computed("eager", mask, kv_heads, softcap), strict=True
+        ):
+            torch.testing.assert_close(remaining, right, rtol=1e-5, atol=1e-5)
 
 
 @every_rule
@@ -229,10 +237,10 @@ def test_flex_attention_equals_eager(name: str, mask_rule: c.MaskRule, flex_grad
     """By PyTorch's plain version of it, gradients too; the compiled one of a GPU has the same
     masks."""
     mask = situation(name, mask_rule, causal=True, length=300)  # three of its blocks
-    for left, right in zip(
+    for remaining, right in zip(
         computed("flex", mask, 2, 2.0), computed("eager", mask, 2, 2.0), strict=True
     ):
-        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(remaining, right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention's own kernels need a GPU")
@@ -248,18 +256,18 @@ def test_flex_attention_equals_eager_on_a_gpu(mask_rule: c.MaskRule) -> None:
         )
         out = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 0.2))
         results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), (q, k, v))])
-    for left, right in zip(*results, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-3)
+    for result, right in zip(*results, strict=True):
+        torch.testing.assert_close(result, right, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_flex_attention_compiled_on_a_cpu() -> None:
     mask = situation("documents", c.Strided(16), causal=True, length=300)
     q = torch.randn(2, 4, 300, 32)
-    wanted = attend(AttentionInputs(q, q, q, mask, None, 0.2), "eager")
+    expected = attend(AttentionInputs(q, q, q, mask, None, 0.2), "eager")
     with torch.no_grad():
-        found = compiled()(q, q, q, block_mask=flex_mask(mask), scale=0.2)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        result = compiled()(q, q, q, block_mask=flex_mask(mask), scale=0.2)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -283,13 +291,13 @@ def test_sparse_reads_a_cache_in_chunks(
 ) -> None:
     monkeypatch.setattr(block_mask, "BLOCK", 8)
     model = tiny.model(tiny.DECODERS[family])
-    given = tokens(2, 40)
-    wanted = model(given).logits
+    second_tokens = tokens(2, 40)
+    logits = model(second_tokens).logits
     model.engine, cache = "block_sparse", Cache(model.config)
-    found = torch.cat(
-        [model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1
+    joined = torch.cat(
+        [model(piece, cache=cache).logits for piece in second_tokens.split(chunks, dim=1)], dim=1
     )
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(joined, logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("mask_rule", [c.Window(9), c.Strided(5), c.Fixed(7, 2)], ids=str)
@@ -321,13 +329,13 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     q = torch.randn(1, 1, 64, 64)
     ones = torch.eye(64)[None, None]  # what comes out is the pattern itself
     sparse, inputs = ENGINES["block_sparse"].run, AttentionInputs(q, q, ones, mask, None, 0.1)
-    whole = sparse(inputs)
+    full = sparse(inputs)
     dropped = torch.stack([sparse(inputs._replace(dropout=0.25)) for _ in range(400)])
-    seen = whole > 0
-    assert (dropped[:, seen] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
-    torch.testing.assert_close(dropped.mean(0), whole, rtol=0, atol=0.12)
-    kept = dropped > 0
-    torch.testing.assert_close(dropped[kept], (whole / 0.75).expand_as(dropped)[kept])
+    observed = full > 0
+    assert (dropped[:, observed] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
+    torch.testing.assert_close(dropped.mean(0), full, rtol=0, atol=0.12)
+    saved = dropped > 0
+    torch.testing.assert_close(dropped[saved], (full / 0.75).expand_as(dropped)[saved])
 
 
 class Largest(TorchDispatchMode):
@@ -338,13 +346,13 @@ class Largest(TorchDispatchMode):
         self.numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(one, torch.Tensor):
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(item, torch.Tensor):
                 self.numbers = max(
-                    self.numbers, one.untyped_storage().nbytes() // one.element_size()
+                    self.numbers, item.untyped_storage().nbytes() // item.element_size()
                 )
-        return made
+        return result
 
 
 @pytest.mark.parametrize(
@@ -369,8 +377,8 @@ def test_long_rows_hold_nothing_of_all_pairs(
 def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
     pos = torch.arange(1024)[None]
 
-    def sparse(mask_rule: c.MaskRule, length: int = 1024, **rest: object) -> bool:
-        mask = Mask(pos[:, :length], pos[:, :length], True, mask_rule, **rest)  # type: ignore[arg-type]
+    def sparse(mask_rule: c.MaskRule, length: int = 1024, **kwargs: object) -> bool:
+        mask = Mask(pos[:, :length], pos[:, :length], True, mask_rule, **kwargs)  # type: ignore[arg-type]
         q = torch.zeros(1, 1, length, 8)
         return choose(AttentionInputs(q, q, q, mask, None, 0.3)).name == "block_sparse"
 
@@ -420,11 +428,11 @@ def test_every_name_has_a_picture_and_a_count(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["masks", name, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    data = json.loads(capsys.readouterr().out)
     drawn = masks.picture(name)
-    assert told["visited"]["decoder"] == int((drawn.cells == masks.SEEN).sum())
-    assert told["visited"]["encoder"] == int((drawn.cells > masks.NEVER).sum())
-    assert 0 < told["share_of_causal"] <= 2
+    assert data["visited"]["decoder"] == int((drawn.cells == masks.SEEN).sum())
+    assert data["visited"]["encoder"] == int((drawn.cells > masks.NEVER).sum())
+    assert 0 < data["share_of_causal"] <= 2
 
 
 @pytest.mark.parametrize(
@@ -435,11 +443,11 @@ def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
     mask_rule = c.Full() if name in masks.SCENES else parse_rule(masks.EXAMPLES.get(name, name))
     document_ids = (pos // 8, pos // 8) if name == "documents" else None
     keys = pos.where(pos < 16, -1) if name in ("padding", "cross") else pos
-    both, before = (
+    pair, before = (
         Mask(pos, keys, causal and name != "cross", mask_rule, document_ids).dense()[0, 0]
         for causal in (False, True)
     )
-    assert torch.equal(torch.from_numpy(masks.picture(name).cells), both.long() + before.long())
+    assert torch.equal(torch.from_numpy(masks.picture(name).cells), pair.long() + before.long())
 
 
 @pytest.mark.parametrize("name", ["full", "window(5)", "strided(4)", "prefix(6)"])
@@ -447,20 +455,21 @@ def test_a_ring_shows_who_computes_what(name: str, capsys: pytest.CaptureFixture
     length, size = 21, 3
     drawn = masks.picture(name, length, ring=size)
     shards = [
-        [i for piece in both for i in piece if i < length] for both in ring_pieces(length, size)
+        [i for piece in ring_piece for i in piece if i < length]
+        for ring_piece in ring_pieces(length, size)
     ]
     pos = torch.arange(length)[None]
     mask = Mask(pos, pos, True, parse_rule(name)).dense()[0, 0]
-    for process, own in enumerate(shards):
-        seen = mask[own]
-        assert torch.equal(torch.from_numpy(drawn.cells[own] == masks.SEEN + process), seen)
-        steps = [int(seen[:, shards[(process - step) % size]].sum()) for step in range(size)]
+    for process, shard in enumerate(shards):
+        observed = mask[shard]
+        assert torch.equal(torch.from_numpy(drawn.cells[shard] == masks.SEEN + process), observed)
+        steps = [int(observed[:, shards[(process - step) % size]].sum()) for step in range(size)]
         assert drawn.pairs is not None and drawn.pairs[process].tolist() == steps
     assert main(["masks", name, "--ring", "3", "--length", "21"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(" 0") and lines[-1].startswith("process 2: columns 8-11 and 12-15;")
     assert drawn.png().startswith(b"\x89PNG") and masks.PROCESSES[2] in drawn.svg()
-    assert [len(one["steps"]) for one in drawn.to_dict()["ring"]] == [3, 3, 3]  # type: ignore[attr-defined]
+    assert [len(item["steps"]) for item in drawn.to_dict()["ring"]] == [3, 3, 3]  # type: ignore[attr-defined]
     assert main(["masks", name, "--ring", "1"]) == 2 and "2 or more" in capsys.readouterr().err
 
 
@@ -489,7 +498,7 @@ def test_pictures_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["windw(4)"], 'Did you mean "window"?'),
         (["window(0)"], "above 0"),
@@ -512,14 +521,14 @@ def test_pictures_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ids=str,
 )
 def test_slips_are_named(
-    words: list[str], said: str | None, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["masks", *words])
     error = capsys.readouterr().err
-    if said is None:
+    if message is None:
         assert code == 0
     else:
-        assert code == 2 and said in error and error.count("\n") == 1
+        assert code == 2 and message in error and error.count("\n") == 1
 
 
 def test_a_model_with_a_prefix_reads_it_in_one_go() -> None:

@@ -44,100 +44,102 @@ def within(look: Look, above: str) -> Look:
 
 
 def attention(
-    part: torch.nn.Module, x: Tensor, look: Look, memory: Tensor | None, causal: bool
+    piece: torch.nn.Module, x: Tensor, look: Look, memory: Tensor | None, causal: bool
 ) -> Tensor:
     x = look("in", x)
     inside = x if memory is None else memory
-    q, k, v = part.q(x), part.k(inside), part.v(inside)
+    q, k, v = piece.q(x), piece.k(inside), piece.v(inside)
     if memory is None:
         q, k, v = look("qkv", torch.cat((q, k, v), -1)).split(
             [q.shape[-1], k.shape[-1], v.shape[-1]], -1
         )
     q, k, v = (
-        look(name, one.unflatten(-1, (-1, 8)).transpose(1, 2))
-        for name, one in zip("qkv", (q, k, v), strict=True)
+        look(name, item.unflatten(-1, (-1, 8)).transpose(1, 2))
+        for name, item in zip("qkv", (q, k, v), strict=True)
     )
-    k, v = (one.repeat_interleave(4 // one.shape[1], 1) for one in (k, v))
+    k, v = (item.repeat_interleave(4 // item.shape[1], 1) for item in (k, v))
     scores = q @ k.mT / 8**0.5
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
     z = look("z", look("pattern", look("scores", scores).softmax(-1)) @ v)
-    return look("write", part.out(z.transpose(1, 2).flatten(2)))
+    return look("write", piece.out(z.transpose(1, 2).flatten(2)))
 
 
-def think(part: torch.nn.Module, x: Tensor, look: Look) -> Tensor:
+def think(piece: torch.nn.Module, x: Tensor, look: Look) -> Tensor:
     x = look("in", x)
-    if hasattr(part, "router"):
-        weight, chosen = look("router", part.router(x)).softmax(-1).topk(2)
+    if hasattr(piece, "router"):
+        weight, chosen = look("router", piece.router(x)).softmax(-1).topk(2)
         weight, chosen = (
             look("weight", weight / weight.sum(-1, keepdim=True)),
             look("chosen", chosen),
         )
         pre, up = (
-            torch.einsum("btc,btkhc->btkh", x, table[chosen]) for table in (part.gate, part.up)
+            torch.einsum("btc,btkhc->btkh", x, table[chosen]) for table in (piece.gate, piece.up)
         )
-        hidden = look("hidden", look("gate", part.act(look("pre", pre))) * look("up", up))
-        return look("write", torch.einsum("btkh,btkch,btk->btc", hidden, part.down[chosen], weight))
-    if hasattr(part, "gate"):
-        gate = look("gate", part.act(look("pre", part.gate(x))))
-        return look("write", part.down(look("hidden", gate * look("up", part.up(x)))))
-    return look("write", part.down(look("hidden", part.act(look("pre", part.up(x))))))
+        hidden = look("hidden", look("gate", piece.act(look("pre", pre))) * look("up", up))
+        return look(
+            "write", torch.einsum("btkh,btkch,btk->btc", hidden, piece.down[chosen], weight)
+        )
+    if hasattr(piece, "gate"):
+        gate = look("gate", piece.act(look("pre", piece.gate(x))))
+        return look("write", piece.down(look("hidden", gate * look("up", piece.up(x)))))
+    return look("write", piece.down(look("hidden", piece.act(look("pre", piece.up(x))))))
 
 
-def one_block(part: Block, x: Tensor, look: Look, memory: Tensor | None, causal: bool) -> Tensor:
+def one_block(piece: Block, x: Tensor, look: Look, memory: Tensor | None, causal: bool) -> Tensor:
     def sub(name: str, x: Tensor) -> Tensor:
-        own = getattr(part, name)
+        individual = getattr(piece, name)
         if name == "ffn":
-            return think(own, x, within(look, name))
+            return think(individual, x, within(look, name))
         return attention(
-            own,
+            individual,
             x,
             within(look, name),
             memory if name == "cross" else None,
             causal and name == "attn",
         )
 
-    if part.place == "parallel":
-        seen = part.attn_norm(x)
-        return look("resid", x + sub("attn", seen) + sub("ffn", seen))
-    steps = [name for name in ("attn", "cross", "ffn") if getattr(part, name) is not None]
+    if piece.place == "parallel":
+        observed = piece.attn_norm(x)
+        return look("resid", x + sub("attn", observed) + sub("ffn", observed))
+    steps = [name for name in ("attn", "cross", "ffn") if getattr(piece, name) is not None]
     for place, name in enumerate(steps):
         after = "resid" if name == steps[-1] else ("mid", "mid_cross")[place]
         norm, after_norm = (
-            getattr(part, f"{name}_norm"),
-            getattr(part, f"{name}_post_norm", lambda write: write),
+            getattr(piece, f"{name}_norm"),
+            getattr(piece, f"{name}_post_norm", lambda write: write),
         )
         x = look(
             after,
-            norm(x + sub(name, x)) if part.place == "post" else x + after_norm(sub(name, norm(x))),
+            norm(x + sub(name, x)) if piece.place == "post" else x + after_norm(sub(name, norm(x))),
         )
     return x
 
 
 def one_stack(
-    model: Model, side: str, ends: str, tokens: Tensor, look: Look, memory: Tensor | None
+    model: Model, side: str, bounds: str, tokens: Tensor, look: Look, memory: Tensor | None
 ) -> Tensor:
     embed, stack = model.embed, getattr(model, side)
-    x = look(f"{ends}.token", embed.token(tokens))
+    x = look(f"{bounds}.token", embed.token(tokens))
     for back, table in enumerate(embed.lag):
         missing = tokens.new_full((len(tokens), back + 1), tiny.VOCAB)
         x = x + look(
-            f"{ends}.lag.{back}", table(torch.cat((missing, tokens), 1)[:, : tokens.shape[1]])
+            f"{bounds}.lag.{back}", table(torch.cat((missing, tokens), 1)[:, : tokens.shape[1]])
         )
     x = x * embed.scale
     if embed.segment is not None:
-        x = x + look(f"{ends}.segment", embed.segment(torch.zeros_like(tokens)))
+        x = x + look(f"{bounds}.segment", embed.segment(torch.zeros_like(tokens)))
     cfg, T = c.stacks(model.config)[side].position, tokens.shape[1]
     if isinstance(cfg, c.Learned):
-        x = x + look(f"{ends}.position", stack.position.weight[None, :T])
+        x = x + look(f"{bounds}.position", stack.position.weight[None, :T])
     elif isinstance(cfg, c.Sinusoidal):
         angle = torch.arange(T)[:, None] / cfg.theta ** (torch.arange(0, tiny.DIM, 2) / tiny.DIM)
         x = x + look(
-            f"{ends}.position", torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[None]
+            f"{bounds}.position", torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[None]
         )
     x = look(f"{side}.embed", stack.first_norm(x))
-    for index, part in enumerate(stack.blocks):
-        x = one_block(part, x, within(look, f"{side}.blocks.{index}"), memory, side == "decoder")
+    for index, block in enumerate(stack.blocks):
+        x = one_block(block, x, within(look, f"{side}.blocks.{index}"), memory, side == "decoder")
     return look(f"{side}.out", stack.last_norm(x))
 
 
@@ -162,32 +164,32 @@ def silence(value: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_every_value_set_to_zero_gives_what_the_hand_says(name: str) -> None:
-    model, given = tiny.model(FAMILIES[name]), tiny.tokens(2, 7)
+    model, tokens = tiny.model(FAMILIES[name]), tiny.tokens(2, 7)
     source = tiny.tokens(2, 5, seed=5) if name == "vaswani" else None
-    both = (given,) if source is None else (given, source)
+    pair = (tokens,) if source is None else (tokens, source)
     names: dict[str, Tensor] = {}
 
     def note(path: str, value: Tensor) -> Tensor:
         return names.setdefault(path, value)
 
-    plain = by_hand(model, given, source, note)
+    plain = by_hand(model, tokens, source, note)
     tape = Tape("*")
-    torch.testing.assert_close(model(*both, tape=tape).logits, plain, rtol=0, atol=1e-5)
-    seen = {path: value for path, value in tape.records.items() if not path.startswith("pool.")}
-    assert seen.keys() == names.keys()
-    for path, value in seen.items():
+    torch.testing.assert_close(model(*pair, tape=tape).logits, plain, rtol=0, atol=1e-5)
+    observed = {path: value for path, value in tape.records.items() if not path.startswith("pool.")}
+    assert observed.keys() == names.keys()
+    for path, value in observed.items():
         torch.testing.assert_close(value, names[path].expand_as(value), rtol=0, atol=1e-5, msg=path)
     changed = 0
     for path in names:
-        wanted = by_hand(
+        expected = by_hand(
             model,
-            given,
+            tokens,
             source,
             lambda at, value, path=path: silence(value) if at == path else value,
         )
-        found = model(*both, tape=Tape(edits={path: lambda path, value: silence(value)})).logits
-        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5, msg=path)
-        changed += not torch.allclose(found, plain, atol=1e-3)
+        logits = model(*pair, tape=Tape(edits={path: lambda path, value: silence(value)})).logits
+        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5, msg=path)
+        changed += not torch.allclose(logits, plain, atol=1e-3)
     assert changed >= len(names) - 2, (
         "only a shift of all scores, and a chosen expert that is 0 already, may not show"
     )
@@ -198,17 +200,17 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name: str) -> None:
 def test_identity_edits_change_no_bit(name: str) -> None:
     """Of scores and patterns too where the engine is the readable one; fused ones round
     otherwise."""
-    model, given = tiny.model(tiny.ALL[name]), tiny.tokens()
-    both = (
-        (given, tiny.tokens(3, 9, seed=5))
+    model, tokens = tiny.model(tiny.ALL[name]), tiny.tokens()
+    pair = (
+        (tokens, tiny.tokens(3, 9, seed=5))
         if isinstance(model.config, c.EncoderDecoder)
-        else (given,)
+        else (tokens,)
     )
     model.engine = "eager"
     names = Tape("*")
-    plain = model(*both, tape=names).logits
-    same = Tape(edits={path: lambda path, value: value.clone() for path in names.records})
-    assert torch.equal(model(*both, tape=same).logits, plain)
+    plain = model(*pair, tape=names).logits
+    tape = Tape(edits={path: lambda path, value: value.clone() for path in names.records})
+    assert torch.equal(model(*pair, tape=tape).logits, plain)
 
 
 @torch.no_grad()
@@ -221,18 +223,18 @@ def test_edits_reach_what_fused_products_and_caches_hold() -> None:
         ("ffn.up", "llama"),
         ("ffn.pre", "experts"),
     ):
-        model, given = tiny.model(FAMILIES[block]), tiny.tokens(1, 9)
+        model, tokens = tiny.model(FAMILIES[block]), tiny.tokens(1, 9)
         edits = {f"decoder.blocks.1.{path}": lambda path, value: value * 0.5}
-        wanted = model(given, tape=Tape(edits=edits)).logits
+        logits = model(tokens, tape=Tape(edits=edits)).logits
         cache = Cache(model.config)
         view = prepacked.prepack(model)
         assert view.packed and view.complete
-        parts = [
-            view.model(part, cache=cache, tape=Tape(edits=edits)).logits
-            for part in given.split([5, 1, 1, 1, 1], 1)
+        second_logits = [
+            view.model(piece, cache=cache, tape=Tape(edits=edits)).logits
+            for piece in tokens.split([5, 1, 1, 1, 1], 1)
         ]
-        torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=0, atol=1e-5)
-        assert not torch.allclose(wanted, model(given).logits, atol=1e-3)
+        torch.testing.assert_close(torch.cat(second_logits, 1), logits, rtol=0, atol=1e-5)
+        assert not torch.allclose(logits, model(tokens).logits, atol=1e-3)
 
 
 @torch.no_grad()

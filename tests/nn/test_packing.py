@@ -83,27 +83,27 @@ def inputs(
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("name", MASKS)
 def test_the_same_as_written_out_and_its_gradients(name: str, kv_heads: int) -> None:
-    given, there = inputs(*MASKS[name], kv_heads), (ROWS[0] >= 0)[:, None, :, None]
-    assert choose(given, "varlen").name == "varlen"
-    found = []
+    args, present = inputs(*MASKS[name], kv_heads), (ROWS[0] >= 0)[:, None, :, None]
+    assert choose(args, "varlen").name == "varlen"
+    results = []
     for engine in (eager.eager_attention, varlen.varlen_attention):
-        out = engine(given) * there  # of padding nothing is asked
-        found.append((out, *torch.autograd.grad(out.square().sum(), (given.q, given.k, given.v))))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+        out = engine(args) * present  # of padding nothing is asked
+        results.append((out, *torch.autograd.grad(out.square().sum(), (args.q, args.k, args.v))))
+    for result, second in zip(*results, strict=True):
+        torch.testing.assert_close(second, result, rtol=1e-12, atol=1e-12)
 
 
 def test_pairs_of_both_sides() -> None:
     """Cross-attention: documents of the same number, whose lengths differ."""
-    given = inputs(False, c.Full(), 2)
-    sides, there = (ROWS, packed([2, 7], [3], [4, 1, 4])), (ROWS[0] >= 0)[:, None, :, None]
+    args = inputs(False, c.Full(), 2)
+    sides, present = (ROWS, packed([2, 7], [3], [4, 1, 4])), (ROWS[0] >= 0)[:, None, :, None]
     borders = tuple(Packing(*side).borders for side in sides)
     (pos, ids), (source_pos, source_ids) = sides
     mask = Mask(pos, source_pos, False, c.Full(), (ids, source_ids), borders=borders)  # type: ignore[arg-type]
-    given = given._replace(mask=mask)
+    args = args._replace(mask=mask)
     torch.testing.assert_close(
-        varlen.varlen_attention(given) * there,
-        eager.eager_attention(given) * there,
+        varlen.varlen_attention(args) * present,
+        eager.eager_attention(args) * present,
         rtol=1e-12,
         atol=1e-12,
     )
@@ -128,42 +128,42 @@ def test_what_it_cannot_do_it_is_not_given(name: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "varlen"), (torch.float32, "sdpa")])
 def test_on_a_gpu_it_is_chosen_in_half_precision(dtype: torch.dtype, name: str) -> None:
-    given = inputs(True, c.Full(), 2, dtype)
+    args = inputs(True, c.Full(), 2, dtype)
     with FakeTensorMode():
-        moved = [
-            torch.empty(x.shape, dtype=dtype, device="cuda") for x in (given.q, given.k, given.v)
-        ]
-        assert choose(given._replace(q=moved[0], k=moved[1], v=moved[2])).name == name
-    assert choose(given).name != "varlen"  # nor on a CPU, unless it is asked for
+        moved = [torch.empty(x.shape, dtype=dtype, device="cuda") for x in (args.q, args.k, args.v)]
+        assert choose(args._replace(q=moved[0], k=moved[1], v=moved[2])).name == name
+    assert choose(args).name != "varlen"  # nor on a CPU, unless it is asked for
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_what_the_kernel_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's kernel has no CPU: what it is given says the same pairs by its own documented
     rule."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
 
-    def kernel(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> Tensor:
-        told.update(named, shapes=(q.shape, k.shape), given=given)
+    def kernel(q: Tensor, k: Tensor, v: Tensor, *args: Any, **named: Any) -> Tensor:
+        fields.update(named, shapes=(q.shape, k.shape), given=args)
         return torch.empty_like(q)
 
     monkeypatch.setattr(varlen, "kernel", lambda: (kernel, True))
-    given = inputs(*MASKS[name], 2)
-    borders = given.mask.borders
-    meta = given._replace(q=given.q.to("meta"), k=given.k.to("meta"), v=given.v.to("meta"))
-    assert varlen.varlen_attention(meta).shape == given.q.shape
+    args = inputs(*MASKS[name], 2)
+    borders = args.mask.borders
+    meta = args._replace(q=args.q.to("meta"), k=args.k.to("meta"), v=args.v.to("meta"))
+    assert varlen.varlen_attention(meta).shape == args.q.shape
     assert (
-        told["shapes"] == ((36, 4, 8), (36, 2, 8))
-        and told["given"][2:] == (12, 12)
-        and told["enable_gqa"]
+        fields["shapes"] == ((36, 4, 8), (36, 2, 8))
+        and fields["given"][2:] == (12, 12)
+        and fields["enable_gqa"]
     )
-    assert borders is not None and told["given"][0] is borders[0] and told["scale"] == 0.3
-    left, right = told["window_size"]
+    assert borders is not None and fields["given"][0] is borders[0] and fields["scale"] == 0.3
+    remaining, right = fields["window_size"]
     q, k = torch.arange(12)[:, None], torch.arange(12)[None]
     # of one document
-    seen = (k >= q - (12 if left < 0 else left)) & (k <= q + (12 if right < 0 else right))
+    observed = (k >= q - (12 if remaining < 0 else remaining)) & (
+        k <= q + (12 if right < 0 else right)
+    )
     alone = Mask(torch.arange(12)[None], torch.arange(12)[None], *MASKS[name])
-    assert torch.equal(seen, alone.dense()[0, 0])
+    assert torch.equal(observed, alone.dense()[0, 0])
 
 
 @pytest.mark.parametrize("family", ["llama", "starcoder2", "attention-pair", "bert", "glass"])
@@ -172,14 +172,14 @@ def test_a_model_asked_for_it_gives_what_a_mask_gives(family: str, chosen: list[
     model, (pos, ids) = tiny.model(dataclasses.replace(shape, pool=None)).double(), ROWS
     tokens = tiny.tokens(3, 12)
     source = {"source": tokens.flip(1), "source_pos": pos, "source_document_ids": ids}
-    given = {
+    fields = {
         "pos": pos,
         "document_ids": ids,
         **(source if isinstance(shape, c.EncoderDecoder) else {}),
     }
-    found = []
+    results = []
     for engine in ("eager", "varlen"):
         model.engine = engine
-        found.append(model(tokens, **given).logits[pos >= 0])
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+        results.append(model(tokens, **fields).logits[pos >= 0])
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
     assert "varlen" in chosen

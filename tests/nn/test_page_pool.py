@@ -28,20 +28,20 @@ def model() -> Any:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The counts of all pages that are made."""
-    counts, empty = list[int](), Pages.empty
+    totals, empty = list[int](), Pages.empty
 
-    def counted(count: int, *like: Any) -> Pages:
-        counts.append(count)
-        return empty(count, *like)
+    def counted(count: int, *args: Any) -> Pages:
+        totals.append(count)
+        return empty(count, *args)
 
     monkeypatch.setattr(Pages, "empty", counted)
-    return counts
+    return totals
 
 
 def spoil(pages: list[Pages]) -> None:
-    for one in pages:
-        one.keys.fill_(math.nan)
-        one.values.fill_(math.nan)
+    for page in pages:
+        page.keys.fill_(math.nan)
+        page.values.fill_(math.nan)
 
 
 def test_the_next_search_fills_the_same_memory_and_says_the_same(
@@ -74,14 +74,14 @@ def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(
 
 def test_two_searches_at_once_share_nothing(model: Any) -> None:
     beam(model, None, SOURCES, **HOW)
-    kept = page_pool._idle[model][0]
-    one, other = page_pool.PagePool(model), page_pool.PagePool(model)
-    like = kept.keys.shape[1], kept.head_dim, torch.float32
-    held = [search.take(1, *like) for search in (one, one, other)]
-    assert len({pages.keys.data_ptr() for pages in held}) == 3
+    saved = page_pool._idle[model][0]
+    item, second = page_pool.PagePool(model), page_pool.PagePool(model)
+    similar = saved.keys.shape[1], saved.head_dim, torch.float32
+    stored = [search.take(1, *similar) for search in (item, item, second)]
+    assert len({pages.keys.data_ptr() for pages in stored}) == 3
     assert (
-        len(one.take(999, *like).keys) == 999
-        and one.take(1, 1, 2, torch.bfloat16).keys.dtype == torch.bfloat16
+        len(item.take(999, *similar).keys) == 999
+        and item.take(1, 1, 2, torch.bfloat16).keys.dtype == torch.bfloat16
     )
 
 

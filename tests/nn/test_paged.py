@@ -25,43 +25,45 @@ def test_texts_in_pages_are_read_as_alone(name: str) -> None:
     lag = model.config.embed.previous_token_embeddings
     hidden: list[list[torch.Tensor]] = [[], [], []]
     with torch.no_grad():
-        while any(begun < len(text) for begun, text in zip(done, texts, strict=True)):
-            ends = [
-                min(len(text), begun + lot.randint(4, 20))
-                for begun, text in zip(done, texts, strict=True)
+        while any(started < len(text) for started, text in zip(done, texts, strict=True)):
+            bounds = [
+                min(len(text), started + lot.randint(4, 20))
+                for started, text in zip(done, texts, strict=True)
             ]
-            counts = [end - begun for begun, end in zip(done, ends, strict=True)]
-            some = [text for text in range(3) if counts[text]]
-            tokens = [token for text in some for token in texts[text][done[text] : ends[text]]]
+            totals = [end - started for started, end in zip(done, bounds, strict=True)]
+            group = [text for text in range(3) if totals[text]]
+            tokens = [token for text in group for token in texts[text][done[text] : bounds[text]]]
             pos = torch.tensor(
-                [[place for text in some for place in range(done[text], ends[text])]]
+                [[place for text in group for place in range(done[text], bounds[text])]]
             )
             rows = torch.tensor(
-                [row for row, text in enumerate(some) for _ in range(counts[text])],
+                [row for row, text in enumerate(group) for _ in range(totals[text])],
                 dtype=torch.int32,
             )
-            firsts = [sum(counts[other] for other in some[:row]) for row in range(len(some))]
+            firsts = [sum(totals[second] for second in group[:row]) for row in range(len(group))]
             spans = [
-                (first, first + counts[text]) for first, text in zip(firsts, some, strict=True)
+                (first, first + totals[text]) for first, text in zip(firsts, group, strict=True)
             ]
             previous = None
             if lag:
                 padded = [[-1] * lag + text for text in texts]
-                seen = [padded[t][p : p + lag][::-1] for t in some for p in range(done[t], ends[t])]
-                previous = torch.tensor([seen])
-            cache.texts = PackedTexts(pos, rows, tables[some], spans, None, previous)
+                observed = [
+                    padded[t][p : p + lag][::-1] for t in group for p in range(done[t], bounds[t])
+                ]
+                previous = torch.tensor([observed])
+            cache.texts = PackedTexts(pos, rows, tables[group], spans, None, previous)
             out = model(torch.tensor([tokens]), pos=pos, cache=cache, logits="none").hidden[0]
-            for text, (first, end) in zip(some, spans, strict=True):
+            for text, (first, end) in zip(group, spans, strict=True):
                 hidden[text].append(out[first:end])
-            done = ends
+            done = bounds
         model.engine = "eager"
-        for text, found in zip(texts, hidden, strict=True):
+        for text, result in zip(texts, hidden, strict=True):
             alone = model(torch.tensor([text]), logits="none").hidden[0]
-            assert (torch.cat(found) - alone).abs().max() < 1e-4
+            assert (torch.cat(result) - alone).abs().max() < 1e-4
 
 
 def test_a_page_has_the_bytes_that_are_said() -> None:
     cfg = tiny.DECODERS["qwen3"]
-    own, near, across = PagedCache.page_bytes(cfg, torch.float32)
+    individual, near, across = PagedCache.page_bytes(cfg, torch.float32)
     cache = PagedCache(cfg, 64, 5)
-    assert sum(kv.pages.nbytes for kv, _ in cache.pages) == (own + near) * 5 and across == 0
+    assert sum(kv.pages.nbytes for kv, _ in cache.pages) == (individual + near) * 5 and across == 0

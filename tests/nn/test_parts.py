@@ -40,10 +40,10 @@ def test_a_norm_starts_with_a_gain_of_one(cfg: c.Norm) -> None:
 def test_an_rms_norm_adds_up_in_fp32(learning: bool) -> None:
     """In bf16 each number is rounded twice: its row's factor, and the product."""
     x = (torch.randn(512, 768) * torch.rand(512, 1).exp()).bfloat16().requires_grad_(learning)
-    found = build(c.RMSNorm(eps=0.1), 768).bfloat16()(x).detach().double()
+    result = build(c.RMSNorm(eps=0.1), 768).bfloat16()(x).detach().double()
     exact = x.detach().double()
     exact = exact / (exact.square().mean(-1, keepdim=True) + 0.1).sqrt()
-    assert float(((found - exact) / exact).abs().nan_to_num().max()) <= 2 * HALF * (1 + HALF)
+    assert float(((result - exact) / exact).abs().nan_to_num().max()) <= 2 * HALF * (1 + HALF)
 
 
 # -------------------------------------------------------------------------------- how weights start
@@ -82,10 +82,10 @@ def test_previous_tokens_start_quieter_the_further_back() -> None:
         init=c.Init(0.02, 0.3),
     )
     embed = build_model(shape, seed=1).embed
-    for table, wanted in zip(
+    for table, expected in zip(
         (embed.token, *embed.lag), (0.3, 0.3 / 2, 0.3 / 3, 0.3 / 4), strict=True
     ):
-        assert spread(table.weight) == pytest.approx(wanted, rel=0.05)
+        assert spread(table.weight) == pytest.approx(expected, rel=0.05)
 
 
 # ------------------------------------------------------------------------------- ends, dropout,
@@ -98,11 +98,11 @@ def test_a_heads_scale_multiplies_what_it_reads() -> None:
     torch.testing.assert_close(scaled(tokens()).logits, plain(tokens()).logits / 4)
 
 
-def dropped(found: Tensor, plain: Tensor, rate: float) -> None:
+def dropped(result: Tensor, plain: Tensor, rate: float) -> None:
     """Each number stayed, divided by 1 - rate, or fell out: in its share."""
-    alive = found != 0
+    alive = result != 0
     torch.testing.assert_close(
-        found, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6
+        result, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6
     )
     assert (
         abs(float(alive.double().mean()) - (1 - rate))
@@ -180,5 +180,7 @@ def test_a_tape_keeps_no_graph_unless_it_is_asked_to(name: str) -> None:
     for graph in (False, True):
         tape = Tape("*", graph=graph)
         model(tokens(), *extra, tape=tape)
-        held = [value.requires_grad for value in tape.records.values() if value.is_floating_point()]
-        assert held and (all(held) if graph and name == "llama" else any(held) == graph)
+        flags = [
+            value.requires_grad for value in tape.records.values() if value.is_floating_point()
+        ]
+        assert flags and (all(flags) if graph and name == "llama" else any(flags) == graph)

@@ -63,21 +63,22 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_waves_are_those_of(name: str) -> None:
     position, formula = PROGRAMS[name]
-    wanted = np.array([[formula(pos, column) for column in range(DIM)] for pos in range(LENGTH)])
-    assert np.abs(frequencies(position) - wanted).max() < 5e-6
-    others = [frequencies(other) for other, _ in PROGRAMS.values() if other != position]
-    assert all(np.abs(other - wanted).max() > 0.1 for other in others)
+    expected = np.array([[formula(pos, column) for column in range(DIM)] for pos in range(LENGTH)])
+    assert np.abs(frequencies(position) - expected).max() < 5e-6
+    remaining = [frequencies(second) for second, _ in PROGRAMS.values() if second != position]
+    assert all(np.abs(second - expected).max() > 0.1 for second in remaining)
 
 
 @pytest.mark.parametrize("dim", [16, 15])
 def test_waves_are_those_of_transformers_marian(dim: int) -> None:
-    theirs = (
+    reference = (
         marian.MarianSinusoidalPositionalEmbedding(LENGTH, dim).create_weight().double().numpy()
     )
-    assert np.abs(frequencies(c.Sinusoidal(halves=True), dim) - theirs).max() < 5e-6
+    assert np.abs(frequencies(c.Sinusoidal(halves=True), dim) - reference).max() < 5e-6
     if dim % 2 == 0:
         assert (
-            np.abs(frequencies(c.Sinusoidal(halves=True, endpoint=True), dim) - theirs).max() > 0.1
+            np.abs(frequencies(c.Sinusoidal(halves=True, endpoint=True), dim) - reference).max()
+            > 0.1
         )
 
 
@@ -89,8 +90,8 @@ def test_halves_are_the_paper_s_waves_in_another_order() -> None:
 
 
 def test_a_config_saved_before_loads_with_the_same_numbers() -> None:
-    said = {"type": "Sinusoidal", "theta": 10_000.0, "halves": True}
-    assert serial.from_dict(c.Position, said) == c.Sinusoidal(halves=True)
+    message = {"type": "Sinusoidal", "theta": 10_000.0, "halves": True}
+    assert serial.from_dict(c.Position, message) == c.Sinusoidal(halves=True)
     assert np.array_equal(
         frequencies(serial.from_dict(c.Position, {"type": "Sinusoidal"})),
         frequencies(c.Sinusoidal()),
@@ -148,7 +149,7 @@ def test_yarn_is_transformers(
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    told = {
+    fields = {
         "rope_type": "yarn",
         "factor": 4.0,
         "original_max_position_embeddings": length,
@@ -159,12 +160,14 @@ def test_yarn_is_transformers(
         num_attention_heads=4,
         head_dim=head_dim,
         max_position_embeddings=4 * length,
-        rope_parameters={**told, "beta_fast": fast, "beta_slow": slow},
+        rope_parameters={**fields, "beta_fast": fast, "beta_slow": slow},
     )
-    wanted, size = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    found, ours = speeds(c.Rotary(theta, scaling=c.YarnScaling(4.0, length, fast, slow)), head_dim)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
-    assert ours == pytest.approx(size)
+    expected, size = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    result, actual = speeds(
+        c.Rotary(theta, scaling=c.YarnScaling(4.0, length, fast, slow)), head_dim
+    )
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
+    assert actual == pytest.approx(size)
 
 
 def test_neighbours_turn_as_complex_numbers() -> None:
@@ -186,8 +189,8 @@ def test_neighbours_are_halves_in_another_order() -> None:
     layout does."""
     cfg = tiny.DECODERS["llama"]
     scaling = cfg.decoder.position
-    other = replace(cfg, decoder=replace(cfg.decoder, position=replace(scaling, interleaved=True)))
-    halves, neighbours = tiny.model(cfg), tiny.model(other)
+    second = replace(cfg, decoder=replace(cfg.decoder, position=replace(scaling, interleaved=True)))
+    halves, neighbours = tiny.model(cfg), tiny.model(second)
     order = torch.arange(8).view(2, 4).T.flatten()  # 0 4 1 5 2 6 3 7
     for block in neighbours.decoder.blocks:
         for layer in (block.attn.q, block.attn.k):
@@ -208,7 +211,7 @@ def test_a_gptj_is_transformers_gptj() -> None:
         rotary_dim=8,
         initializer_range=0.3,
     )
-    theirs = transformers.GPTJForCausalLM(raw).eval()
+    reference_model = transformers.GPTJForCausalLM(raw).eval()
     block = c.Block(c.Attention(2), c.MLP(128, bias=True), c.LayerNorm(), "parallel")
     stack = c.Stack(2, (block,), c.Rotary(fraction=0.5, interleaved=True), last_norm=c.LayerNorm())
     model = build_model(
@@ -232,16 +235,18 @@ def test_a_gptj_is_transformers_gptj() -> None:
         "attn.out_proj": "attn.out",
     }
     state = {}
-    for name, weight in theirs.state_dict().items():
+    for name, weight in reference_model.state_dict().items():
         for old, new in words.items():
             name = name.replace(old, new)
         state[name] = weight
     model.load_state_dict(
         {name: weight for name, weight in state.items() if name in model.state_dict()}
     )
-    given = torch.randint(0, 61, (2, 17))
+    args = torch.randint(0, 61, (2, 17))
     with torch.no_grad():
-        torch.testing.assert_close(model(given).logits, theirs(given).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            model(args).logits, reference_model(args).logits, rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("heads", range(1, 18))
@@ -249,7 +254,7 @@ def test_alibis_slopes_are_blooms(heads: int) -> None:
     pytest.importorskip("transformers")
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-    wanted = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # one token away
+    expected = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # one token away
     pos = torch.arange(2)[None]
-    found = build(c.Alibi(), 64, heads, True).bias(Mask(pos, pos, True))[0, :, 1, 0]
-    torch.testing.assert_close(-found, wanted, rtol=1e-6, atol=0)
+    result = build(c.Alibi(), 64, heads, True).bias(Mask(pos, pos, True))[0, :, 1, 0]
+    torch.testing.assert_close(-result, expected, rtol=1e-6, atol=0)

@@ -92,10 +92,10 @@ def test_changed_weight_is_used_as_it_is_now() -> None:
         weight.data.add_(1e-3)  # as a fused optimizer does, unnoticed by PyTorch's count of changes
     changed.load_state_dict(model.state_dict())
     with torch.no_grad():
-        view, theirs = prepack(model), prepack(changed)
-        assert torch.equal(view.model(tokens).logits, theirs.model(tokens).logits)
+        view, reference = prepack(model), prepack(changed)
+        assert torch.equal(view.model(tokens).logits, reference.model(tokens).logits)
         model.decoder.blocks[0].attn.k.bias.add_(1)  # a joined bias is a copy as well
-        assert not view.current() and theirs.current()
+        assert not view.current() and reference.current()
         model.decoder.blocks[0].attn.v.bias.data.add_(1)  # unnoticed
         view = prepack(model)
         torch.testing.assert_close(
@@ -110,34 +110,34 @@ def test_changed_weight_is_used_as_it_is_now() -> None:
 
 def test_a_generation_goes_on_with_weights_as_they_are() -> None:
     """Weights that change under a generation are seen at the next token."""
-    model, other = made(), made(seed=1)
+    model, second = made(), made(seed=1)
     steps = iter(generate(model, None, [1, 2, 3], max_new=40, temperature=0))
     for _ in range(3):
         next(steps)
     assert held(model)
-    model.load_state_dict(other.state_dict())
-    told = next(steps).logprob
+    model.load_state_dict(second.state_dict())
+    logprob = next(steps).logprob
     model.load_state_dict(made().state_dict())
-    assert next(steps).logprob != pytest.approx(told) and held(other) is False
+    assert next(steps).logprob != pytest.approx(logprob) and held(second) is False
 
 
 def test_gradients_pass_and_a_training_has_the_memory() -> None:
     model, tokens = made(), torch.arange(8)[None]
     view = prepack(model)
     view.model(tokens).logits.sum().backward()
-    found = [weight.grad.clone() for weight in model.parameters()]
+    result = [weight.grad.clone() for weight in model.parameters()]
     model.zero_grad()
     model(tokens).logits.sum().backward()
     assert all(
-        torch.equal(ours, weight.grad)
-        for ours, weight in zip(found, model.parameters(), strict=True)
+        torch.equal(actual, weight.grad)
+        for actual, weight in zip(result, model.parameters(), strict=True)
     )
     copies = [weakref.ref(packed.matrix) for packed in view.packed]
     assert held(model.eval())
     model.train()
     assert not held(model)
     del view
-    assert not any(one() is not None for one in copies)
+    assert not any(copied() is not None for copied in copies)
 
 
 def test_copies_live_no_longer_than_their_model() -> None:
@@ -147,7 +147,7 @@ def test_copies_live_no_longer_than_their_model() -> None:
         copies = [weakref.ref(packed.matrix) for packed in view.packed]
         del view, model
         gc.collect()
-        assert copies and not any(one() is not None for one in copies)
+        assert copies and not any(copied() is not None for copied in copies)
 
 
 def test_only_within_the_room_there_is() -> None:
@@ -175,8 +175,10 @@ def test_generation_prepacks_for_many_tokens_and_not_within_a_training() -> None
     assert model.training and not held(model)
     fast = generate(model.eval(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
     assert held(model) and fast == plain and fast[0][:8] == few[0]
-    for weight, other in zip(model.parameters(), made("llama", seed=1).parameters(), strict=True):
-        weight.data.copy_(other)  # unnoticed by PyTorch's count of changes
+    for weight, parameter in zip(
+        model.parameters(), made("llama", seed=1).parameters(), strict=True
+    ):
+        weight.data.copy_(parameter)  # unnoticed by PyTorch's count of changes
     fast = generate(model, None, [1, 2, 3], max_new=64, temperature=0).run().tokens
     assert (
         fast
@@ -197,12 +199,12 @@ def test_threads_generate_at_once(name: str) -> None:
 
     alone, logits = [tell(seed) for seed in range(4)], model(tokens).logits
     unpack(model)
-    told: dict[int, list[list[list[float]]]] = {}
+    fields: dict[int, list[list[list[float]]]] = {}
     ready = threading.Barrier(5)
 
     def work(seed: int) -> None:
         ready.wait()
-        told[seed] = [tell(seed) for _ in range(3)]
+        fields[seed] = [tell(seed) for _ in range(3)]
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -212,7 +214,7 @@ def test_threads_generate_at_once(name: str) -> None:
         assert torch.equal(model(tokens).logits, logits)
         unpack(model)
     for seed in range(4):
-        assert told[seed] == [alone[seed]] * 3
+        assert fields[seed] == [alone[seed]] * 3
     assert not any(isinstance(module, SWAPPED) for module in model.modules())
 
 
@@ -223,9 +225,9 @@ def test_the_table_is_prepacked_tied_or_not() -> None:
         head = prepack(model).model.head.proj
         assert isinstance(head, PrepackedProjection) and (head.weight is None) == (name == "gpt2")
         with torch.no_grad():
-            wanted = x @ model.head.table(model.embed).T
+            expected = x @ model.head.table(model.embed).T
             torch.testing.assert_close(
-                head(x, model.embed.token.weight * 0), wanted, atol=1e-5, rtol=1e-5
+                head(x, model.embed.token.weight * 0), expected, atol=1e-5, rtol=1e-5
             )
 
 
@@ -250,12 +252,12 @@ def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alo
         with pytest.raises(RuntimeError):  # as without a copy
             fast(x.bfloat16())
     fast(x).square().sum().backward()
-    found = [weight.grad.clone() for weight in layer.parameters()]
+    result = [weight.grad.clone() for weight in layer.parameters()]
     layer.zero_grad()
     F.linear(x, layer.weight, layer.bias).square().sum().backward()
     assert all(
-        torch.equal(ours, weight.grad)
-        for ours, weight in zip(found, layer.parameters(), strict=True)
+        torch.equal(actual, weight.grad)
+        for actual, weight in zip(result, layer.parameters(), strict=True)
     )
 
 
@@ -299,19 +301,19 @@ def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
     view = prepack(model)
     assert all(packed.matrix is old for packed, old in zip(view.packed, matrices, strict=True))
     fast = view.model.decoder.blocks[0].attn
-    for found, layer in zip(
+    for result, layer in zip(
         fused_linear(x, fast.q, fast.k, fast.v), (attn.q, attn.k, attn.v), strict=True
     ):
-        wanted = F.linear(x, layer.weight, layer.bias)
-        torch.testing.assert_close(found, wanted, atol=BITS[dtype], rtol=BITS[dtype])
+        expected = F.linear(x, layer.weight, layer.bias)
+        torch.testing.assert_close(result, expected, atol=BITS[dtype], rtol=BITS[dtype])
 
 
 def test_a_replaced_module_leaves_the_others_where_they_are() -> None:
     model = made("gpt2")
     block = model.decoder.blocks[1]
-    other = Linear(32, 32)
-    view = replaced(model, {block.attn.out: other})
-    assert view.decoder.blocks[1].attn.out is other and block.attn.out is not other
+    linear = Linear(32, 32)
+    view = replaced(model, {block.attn.out: linear})
+    assert view.decoder.blocks[1].attn.out is linear and block.attn.out is not linear
     assert (
         view.decoder.blocks[0] is model.decoder.blocks[0]
         and view.decoder.blocks[1].ffn is block.ffn

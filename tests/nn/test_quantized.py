@@ -32,10 +32,10 @@ RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 FAMILIES = sorted(tiny.ALL.keys() - RECURRENT)
 
 
-def said(model: Model, tokens: torch.Tensor | None = None, **how: Any) -> torch.Tensor:
+def said(model: Model, tokens: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
     sides = {"source": tiny.tokens(3, 12, seed=5)} if hasattr(model, "encode") else {}
     with inference(model):
-        return model(tiny.tokens() if tokens is None else tokens, **sides, **how).logits
+        return model(tiny.tokens() if tokens is None else tokens, **sides, **options).logits
 
 
 def weight_of(
@@ -68,8 +68,8 @@ def test_a_product_is_the_kernels_own(bits: int, group: int) -> None:
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(bits: int) -> None:
     _, weight = weight_of(bits)
     x = torch.randn(9, 100)
-    whole = F.linear(x, weight)
-    assert all(torch.equal(F.linear(x[i : i + 1], weight)[0], whole[i]) for i in range(9))
+    full = F.linear(x, weight)
+    assert all(torch.equal(F.linear(x[i : i + 1], weight)[0], full[i]) for i in range(9))
 
 
 def test_a_table_is_looked_up_in_and_a_stack_has_tables() -> None:
@@ -89,9 +89,9 @@ def test_a_table_is_looked_up_in_and_a_stack_has_tables() -> None:
 def test_experts_multiply_by_their_codes() -> None:
     """A token's bits are its own, whether its experts meet it alone or all rows in one product."""
     _, stack = weight_of(4, (3, 16, 64))
-    rows, counts = torch.randn(9, 64), torch.tensor([4, 0, 5])
+    rows, totals = torch.randn(9, 64), torch.tensor([4, 0, 5])
     expected = torch.cat((F.linear(rows[:4], stack[0]), F.linear(rows[4:], stack[2])))
-    assert torch.equal(grouped(rows, stack, None, counts), expected)
+    assert torch.equal(grouped(rows, stack, None, totals), expected)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -127,12 +127,12 @@ def test_recurrent_cells_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "sentence"),
+    ("options", "sentence"),
     [((5,), "8 or 4"), ((8, 40), "multiple of 32"), ((8, 32, 4), "8 or 16 bits, not 4")],
 )
-def test_layouts_that_cannot_be(how: tuple[int, ...], sentence: str) -> None:
+def test_layouts_that_cannot_be(options: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        Layout(*how)
+        Layout(*options)
 
 
 def test_a_model_is_quantised_once_and_its_head_may_be_left() -> None:
@@ -143,8 +143,8 @@ def test_a_model_is_quantised_once_and_its_head_may_be_left() -> None:
     )
     with pytest.raises(UserError, match="quantised already"):
         quantize_weights(model, Layout(8))
-    both = quantize_weights(tiny.model(tiny.DECODERS["llama"]), Layout(4))
-    assert both["embed.token.weight"] == both["head.proj.weight"] == 8
+    pair = quantize_weights(tiny.model(tiny.DECODERS["llama"]), Layout(4))
+    assert pair["embed.token.weight"] == pair["head.proj.weight"] == 8
 
 
 @pytest.mark.parametrize("name", ["mixtral", "noisy"])

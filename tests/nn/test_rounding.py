@@ -94,11 +94,11 @@ def test_weights_that_are_not_finite_are_refused() -> None:
 
 def test_a_search_in_pieces_is_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, matters = torch.stack([weights(), 2 * weights()]), torch.rand(100)
-    whole = rounding.searched(stack, 4, 64, matters)
+    full = rounding.searched(stack, 4, 64, matters)
     monkeypatch.setattr(rounding, "AT_ONCE", 3 * 64)
-    assert all(map(torch.equal, rounding.searched(stack, 4, 64, matters), whole))
-    alone = [rounding.searched(one, 4, 64, matters) for one in stack]
+    assert all(map(torch.equal, rounding.searched(stack, 4, 64, matters), full))
+    alone = [rounding.searched(item, 4, 64, matters) for item in stack]
     assert all(
-        torch.equal(torch.stack(side), one)
-        for side, one in zip(zip(*alone, strict=True), whole, strict=True)
+        torch.equal(torch.stack(side), item)
+        for side, item in zip(zip(*alone, strict=True), full, strict=True)
     )

@@ -42,17 +42,17 @@ def gpt(folder: Path) -> TestClient:
     return served.client(served.page(served.saved("gpt2", folder / "gpt")))
 
 
-def run(client: TestClient, model: str, **asked: Any) -> dict[str, Any]:
+def run(client: TestClient, model: str, **kwargs: Any) -> dict[str, Any]:
     """The run of a text."""
-    answer = client.post("/api/runs", json={"model": model, **asked})
+    answer = client.post("/api/runs", json={"model": model, **kwargs})
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    body: dict[str, Any] = answer.json()
+    return body
 
 
-def get(client: TestClient, run: dict[str, Any], what: str, **query: Any) -> Any:
+def get(client: TestClient, run: dict[str, Any], kind: str, **query: Any) -> Any:
     """A part of a run."""
-    return client.get(f"/api/runs/{run['run']}/{what}", params=query)
+    return client.get(f"/api/runs/{run['run']}/{kind}", params=query)
 
 
 def values(
@@ -73,26 +73,28 @@ def test_every_family_has_a_card_a_run_and_its_own_numbers(name: str, folder: Pa
     (card,) = client.get("/api/models").json()
     pair = card["abilities"]["source"]
     assert pair == (name in PAIRS) and not card["loaded"]
-    told = run(client, card["name"], text=SENTENCE, **({"source": "a dog"} if pair else {}))
+    result = run(client, card["name"], text=SENTENCE, **({"source": "a dog"} if pair else {}))
     model, tokenizer = store.load(path)
-    ids = torch.tensor([[token["id"] for token in told["tokens"]]])
+    ids = torch.tensor([[token["id"] for token in result["tokens"]]])
     inputs = [ids]
     if pair:
-        inputs.append(torch.tensor([[token["id"] for token in told["source_tokens"]]]))
+        inputs.append(torch.tensor([[token["id"] for token in result["source_tokens"]]]))
     with torch.no_grad():
         plain = model(*inputs)
-    last = told["plan"][-1]
+    last = result["plan"][-1]
     if card["abilities"]["lens"]:
-        ours = values(client, told, "logits")
-        theirs = plain.logits[0].numpy()
+        actual = values(client, result, "logits")
+        reference = plain.logits[0].numpy()
     else:
-        ours = values(client, told, last["id"])
-        theirs = plain.hidden[0].numpy()
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+        actual = values(client, result, last["id"])
+        reference = plain.hidden[0].numpy()
+    np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-4)
     # its pass comes after the first picture
-    assert told["check"]["captured_vs_fast_max_abs"] is None
-    check = client.get(f"/api/runs/{told['run']}/check").json()
-    difference = np.abs(ours[-1] - theirs[-1]).max()  # of an independent pass, which nobody watches
+    assert result["check"]["captured_vs_fast_max_abs"] is None
+    check = client.get(f"/api/runs/{result['run']}/check").json()
+    difference = np.abs(
+        actual[-1] - reference[-1]
+    ).max()  # of an independent pass, which nobody watches
     assert (
         check["captured_vs_fast_max_abs"] == pytest.approx(float(difference), abs=1e-6)
         and difference < 1e-4
@@ -102,72 +104,74 @@ def test_every_family_has_a_card_a_run_and_its_own_numbers(name: str, folder: Pa
         == check
     )
     assert tokenizer is not None and b"".join(
-        base64.b64decode(one["bytes"]) for one in told["tokens"] if one["end"]
+        base64.b64decode(item["bytes"]) for item in result["tokens"] if item["end"]
     )
 
 
 def test_the_run_says_what_was_read(gpt: TestClient) -> None:
-    told = run(gpt, "gpt", text="a 🦊 cat")
+    result = run(gpt, "gpt", text="a 🦊 cat")
     text = "a 🦊 cat"
     raw = b"".join(
-        base64.b64decode(token["bytes"]) for token in told["tokens"] if not token["special"]
+        base64.b64decode(token["bytes"]) for token in result["tokens"] if not token["special"]
     )
     assert raw.decode() == text
-    split = [token for token in told["tokens"] if (token["start"], token["end"]) == (2, 3)]
+    split = [token for token in result["tokens"] if (token["start"], token["end"]) == (2, 3)]
     assert len(split) > 1, "an emoji of several tokens has its one span in each"
     again = run(gpt, "gpt", text=text)
-    assert again["run"] == told["run"] and again["found"]
-    assert gpt.get(f"/api/runs/{told['run']}").json()["tokens"] == told["tokens"]
-    by_ids = run(gpt, "gpt", ids=[token["id"] for token in told["tokens"]])
-    assert by_ids["run"] == told["run"]
+    assert again["run"] == result["run"] and again["found"]
+    assert gpt.get(f"/api/runs/{result['run']}").json()["tokens"] == result["tokens"]
+    by_ids = run(gpt, "gpt", ids=[token["id"] for token in result["tokens"]])
+    assert by_ids["run"] == result["run"]
 
 
 def test_values_are_torchs_bytes(gpt: TestClient, folder: Path) -> None:
     """f32 bit for bit, of a whole value, a head, a row, a weight."""
     import glassformer
 
-    told = run(gpt, "gpt", text=SENTENCE)
+    result = run(gpt, "gpt", text=SENTENCE)
     model, tokenizer = store.load(folder / "gpt")
     assert tokenizer is not None
     trace = glassformer.trace(model, tokenizer, SENTENCE)
     place = "decoder.blocks.1.attn"
-    whole = {
+    full = {
         name: trace[name][0] for name in ("decoder.out", f"{place}.q", "logits", f"{place}.pattern")
     }
-    for name, expected in whole.items():
-        assert values(gpt, told, name).tobytes() == expected.contiguous().numpy().tobytes(), name
+    for name, expected in full.items():
+        assert values(gpt, result, name).tobytes() == expected.contiguous().numpy().tobytes(), name
     assert (
-        values(gpt, told, f"{place}.pattern[2]").tobytes()
+        values(gpt, result, f"{place}.pattern[2]").tobytes()
         == trace[f"{place}.pattern"][0, 2].numpy().tobytes()
     )
     assert (
-        values(gpt, told, f"{place}.q[1, 3, 0:4]").tolist()
+        values(gpt, result, f"{place}.q[1, 3, 0:4]").tolist()
         == trace[f"{place}.q"][0, 1, 3, :4].tolist()
     )
     assert (
-        values(gpt, told, "embed.token.weight").tobytes()
+        values(gpt, result, "embed.token.weight").tobytes()
         == model.embed.token.weight.detach().numpy().tobytes()
     )
-    half = values(gpt, told, "decoder.out", **{"as": "f16"})
+    half = values(gpt, result, "decoder.out", **{"as": "f16"})
     assert half.dtype == np.float16 and np.array_equal(
-        half, whole["decoder.out"].numpy().astype(np.float16)
+        half, full["decoder.out"].numpy().astype(np.float16)
     )
 
 
 @pytest.mark.parametrize("shape", ["lin", "sqrt"])
 def test_eight_bits_come_back_within_their_step(gpt: TestClient, shape: str) -> None:
-    told = run(gpt, "gpt", text=SENTENCE)
+    result = run(gpt, "gpt", text=SENTENCE)
     for name in ("decoder.blocks.0.attn.pattern", "decoder.blocks.0.attn.scores", "decoder.out"):
-        exact = values(gpt, told, name)
-        answer = get(gpt, told, "t", address=name, map=shape, **{"as": "u8"})
+        exact = values(gpt, result, name)
+        answer = get(gpt, result, "t", address=name, map=shape, **{"as": "u8"})
         codes, facts = served.tensors(answer.content)["values"], served.facts(answer.content)
         low, high, hole = float(facts["min"]), float(facts["max"]), int(facts["hole"])
         share = (codes.astype(np.float64) - hole) / (255 - hole)
-        made = low + (high - low) * (share**2 if shape == "sqrt" else share)
+        new_result = low + (high - low) * (share**2 if shape == "sqrt" else share)
         finite = np.isfinite(exact)
         assert hole == (not finite.all()) and ((codes == 0) | finite).all()
         step = (high - low) / (255 - hole)
-        assert np.abs(made - exact)[finite].max() <= step * (1.01 if shape == "sqrt" else 0.51)
+        assert np.abs(new_result - exact)[finite].max() <= step * (
+            1.01 if shape == "sqrt" else 0.51
+        )
 
 
 @pytest.mark.parametrize("length", [1, 12, 512])
@@ -184,12 +188,12 @@ def test_no_answer_is_more_than_four_megabytes(length: int, folder: Path) -> Non
         store.save(build_model(cfg, seed=1), path, served.tokenizer())
     client = served.client(served.page(path))
     generator = torch.Generator().manual_seed(0)
-    told = run(
+    result = run(
         client, "long", ids=torch.randint(0, served.VOCAB, (length,), generator=generator).tolist()
     )
-    for op in told["plan"]:
+    for op in result["plan"]:
         for kind in ("f32", "u8"):
-            answer = get(client, told, "t", address=op["id"], **{"as": kind})
+            answer = get(client, result, "t", address=op["id"], **{"as": kind})
             assert len(answer.content) <= MAX_BYTES
             if answer.status_code == 413:
                 assert kind == "f32" and op["quadratic"] and length == 512
@@ -197,18 +201,18 @@ def test_no_answer_is_more_than_four_megabytes(length: int, folder: Path) -> Non
                 assert pooled.status_code == 200 and len(pooled.content) <= MAX_BYTES
             else:
                 assert answer.status_code == 200, (op["id"], answer.text)
-    answer = get(client, told, "thumbs", px=48)
+    answer = get(client, result, "thumbs", px=48)
     assert answer.status_code == 200 and len(answer.content) <= MAX_BYTES
-    for one in served.tensors(answer.content).values():
-        assert one.shape == (4, min(length, 48), min(length, 48))
+    for tensor in served.tensors(answer.content).values():
+        assert tensor.shape == (4, min(length, 48), min(length, 48))
 
 
 def test_the_cell_is_the_explanation(gpt: TestClient, folder: Path) -> None:
     import glassformer
 
-    told = run(gpt, "gpt", text=SENTENCE)
+    result = run(gpt, "gpt", text=SENTENCE)
     address = "decoder.blocks.1.attn.scores[2,4,1]"
-    cell = get(gpt, told, "cell", address=address, terms=5).json()
+    cell = get(gpt, result, "cell", address=address, terms=5).json()
     model, tokenizer = store.load(folder / "gpt")
     assert tokenizer is not None
     trace = glassformer.trace(model, tokenizer, SENTENCE)
@@ -218,30 +222,30 @@ def test_the_cell_is_the_explanation(gpt: TestClient, folder: Path) -> None:
         and cell["words"]["plain"] == cell["sentence"]
     )
     assert eval(cell["python"], {"trace": trace}).item() == cell["value"]
-    hidden = get(gpt, told, "cell", address="decoder.blocks.1.attn.scores[2,1,4]").json()
+    hidden = get(gpt, result, "cell", address="decoder.blocks.1.attn.scores[2,1,4]").json()
     assert hidden["value"] == "-Infinity" == hidden["recomputed"], (
         "what a mask hides is told apart from NaN"
     )
 
 
 def test_logits_of_each_position(gpt: TestClient) -> None:
-    told = run(gpt, "gpt", text=SENTENCE)
-    whole = values(gpt, told, "logits")
+    result = run(gpt, "gpt", text=SENTENCE)
+    full = values(gpt, result, "logits")
     for position in (0, 3, -1):
-        answer = get(gpt, told, "logits", position=position)
-        assert served.tensors(answer.content)["logits"].tobytes() == whole[position].tobytes()
+        answer = get(gpt, result, "logits", position=position)
+        assert served.tensors(answer.content)["logits"].tobytes() == full[position].tobytes()
         assert served.facts(answer.content)["known"] == str(served.tokenizer().size)
-    assert get(gpt, told, "logits", position=400).status_code == 400
+    assert get(gpt, result, "logits", position=400).status_code == 400
 
 
 def test_what_does_not_change_is_not_sent_again(gpt: TestClient) -> None:
-    told = run(gpt, "gpt", text=SENTENCE)
-    first = get(gpt, told, "t", address="decoder.out")
+    result = run(gpt, "gpt", text=SENTENCE)
+    first = get(gpt, result, "t", address="decoder.out")
     assert "immutable" in first.headers["cache-control"]
     again = gpt.get(str(first.url), headers={"if-none-match": first.headers["etag"]})
     assert again.status_code == 304 and not again.content
-    other = get(gpt, told, "t", address="decoder.out", **{"as": "u8"})
-    assert other.headers["etag"] != first.headers["etag"]
+    response = get(gpt, result, "t", address="decoder.out", **{"as": "u8"})
+    assert response.headers["etag"] != first.headers["etag"]
 
 
 def test_an_edit_is_another_run(gpt: TestClient) -> None:
@@ -257,8 +261,8 @@ def test_an_edit_is_another_run(gpt: TestClient) -> None:
     assert lens["top"][-1][0][0] == int(last[: served.tokenizer().size].argmax()), (
         "the lens reads the edited pass"
     )
-    parts = get(gpt, edited, "attribution").json()
-    assert abs(parts["logit"] - last[parts["token"]]) < 1e-4
+    body = get(gpt, edited, "attribution").json()
+    assert abs(body["logit"] - last[body["token"]]) < 1e-4
     masked = run(gpt, "gpt", text=SENTENCE, edits=["swap_token(2, 5)"])
     assert (
         masked["tokens"][2]["id"] == 5 and masked["tokens"][2]["end"] == plain["tokens"][2]["end"]
@@ -269,75 +273,75 @@ def test_lens_and_attribution_are_those_of_the_library(gpt: TestClient, folder: 
     from glassformer.inspection.attribution import attribute
     from glassformer.inspection.lens import logit_lens
 
-    told = run(gpt, "gpt", text=SENTENCE)
+    result = run(gpt, "gpt", text=SENTENCE)
     model, tokenizer = store.load(folder / "gpt")
-    asked = {"positions": [1, 3], "track": [7], "top": 3}
-    ours = gpt.post(f"/api/runs/{told['run']}/lens", json=asked).json()
-    theirs = logit_lens(model, tokenizer, SENTENCE, positions=[1, 3], track=[7], top=3).to_dict()
-    assert ours == json.loads(json.dumps(theirs))
-    parts = get(gpt, told, "attribution", token=9, position=2).json()
+    body = {"positions": [1, 3], "track": [7], "top": 3}
+    actual = gpt.post(f"/api/runs/{result['run']}/lens", json=body).json()
+    reference = logit_lens(model, tokenizer, SENTENCE, positions=[1, 3], track=[7], top=3).to_dict()
+    assert actual == json.loads(json.dumps(reference))
+    pieces = get(gpt, result, "attribution", token=9, position=2).json()
     expected = attribute(model, tokenizer, SENTENCE, token=9, position=2).to_dict()
-    assert parts == json.loads(json.dumps(expected))
-    assert abs(math.fsum(part["value"] for part in parts["parts"]) - parts["logit"]) < 1e-4
+    assert pieces == json.loads(json.dumps(expected))
+    assert abs(math.fsum(piece["value"] for piece in pieces["parts"]) - pieces["logit"]) < 1e-4
 
 
 def test_experts_are_counted(folder: Path) -> None:
     client = served.client(served.page(served.saved("mixtral", folder / "moe")))
     assert client.get("/api/models").json()[0]["abilities"]["experts"]
-    told = run(client, "moe", text=SENTENCE)
-    found = get(client, told, "experts").json()
-    length = len(told["tokens"])
-    for layer in found["layers"]:
+    result = run(client, "moe", text=SENTENCE)
+    body = get(client, result, "experts").json()
+    length = len(result["tokens"])
+    for layer in body["layers"]:
         assert sum(layer["load"]) == 2 * length and len(layer["chosen"]) == length
         best = np.argsort(-np.array(layer["probabilities"]), axis=-1)[:, :2]
         assert np.array_equal(np.sort(best), np.sort(np.array(layer["chosen"])))
-        assert layer["idle"] == sum(one == 0 for one in layer["load"])
+        assert layer["idle"] == sum(item == 0 for item in layer["load"])
 
 
 def sse(text: str) -> list[tuple[str, Any]]:
     """(event, data) of each event."""
-    found = []
+    results = []
     for block in text.strip().split("\n\n"):
         fields = dict(line.partition(": ")[::2] for line in block.splitlines())
-        found.append((fields.get("event", "message"), json.loads(fields["data"])))
-    return found
+        results.append((fields.get("event", "message"), json.loads(fields["data"])))
+    return results
 
 
 def test_generation_is_that_of_the_library(gpt: TestClient, folder: Path) -> None:
     import glassformer
 
-    asked = {
+    body = {
         "model": "gpt",
         "text": SENTENCE,
         "settings": {"temperature": 0.8, "top_k": 20},
         "seed": 5,
         "max_new": 8,
     }
-    found = sse(gpt.post("/api/generate", json=asked).text)
+    result = sse(gpt.post("/api/generate", json=body).text)
     model, tokenizer = store.load(folder / "gpt")
-    made = glassformer.generate(
+    output = glassformer.generate(
         model, tokenizer, SENTENCE, temperature=0.8, top_k=20, seed=5, max_new=8
     ).run()
-    tokens = [data for event, data in found if event == "message"]
-    assert found[0][0] == "start" and found[-1][0] == "end"
-    assert [one["id"] for one in tokens] == made.tokens[0]
-    assert [one["logprob"] for one in tokens] == made.logprobs[0]
-    assert all(len(one["top"]) == 10 and one["ms"] >= 0 for one in tokens)
-    assert found[-1][1] == {"finish": made.finishes[0], "text": made.text}
-    kept = [one["kv_bytes"] for one in tokens]
-    assert kept[0] == len(found[0][1]["ids"]) * 2 * 2 * tiny.DIM * 4, (
+    tokens = [data for event, data in result if event == "message"]
+    assert result[0][0] == "start" and result[-1][0] == "end"
+    assert [token["id"] for token in tokens] == output.tokens[0]
+    assert [token["logprob"] for token in tokens] == output.logprobs[0]
+    assert all(len(token["top"]) == 10 and token["ms"] >= 0 for token in tokens)
+    assert result[-1][1] == {"finish": output.finishes[0], "text": output.text}
+    kv_bytes = [token["kv_bytes"] for token in tokens]
+    assert kv_bytes[0] == len(result[0][1]["ids"]) * 2 * 2 * tiny.DIM * 4, (
         "two layers of keys and values in fp32"
     )
-    assert np.diff(kept).tolist() == [2 * 2 * tiny.DIM * 4] * 7
+    assert np.diff(kv_bytes).tolist() == [2 * 2 * tiny.DIM * 4] * 7
 
 
 def test_tokenizers_side_by_side(gpt: TestClient) -> None:
-    names = [one["name"] for one in gpt.get("/api/tokenizers").json() if one["available"]]
+    names = [item["name"] for item in gpt.get("/api/tokenizers").json() if item["available"]]
     assert "gpt" in names
     text = "the 🎵 cat"
     (sheet,) = gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["gpt"]}).json()
-    assert [one["id"] for one in sheet["tokens"]] == served.tokenizer().encode(text)
-    assert b"".join(base64.b64decode(one["bytes"]) for one in sheet["tokens"]).decode() == text
+    assert [item["id"] for item in sheet["tokens"]] == served.tokenizer().encode(text)
+    assert b"".join(base64.b64decode(item["bytes"]) for item in sheet["tokens"]).decode() == text
     assert (
         gpt.post("/api/tokenize", json={"text": "", "tokenizers": ["gpt"]}).json()[0]["tokens"]
         == []
@@ -349,11 +353,13 @@ def test_tokenizers_side_by_side(gpt: TestClient) -> None:
 
 def test_the_vocabulary_as_bytes(gpt: TestClient) -> None:
     data, at = gpt.get("/api/vocab/gpt").content, 0
-    one = served.tokenizer()
-    for id in range(one.size):
+    tokenizer = served.tokenizer()
+    for id in range(tokenizer.size):
         (size,) = struct.unpack_from("<I", data, at)
         raw = data[at + 4 : at + 4 + size]
-        assert raw == (one.token(id).encode() if one.hides(id) else one.bytes_of(id))
+        assert raw == (
+            tokenizer.token(id).encode() if tokenizer.hides(id) else tokenizer.bytes_of(id)
+        )
         at += 4 + size
     assert at == len(data)
 
@@ -385,21 +391,21 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "asked", "said"), BAD)
+@pytest.mark.parametrize(("path", "query", "message"), BAD)
 def test_mistakes_are_sentences(
-    gpt: TestClient, path: str, asked: dict[str, Any], said: str
+    gpt: TestClient, path: str, query: dict[str, Any], message: str
 ) -> None:
     """Errors of a request become 4xx responses (handle_error in asgi/replies)."""
-    answer = gpt.post(path, json=asked)
-    assert answer.status_code in (400, 404) and said in answer.json()["error"], answer.text
+    answer = gpt.post(path, json=query)
+    assert answer.status_code in (400, 404) and message in answer.json()["error"], answer.text
     assert answer.json()["error"].endswith((".", "?"))
 
 
 def test_unknown_addresses_and_bad_queries_are_sentences(gpt: TestClient) -> None:
-    told = run(gpt, "gpt", text=SENTENCE)
-    wrong = get(gpt, told, "t", address="decoder.blocks.1.attn.patern")
+    result = run(gpt, "gpt", text=SENTENCE)
+    wrong = get(gpt, result, "t", address="decoder.blocks.1.attn.patern")
     assert wrong.status_code == 400 and "attn.pattern" in wrong.json()["error"]
-    asked: list[dict[str, Any]] = [
+    requests: list[dict[str, Any]] = [
         {},
         {"address": "logits[9999]"},
         {"address": "logits[a]"},
@@ -411,8 +417,8 @@ def test_unknown_addresses_and_bad_queries_are_sentences(gpt: TestClient) -> Non
         {"address": "logits[2:2]"},
         {"address": "x" * 5000},
     ]
-    for query in asked:
-        assert get(gpt, told, "t", **query).status_code == 400, query
+    for query in requests:
+        assert get(gpt, result, "t", **query).status_code == 400, query
     assert gpt.get("/api/runs/r_0/t?address=logits").status_code == 404
     assert "no run" in gpt.get("/api/runs/r_0").json()["error"]
     assert gpt.get("/api/nothing").status_code == 404
@@ -453,14 +459,14 @@ def test_what_fails_in_a_stream_is_its_last_event(
 
 
 def test_one_token_has_a_run(gpt: TestClient) -> None:
-    told = run(gpt, "gpt", ids=[3])
-    assert values(gpt, told, "decoder.blocks.0.attn.pattern").tolist() == [[[1.0]]] * 4
+    result = run(gpt, "gpt", ids=[3])
+    assert values(gpt, result, "decoder.blocks.0.attn.pattern").tolist() == [[[1.0]]] * 4
 
 
 def test_a_text_beyond_the_context_is_cut_when_that_is_asked_for(gpt: TestClient) -> None:
-    told = run(gpt, "gpt", text="the cat " * 200, cut=True)
-    assert len(told["tokens"]) == 64 and "first 64 of" in told["cut"]
-    assert told["tokens"][-1]["end"] > 0
+    result = run(gpt, "gpt", text="the cat " * 200, cut=True)
+    assert len(result["tokens"]) == 64 and "first 64 of" in result["cut"]
+    assert result["tokens"][-1]["end"] > 0
 
 
 def test_weights_with_nan_are_named(folder: Path) -> None:
@@ -497,21 +503,21 @@ def test_the_shipped_model_answers_without_arguments() -> None:
     client = served.client(served.page())
     (card,) = client.get("/api/models").json()
     assert card["name"] == "tiny-page" and card["parameters"] == 917_760
-    told = run(client, "tiny-page", text="ROMEO:\nWhat light is")
-    assert client.get(f"/api/runs/{told['run']}/check").json()["captured_vs_fast_max_abs"] < 1e-4
+    result = run(client, "tiny-page", text="ROMEO:\nWhat light is")
+    assert client.get(f"/api/runs/{result['run']}/check").json()["captured_vs_fast_max_abs"] < 1e-4
 
 
 def test_a_run_is_saved_as_a_file(gpt: TestClient) -> None:
-    told = run(gpt, "gpt", text=SENTENCE)
-    data = get(gpt, told, "export.trace")
+    result = run(gpt, "gpt", text=SENTENCE)
+    data = get(gpt, result, "export.trace")
     assert data.headers["content-disposition"].startswith("attachment")
-    held = served.tensors(data.content)
+    tensors = served.tensors(data.content)
     for address in ("logits", "decoder.blocks.1.attn.pattern"):
-        assert held[address].tobytes() == values(gpt, told, address).tobytes()
+        assert tensors[address].tobytes() == values(gpt, result, address).tobytes()
     if "inline.js" in served.page().static:
-        page = get(gpt, told, "export.html")
+        page = get(gpt, result, "export.html")
         assert page.status_code == 200 and len(page.content) <= 2_000_000
         assert page.headers["content-security-policy"] == "sandbox", (
             "its scripts do not run under our address"
         )
-    assert get(gpt, told, "export.exe").status_code == 400
+    assert get(gpt, result, "export.exe").status_code == 400

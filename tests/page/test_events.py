@@ -40,33 +40,33 @@ def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
     assert client.get("/api/train").json() == []
     folder = tmp_path / "runs" / "mine"
     write(folder / "log.jsonl", 1, 20)
-    told = {
+    fields = {
         "train": {"steps": 40, "objective": {"type": "Causal"}},
         "model": {"embed": {"vocab": 300}},
     }
-    (folder / "run.json").write_text(json.dumps(told))
+    (folder / "run.json").write_text(json.dumps(fields))
     for step in (10, 20):
         served.saved("gpt2", folder / f"step-{step:06d}", seed=step)
     (folder / "last").write_text("step-000020\n")
     (card,) = client.get("/api/train").json()
     assert (card["step"], card["steps"], card["live"], card["done"]) == (20, 40, True, False)
     assert card["chance"] == math.log(300)
-    assert [one["model"] for one in card["checkpoints"]] == ["mine@10", "mine@20"]
-    assert [one["name"] for one in client.get("/api/models").json()] == ["tiny-page", "mine"]
+    assert [item["model"] for item in card["checkpoints"]] == ["mine@10", "mine@20"]
+    assert [item["name"] for item in client.get("/api/models").json()] == ["tiny-page", "mine"]
     probe = client.get("/api/train/mine/probe", params={"text": "the cat"}).json()
-    runs = [one["run"] for one in probe["steps"]]
+    runs = [item["run"] for item in probe["steps"]]
     assert len(set(runs)) == 2
     for run in runs:
         assert client.get(f"/api/runs/{run}/thumbs", params={"px": 8}).status_code == 200
-    whole = client.post("/api/runs", json={"model": "mine", "text": "the cat"}).json()
-    assert whole["run"] == runs[1], "the run's name is its last checkpoint"
+    body = client.post("/api/runs", json={"model": "mine", "text": "the cat"}).json()
+    assert body["run"] == runs[1], "the run's name is its last checkpoint"
     assert client.post("/api/runs", json={"model": "mine@15", "text": "the cat"}).status_code == 404
     assert (
         client.post("/api/runs", json={"model": "mine@../10", "text": "the cat"}).status_code == 404
     )
     assert client.get("/api/train/other/series").status_code == 404
-    both = served.client(served.page(folder, run=tmp_path / "runs"))
-    assert [one["name"] for one in both.get("/api/models").json()] == ["mine"], (
+    pair = served.client(served.page(folder, run=tmp_path / "runs"))
+    assert [item["name"] for item in pair.get("/api/models").json()] == ["mine"], (
         "given and watched: one model"
     )
 
@@ -81,11 +81,11 @@ def test_news_come_by_cursor(tmp_path: Path) -> None:
     assert first["trainings"]["mine"]["first"] == [1, 2, 3, 4, 5]
     write(folder / "log.jsonl", 6, 7)
     fresh = served.client(served.page(run=folder))
-    asked = {"topics": "train:mine", "poll": 1, "since": first["cursor"]}
-    second = fresh.get("/api/events", params=asked).json()
+    body = {"topics": "train:mine", "poll": 1, "since": first["cursor"]}
+    second = fresh.get("/api/events", params=body).json()
     assert second["trainings"]["mine"]["first"] == [6, 7]
-    asked["since"] = second["cursor"]
-    assert fresh.get("/api/events", params=asked).json()["trainings"] == {}
+    body["since"] = second["cursor"]
+    assert fresh.get("/api/events", params=body).json()["trainings"] == {}
 
 
 def test_the_stream_says_what_comes(tmp_path: Path) -> None:
@@ -95,20 +95,20 @@ def test_the_stream_says_what_comes(tmp_path: Path) -> None:
     assert isinstance(trainings, Trainings)
 
     async def read() -> list[tuple[str, Any]]:
-        found = []
+        results = []
         async for block in trainings.stream({"mine": 0}):
-            fields = dict(one.partition(": ")[::2] for one in block.decode().strip().splitlines())
+            fields = dict(line.partition(": ")[::2] for line in block.decode().strip().splitlines())
             if "data" in fields:
-                told = json.loads(fields["data"])
-                found.append((fields["id"], told["trainings"]["mine"]["first"]))
+                data = json.loads(fields["data"])
+                results.append((fields["id"], data["trainings"]["mine"]["first"]))
                 write(folder / "log.jsonl", 3, 3)
-            if len(found) == 2:
-                return found
-        return found
+            if len(results) == 2:
+                return results
+        return results
 
     with ThreadPoolExecutor() as apart:  # a browser's test may have left a loop in this thread
-        found = apart.submit(lambda: asyncio.run(read())).result()
-    assert found == [("mine:2", [1, 2]), ("mine:3", [3])]
+        result = apart.submit(lambda: asyncio.run(read())).result()
+    assert result == [("mine:2", [1, 2]), ("mine:3", [3])]
 
 
 def test_samples_are_the_last_lines(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_samples_are_the_last_lines(tmp_path: Path) -> None:
     write(folder / "log.jsonl", 1, 2)
     rows = [{"step": n, "text": f"sample {n}"} for n in range(300)]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "half")
-    found = served.client(served.page(run=folder)).get("/api/train/mine/samples").json()
-    assert found == rows[-200:]
+    body = served.client(served.page(run=folder)).get("/api/train/mine/samples").json()
+    assert body == rows[-200:]
 
 
 def test_each_experts_share_at_each_validation(tmp_path: Path) -> None:

@@ -19,30 +19,30 @@ import served
 EXAMPLE = Path(__file__).parents[2] / "src/glassformer/static/example.trace"
 
 
-def same(kept: Any, now: Any, where: str) -> None:
+def same(saved: Any, now: Any, places: str) -> None:
     """Equal but for the last digits of numbers, which another processor rounds otherwise."""
-    if isinstance(kept, dict):
-        assert kept.keys() == now.keys(), where
-        for key in kept.keys() - {"ms", "loaded", "found", "dtype", "src", "python"}:
-            same(kept[key], now[key], f"{where} {key}")
-    elif isinstance(kept, list):
-        assert len(kept) == len(now), where
-        for at, (one, other) in enumerate(zip(kept, now, strict=True)):
-            same(one, other, f"{where} {at}")
-    elif isinstance(kept, float):
-        assert kept == pytest.approx(now, rel=1e-4, abs=1e-5), where
+    if isinstance(saved, dict):
+        assert saved.keys() == now.keys(), places
+        for key in saved.keys() - {"ms", "loaded", "found", "dtype", "src", "python"}:
+            same(saved[key], now[key], f"{places} {key}")
+    elif isinstance(saved, list):
+        assert len(saved) == len(now), places
+        for at, (item, second) in enumerate(zip(saved, now, strict=True)):
+            same(item, second, f"{places} {at}")
+    elif isinstance(saved, float):
+        assert saved == pytest.approx(now, rel=1e-4, abs=1e-5), places
     else:
-        assert kept == now, where
+        assert saved == now, places
 
 
 def test_every_answer_of_the_example_is_the_servers() -> None:
     raw = gzip.decompress(EXAMPLE.read_bytes())
-    held, client = served.tensors(raw), served.client(served.page())
-    told = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
-    assert len(held) > 40 and EXAMPLE.stat().st_size < 200_000
-    assert f'{{"cut":true,"model":"{told["model"]}","text":"{told["text"]}"}}' in " ".join(held)
+    tensors, client = served.tensors(raw), served.client(served.page())
+    data = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
+    assert len(tensors) > 40 and EXAMPLE.stat().st_size < 200_000
+    assert f'{{"cut":true,"model":"{data["model"]}","text":"{data["text"]}"}}' in " ".join(tensors)
     # the run before what is asked of it
-    runs = sorted(held, key=lambda request: "api/runs {" not in request)
+    runs = sorted(tensors, key=lambda request: "api/runs {" not in request)
     for request in runs:
         method, path, *body = request.split(" ", 2)
         answer = (
@@ -51,14 +51,14 @@ def test_every_answer_of_the_example_is_the_servers() -> None:
             else client.post(f"/{path}", json=json.loads(body[0]))
         )
         assert answer.status_code == 200, (request, answer.text)
-        kept = held[request].tobytes()
+        content = tensors[request].tobytes()
         if answer.headers["content-type"] == "application/json":
-            same(json.loads(kept), answer.json(), request)
+            same(json.loads(content), answer.json(), request)
         elif "api/vocab" in request:
-            assert kept == answer.content
+            assert content == answer.content
         else:
             now = served.tensors(answer.content)
-            for name, value in served.tensors(kept).items():
+            for name, value in served.tensors(content).items():
                 close = 1 if value.dtype == np.uint8 else 1e-4 * (1 + np.abs(value).max())
                 assert np.abs(value.astype("f8") - now[name].astype("f8")).max() <= close, (
                     request,

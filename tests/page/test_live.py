@@ -36,7 +36,7 @@ def ask(tmp_path: Any) -> Ask:
     heard: queue.Queue[Any] = queue.Queue()
     ids = itertools.count(1)
     answering = WidgetBridge(
-        starlette_app(served.page(served.saved("llama", tmp_path))), lambda *told: heard.put(told)
+        starlette_app(served.page(served.saved("llama", tmp_path))), lambda *args: heard.put(args)
     )
 
     def asked(method: str, path: str, body: Any = None, cancel_after: int = 0) -> tuple[int, bytes]:
@@ -50,18 +50,18 @@ def ask(tmp_path: Any) -> Ask:
                 "body": "" if body is None else json.dumps(body),
             }
         )
-        status, held, count = 0, b"", 0
+        status, stored, count = 0, b"", 0
         while True:
-            told, data = heard.get(timeout=60)
-            assert (told["to"], told["id"]) == ("a", id)
-            status, held, count = told.get("status", status), held + b"".join(data), count + 1
+            output, data = heard.get(timeout=60)
+            assert (output["to"], output["id"]) == ("a", id)
+            status, stored, count = output.get("status", status), stored + b"".join(data), count + 1
             if count == cancel_after:
                 answering.receive({"to": "a", "id": id, "cancel": True})
                 while answering.disconnects:
                     pass
-                return status, held
-            if not told["more"]:
-                return status, held
+                return status, stored
+            if not output["more"]:
+                return status, stored
 
     return asked
 
@@ -70,20 +70,20 @@ def test_it_answers_as_the_server_does(ask: Ask) -> None:
     status, cards = ask("GET", "api/models")
     name = json.loads(cards)[0]["name"]
     assert status == 200
-    made = json.loads(ask("POST", "api/runs", {"model": name, "text": "the cat"})[1])
-    status, values = ask("GET", f"api/runs/{made['run']}/t?address=logits%5B0%5D&as=f32")
+    data = json.loads(ask("POST", "api/runs", {"model": name, "text": "the cat"})[1])
+    status, values = ask("GET", f"api/runs/{data['run']}/t?address=logits%5B0%5D&as=f32")
     assert status == 200 and values[8:9] == b"{"
-    status, said = ask("POST", "api/runs", {"model": name, "text": ""})
-    assert status == 400 and "empty" in json.loads(said)["error"]
+    status, message = ask("POST", "api/runs", {"model": name, "text": ""})
+    assert status == 400 and "empty" in json.loads(message)["error"]
     assert ask("GET", "api/runs/none")[0] == 404
     assert ask("GET", "../pyproject.toml")[0] == 404
 
 
 def test_what_nobody_waits_for_is_not_computed_to_its_end(ask: Ask) -> None:
     name = json.loads(ask("GET", "api/models")[1])[0]["name"]
-    how = {"model": name, "text": "the", "max_new": 8}
-    whole = ask("POST", "api/generate", how)[1]
-    assert 0 < len(ask("POST", "api/generate", how, cancel_after=3)[1]) < len(whole)
+    options = {"model": name, "text": "the", "max_new": 8}
+    full = ask("POST", "api/generate", options)[1]
+    assert 0 < len(ask("POST", "api/generate", options, cancel_after=3)[1]) < len(full)
 
 
 def test_without_the_extra_it_says_what_to_install(

@@ -33,18 +33,18 @@ def test_heads_and_contexts_are_the_librarys(name: str, tmp_path: Path) -> None:
     assert client.get(f"/api/heads/{name}").json() == as_json(
         head_scores(model, tokenizer).to_dict()
     )
-    told = client.post("/api/contexts", json={"model": name, "word": "cat", "texts": TEXTS}).json()
-    assert told == as_json(word_in_contexts(model, tokenizer, "cat", *TEXTS).to_dict())
+    body = client.post("/api/contexts", json={"model": name, "word": "cat", "texts": TEXTS}).json()
+    assert body == as_json(word_in_contexts(model, tokenizer, "cat", *TEXTS).to_dict())
 
 
 def test_mistakes_are_sentences(tmp_path: Path) -> None:
     client = served.client(served.page(served.saved("gpt2", tmp_path / "gpt")))
     assert client.get("/api/heads/nobody").status_code == 404
-    for asked, said in (
+    for query, message in (
         ({"word": "fish", "texts": TEXTS}, "fish"),
         ({"word": " ", "texts": TEXTS}, "no word"),
         ({"word": "cat", "texts": TEXTS[:1]}, "two"),
         ({"word": "cat", "texts": [1, 2]}, "text"),
     ):
-        answer = client.post("/api/contexts", json={"model": "gpt", **asked})
-        assert answer.status_code == 400 and said in answer.json()["error"], answer.text
+        answer = client.post("/api/contexts", json={"model": "gpt", **query})
+        assert answer.status_code == 400 and message in answer.json()["error"], answer.text

@@ -29,7 +29,7 @@ def test_cards_say_what_each_can_do(tmp_path: Path) -> None:
         "pooled": "decoder",
     }
     can = {
-        name: {one for one, true in card["abilities"].items() if true}
+        name: {item for item, true in card["abilities"].items() if true}
         for name, card in cards.items()
     }
     assert can["gpt2"] == {"generate", "lens", "attention", "attribution"}
@@ -42,12 +42,14 @@ def test_cards_say_what_each_can_do(tmp_path: Path) -> None:
     )
     assert all(entry.loaded is None for entry in models.entries.values())
     model = models["gpt2"].open().model
-    assert cards["gpt2"]["parameters"] == sum(one.numel() for one in model.parameters())
+    assert cards["gpt2"]["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert cards["gpt2"]["context"] == tiny.CONTEXT and cards["gpt2"]["vocab"] == served.VOCAB
 
 
 def test_two_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    paths = [served.saved("gpt2", tmp_path / part / "mine", seed) for seed, part in enumerate("ab")]
+    paths = [
+        served.saved("gpt2", tmp_path / piece / "mine", seed) for seed, piece in enumerate("ab")
+    ]
     models = Models(list(paths))
     assert list(models.entries) == ["mine", "mine-2"]
     assert models["mine"].open().digest != models["mine-2"].open().digest

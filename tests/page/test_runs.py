@@ -37,22 +37,22 @@ def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
         f"the cat sat on {word}"
         for word in ("a mat", "the log", "a dog", "9", "the mat and the log")
     ]
-    asked = [{"model": name, "text": text} for name in ("llama", "gpt") for text in texts]
+    second_query = [{"model": name, "text": text} for name in ("llama", "gpt") for text in texts]
     query = {"address": "logits", "as": "f32"}
     expected = {}
-    for one in asked:
-        made = alone.make(one)
-        expected[made["run"]] = values(alone[made["run"]], query, nothing)
-    both = Runs(models)
+    for item in second_query:
+        result = alone.make(item)
+        expected[result["run"]] = values(alone[result["run"]], query, nothing)
+    runs = Runs(models)
 
     def browse(order: list[dict[str, str]]) -> None:
-        for one in order:
-            made = both.make(one)
-            assert values(both[made["run"]], query, nothing) == expected[made["run"]]
+        for item in order:
+            result = runs.make(item)
+            assert values(runs[result["run"]], query, nothing) == expected[result["run"]]
 
     with ThreadPoolExecutor(2) as two:
-        list(two.map(browse, (asked, asked[::-1])))
-    assert len(both) == len(expected)
+        list(two.map(browse, (second_query, second_query[::-1])))
+    assert len(runs) == len(expected)
 
 
 def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
@@ -70,41 +70,41 @@ def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
 def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
     """Recorded values and computed ones; the oldest runs go, and no more of them than must."""
     runs = Runs(models)
-    made = [
+    result = [
         runs.make({"model": "llama", "text": f"the {word}"})["run"]
         for word in ("cat", "dog", "mat", "log")
     ]
-    sizes = [runs[run].bytes for run in made]
-    trace = runs[made[0]].trace
+    sizes = [runs[run].bytes for run in result]
+    trace = runs[result[0]].trace
     recorded = sum(value.nbytes for value in trace.records.values())
     assert (
         sizes[0] == recorded + sum(value.nbytes for value in trace._made.values()) and recorded > 0
     )
-    values(runs[made[0]], {"address": "decoder.blocks.0.attn.scores"}, nothing)
+    values(runs[result[0]], {"address": "decoder.blocks.0.attn.scores"}, nothing)
     assert (
-        runs[made[0]].bytes
+        runs[result[0]].bytes
         == recorded + sum(value.nbytes for value in trace._made.values())
         > sizes[0]
     )
     bounded = Runs(models, max_bytes=sum(sizes[1:]))
     for word in ("cat", "dog", "mat", "log"):
         bounded.make({"model": "llama", "text": f"the {word}"})
-    assert len(bounded) == 3 and [bounded[run].id for run in made[1:]] == made[1:]
+    assert len(bounded) == 3 and [bounded[run].id for run in result[1:]] == result[1:]
 
 
 def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> None:
-    runs, seen = Runs(models), []
+    runs, calls = Runs(models), []
 
     def check() -> None:
-        seen.append(1)
-        if len(seen) > 6:
+        calls.append(1)
+        if len(calls) > 6:
             raise ClientDisconnected
 
     with pytest.raises(ClientDisconnected):
         runs.make({"model": "llama", "text": "the cat sat"}, check)
-    assert not len(runs) and len(seen) == 7
-    made = runs.make({"model": "llama", "text": "the cat sat"})
-    loaded = runs[made["run"]].loaded
+    assert not len(runs) and len(calls) == 7
+    result = runs.make({"model": "llama", "text": "the cat sat"})
+    loaded = runs[result["run"]].loaded
     assert loaded.lock.acquire(timeout=1), "and it left the model free"
     gone = threading.Event()
 
@@ -112,8 +112,8 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
         if gone.is_set():
             raise ClientDisconnected
 
-    with ThreadPoolExecutor(1) as one:
-        waits = one.submit(thumbnails, runs[made["run"]], {"px": "8"}, waiting)
+    with ThreadPoolExecutor(1) as item:
+        waits = item.submit(thumbnails, runs[result["run"]], {"px": "8"}, waiting)
         gone.set()
         with pytest.raises(ClientDisconnected):
             waits.result(5)

@@ -43,8 +43,8 @@ def test_a_column_that_comes_later_stands_at_its_steps(tmp_path: Path) -> None:
     write(path, 1, 2)
     write(path, 3, 3, valid_loss=1.5)
     write(path, 4, 4, valid_loss=1.0)
-    told = Tail(path).series(0, 100)
-    assert told["columns"]["valid_loss"]["mean"] == [None, None, 1.5, 1.0]
+    series = Tail(path).series(0, 100)
+    assert series["columns"]["valid_loss"]["mean"] == [None, None, 1.5, 1.0]
 
 
 def test_a_training_that_goes_back_begins_anew(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_a_training_that_goes_back_begins_anew(tmp_path: Path) -> None:
     write(path, 1, 10)
     cursor = tail.series(0, 100)["cursor"]
     write(path, 1, 4, "w")  # resumed at step 4: what came after was dropped
-    told = tail.series(cursor, 100)
-    assert told["reset"] and told["first"] == [1, 2, 3, 4] and told["turn"] == 1
+    series = tail.series(cursor, 100)
+    assert series["reset"] and series["first"] == [1, 2, 3, 4] and series["turn"] == 1
 
 
 def test_a_spike_is_in_every_bucket_size(tmp_path: Path) -> None:
@@ -67,19 +67,19 @@ def test_a_spike_is_in_every_bucket_size(tmp_path: Path) -> None:
         "".join(json.dumps({"step": n + 1, "loss": value}) + "\n" for n, value in enumerate(values))
     )
     tail = Tail(path)
-    told = tail.series(0, 1000)
-    size = told["bucket"]
-    assert size == 128 and len(told["first"]) == math.ceil(100_000 / 128)
+    series = tail.series(0, 1000)
+    size = series["bucket"]
+    assert size == 128 and len(series["first"]) == math.ceil(100_000 / 128)
     cut = [values[at : at + size] for at in range(0, len(values), size)]
-    assert told["columns"]["loss"]["max"] == [part.max() for part in cut]
-    assert told["columns"]["loss"]["min"] == [part.min() for part in cut]
-    np.testing.assert_allclose(told["columns"]["loss"]["mean"], [part.mean() for part in cut])
-    assert max(told["columns"]["loss"]["max"]) == 99.0
+    assert series["columns"]["loss"]["max"] == [piece.max() for piece in cut]
+    assert series["columns"]["loss"]["min"] == [piece.min() for piece in cut]
+    np.testing.assert_allclose(series["columns"]["loss"]["mean"], [piece.mean() for piece in cut])
+    assert max(series["columns"]["loss"]["max"]) == 99.0
     write(path, 100_001, 100_010)
     later = tail.series(0, 1000)
     assert (
-        later["first"] == told["first"]
-        and later["columns"]["loss"]["max"][:-1] == told["columns"]["loss"]["max"][:-1]
+        later["first"] == series["first"]
+        and later["columns"]["loss"]["max"][:-1] == series["columns"]["loss"]["max"][:-1]
     )
-    part = tail.series(70_000, 100)
-    assert part["first"][0] == 70_001 and part["first"][1] % part["bucket"] == 1
+    piece = tail.series(70_000, 100)
+    assert piece["first"][0] == 70_001 and piece["first"][1] % piece["bucket"] == 1

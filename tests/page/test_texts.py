@@ -10,5 +10,5 @@ TEXTS = Path(__file__).parents[2] / "web/src/text/kinds.ts"
 
 def test_every_kind_has_texts() -> None:
     table = TEXTS.read_text().partition("const TEXTS")[2].partition("\n};")[0]
-    told = set(re.findall(r"^  (\w+): ", table, re.MULTILINE))
-    assert told == set(KINDS)
+    output = set(re.findall(r"^  (\w+): ", table, re.MULTILINE))
+    assert output == set(KINDS)

@@ -41,72 +41,72 @@ class Reader:
             name = self.take()
             self.interfaces[name] = self.fields(name)
 
-    def take(self, wanted: str | None = None) -> str:
+    def take(self, expected: str | None = None) -> str:
         word = self.words[self.at]
-        assert wanted is None or word == wanted, (
+        assert expected is None or word == expected, (
             f"types.ts has {' '.join(self.words[self.at - 5 : self.at + 5])}"
         )
         self.at += 1
         return word
 
     def ahead(self, word: str) -> bool:
-        found = self.at < len(self.words) and self.words[self.at] == word
-        self.at += found
-        return found
+        result = self.at < len(self.words) and self.words[self.at] == word
+        self.at += result
+        return result
 
     def fields(self, path: str) -> Type:
         self.take("{")
-        found = {}
+        result = {}
         while not self.ahead("}"):
             name = self.take().strip('"')
             optional = self.ahead("?")
             self.take(":")
-            found[name] = (self.type(f"{path}.{name}"), optional)
+            result[name] = (self.type(f"{path}.{name}"), optional)
             self.ahead(";")
-        return "object", found, path
+        return "object", result, path
 
     def type(self, path: str) -> Type:
-        some = [self.both(path)]
+        group = [self.both(path)]
         while self.ahead("|"):
-            some.append(self.both(path))
-        return some[0] if len(some) == 1 else ("one of", some)
+            group.append(self.both(path))
+        return group[0] if len(group) == 1 else ("one of", group)
 
     def both(self, path: str) -> Type:
-        some = [self.lists(path)]
+        group = [self.lists(path)]
         while self.ahead("&"):
-            some.append(self.lists(path))
-        return some[0] if len(some) == 1 else ("all of", some)
+            group.append(self.lists(path))
+        return group[0] if len(group) == 1 else ("all of", group)
 
     def lists(self, path: str) -> Type:
-        found = self.single(path)
+        result = self.single(path)
         while self.ahead("["):
             if self.ahead("]"):
-                found = "list", found
+                result = "list", result
             else:  # Run["check"]
-                found = "field", found, self.take().strip('"')
+                result = "field", result, self.take().strip('"')
                 self.take("]")
-        return found
+        return result
 
     def single(self, path: str) -> Type:
         if self.words[self.at] == "{":
             return self.fields(path)
         if self.ahead("("):
-            found = self.type(path)
+            result = self.type(path)
             self.take(")")
-            return found
+            return result
         if self.ahead("["):
-            some = [self.type(path)]
+            group = [self.type(path)]
             while self.ahead(","):
-                some.append(self.type(path))
+                group.append(self.type(path))
             self.take("]")
-            return "tuple", some
+            return "tuple", group
         word = self.take()
         if word == "Record":
             for sign in ("<", "string", ","):
                 self.take(sign)
-            found = "record", self.type(path)
+            result = "record", self.type(path)
             self.take(">")
-            return found
+            return result
         return ("literal", word[1:-1]) if word[0] == '"' else ("name", word)
 
 
@@ -124,74 +124,74 @@ def whole(type: Type) -> Type:
     if type[0] == "field":
         return whole(whole(type[1])[1][type[2]][0])
     if type[0] == "all of":
-        parts = [whole(one) for one in type[1]]
+        pieces = [whole(item) for item in type[1]]
         merged = {
-            name: (field, optional, part[2])
-            for part in parts
-            for name, (field, optional) in part[1].items()
+            name: (field, optional, piece[2])
+            for piece in pieces
+            for name, (field, optional) in piece[1].items()
         }
         return "object", merged, None
     return type
 
 
-def faults(value: Any, type: Type, where: str) -> Iterator[str]:
+def faults(value: Any, type: Type, places: str) -> Iterator[str]:
     """What is not as the type says."""
     type = whole(type)
     kind, of = type[0], type[1]
     if kind == "object":
         if not isinstance(value, dict):
-            yield f"{where} is no object"
+            yield f"{places} is no object"
             return
         for name in value.keys() - of.keys():
-            yield f"{where} has {name}, which types.ts does not"
+            yield f"{places} has {name}, which types.ts does not"
         for name, (field, optional, *owner) in of.items():
             if name in value:
                 SEEN.add(f"{owner[0] if owner else type[2]}.{name}")
-                yield from faults(value[name], field, f"{where}.{name}")
+                yield from faults(value[name], field, f"{places}.{name}")
             elif not optional:
-                yield f"{where} has no {name}"
+                yield f"{places} has no {name}"
     elif kind in ("list", "record"):
         if not isinstance(value, list if kind == "list" else dict):
-            yield f"{where} is no {kind}"
+            yield f"{places} is no {kind}"
         else:
-            for at, one in enumerate(value) if kind == "list" else value.items():
-                yield from faults(one, of, f"{where}[{at}]")
+            for at, item in enumerate(value) if kind == "list" else value.items():
+                yield from faults(item, of, f"{places}[{at}]")
     elif kind == "tuple":
         if not isinstance(value, list) or len(value) != len(of):
-            yield f"{where} is not {len(of)} values"
+            yield f"{places} is not {len(of)} values"
         else:
-            for at, (one, each) in enumerate(zip(value, of, strict=True)):
-                yield from faults(one, each, f"{where}[{at}]")
+            for at, (item, second_item) in enumerate(zip(value, of, strict=True)):
+                yield from faults(item, second_item, f"{places}[{at}]")
     elif kind == "one of":
-        tried = [list(faults(value, one, where)) for one in of]
+        tried = [list(faults(value, item, places)) for item in of]
         if all(tried):
-            yield f"{where} is {value!r:.60}: {'; '.join(one[0] for one in tried)}"
+            yield f"{places} is {value!r:.60}: {'; '.join(item[0] for item in tried)}"
     elif kind == "literal":
         if value != of:
-            yield f"{where} is not {of}"
+            yield f"{places} is not {of}"
     else:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         # JSON has no other way; core/run.ts makes numbers of them
-        number |= "/cell" in where and value in UNREAL
-        told = {
+        number |= "/cell" in places and value in UNREAL
+        fields = {
             "number": number,
             "string": isinstance(value, str),
             "boolean": isinstance(value, bool),
         }
-        if not {**told, "null": value is None}[of]:
-            yield f"{where} is {value!r:.60}, no {of}"
+        if not {**fields, "null": value is None}[of]:
+            yield f"{places} is {value!r:.60}, no {of}"
 
 
 def training(folder: Path) -> Path:
     """A run folder with all that a training writes for the page."""
     folder.mkdir()
     lines = [{"step": step, "loss": 4 / step, "valid_loss": 3.0} for step in range(1, 21)]
-    (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    told = {
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    fields = {
         "train": {"steps": 40, "objective": {"type": "Causal"}},
         "model": {"embed": {"vocab": 300}},
     }
-    (folder / "run.json").write_text(json.dumps(told))
+    (folder / "run.json").write_text(json.dumps(fields))
     (folder / "samples.jsonl").write_text(json.dumps({"step": 20, "text": "the cat"}) + "\n")
     experts = [{"share": 0.5, "tokens": [["e", 3, 1.0]]}] * 2
     route = {"step": 20, "mixture": "decoder.blocks.0.ffn", "choices": 8, "experts": experts}
@@ -228,11 +228,11 @@ def asked(folder: Path) -> Iterator[tuple[str, Any]]:
     runs = {}
     for name in FAMILIES:
         source = {"source": "a dog"} if name == "t5" else {}
-        made = post("api/runs", model=name, text=text, **source)
-        yield made
-        runs[name] = f"api/runs/{made[1]['run']}"
+        response = post("api/runs", model=name, text=text, **source)
+        yield response
+        runs[name] = f"api/runs/{response[1]['run']}"
         yield get(f"{runs[name]}/check", "api/runs/{run}/check")
-        for op in made[1]["plan"][:: max(1, len(made[1]["plan"]) // 20)]:
+        for op in response[1]["plan"][:: max(1, len(response[1]["plan"]) // 20)]:
             index = ",".join("0" for _ in op["shape"])
             yield get(f"{runs[name]}/cell", "api/runs/{run}/cell", address=f"{op['id']}[{index}]")
         if name != "bert":
@@ -257,8 +257,8 @@ def asked(folder: Path) -> Iterator[tuple[str, Any]]:
         yield post("api/tokenize/steps", text=text, tokenizer=name, at=1)
     yield get("api/tokenizers")
     yield get("api/train")
-    for what in ("series", "samples", "routing", "probe"):
-        yield get(f"api/train/mine/{what}", f"api/train/{{name}}/{what}")
+    for kind in ("series", "samples", "routing", "probe"):
+        yield get(f"api/train/mine/{kind}", f"api/train/{{name}}/{kind}")
     yield get("api/events", topics="train:mine", poll=1)
     yield post("api/train/mine/pause", "api/train/{name}/pause", paused=True)
     yield post("api/train/mine/stop", "api/train/{name}/stop")
@@ -273,17 +273,17 @@ def fields_of(type: Type, path: str) -> Iterator[str]:
     elif type[0] in ("list", "record"):
         yield from fields_of(type[1], path)
     elif type[0] in ("one of", "all of", "tuple"):
-        for one in type[1]:
-            yield from fields_of(one, path)
+        for item in type[1]:
+            yield from fields_of(item, path)
 
 
 def test_every_answer_is_as_its_type_says_and_every_field_of_a_type_is_sent(tmp_path: Path) -> None:
-    told, paths = list[str](), set[str]()
+    output, paths = list[str](), set[str]()
     for path, answer in asked(tmp_path):
         paths.add(path)
         assert path in ANSWERS, f"{path} is not in types.ts"
-        told += faults(answer, ANSWERS[path], path)
-    assert not told, "\n".join(sorted({re.sub(r"\[\d+\]", "[]", one) for one in told}))
+        output += faults(answer, ANSWERS[path], path)
+    assert not output, "\n".join(sorted({re.sub(r"\[\d+\]", "[]", item) for item in output}))
     assert paths == ANSWERS.keys()
     named = {
         field

@@ -28,51 +28,51 @@ def test_listing_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     page = served.page(served.saved("gpt2", tmp_path / "mine"))
     monkeypatch.setattr(pretrained, "open", lambda path: pytest.fail(f"{path} was opened"))
-    found = {one["name"]: one for one in served.client(page).get("/api/tokenizers").json()}
-    assert found["mine"] == {
+    result = {item["name"]: item for item in served.client(page).get("/api/tokenizers").json()}
+    assert result["mine"] == {
         "name": "mine",
         "title": str(tmp_path / "mine"),
         "vocab": None,
         "available": True,
     }
     assert (
-        found["gpt2"]["available"]
-        and found["qwen"]["available"]
-        and found["qwen"]["vocab"] == 151_657
+        result["gpt2"]["available"]
+        and result["qwen"]["available"]
+        and result["qwen"]["vocab"] == 151_657
     )
-    assert not found["t5"]["available"] and "--with t5" in found["t5"]["command"]
+    assert not result["t5"]["available"] and "--with t5" in result["t5"]["command"]
     assert page.tokenizers._open == {}
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_the_steps_of_a_word_lead_to_its_tokens(kind: str, tmp_path: Path) -> None:
     client = served.client(served.page(served.saved(kind, tmp_path / "mine")))
-    one = served.tokenizer("wordpiece" if kind == "bert" else "bpe")
-    ids = one.encode(TEXT)
+    tokenizer = served.tokenizer("wordpiece" if kind == "bert" else "bpe")
+    ids = tokenizer.encode(TEXT)
     for at in range(len(ids)):
-        told = client.post(
+        body = client.post(
             "/api/tokenize/steps", json={"tokenizer": "mine", "text": TEXT, "at": at}
         ).json()
-        first = told["first"]
+        first = body["first"]
         assert (
-            first <= at < first + len(told["ids"])
-            and told["ids"] == ids[first : first + len(told["ids"])]
+            first <= at < first + len(body["ids"])
+            and body["ids"] == ids[first : first + len(body["ids"])]
         )
         if kind == "gpt2":
-            pieces = told["start"]
-            for step in told["steps"]:  # each joins two neighbours and nothing else
+            pieces = body["start"]
+            for step in body["steps"]:  # each joins two neighbours and nothing else
                 joined = [
                     n
                     for n in range(len(pieces) - 1)
                     if pieces[n : n + 2] == [step["left"], step["right"]]
                 ]
-                ways = [
+                variants = [
                     [*pieces[:n], step["left"] + step["right"], *pieces[n + 2 :]] for n in joined
                 ]
-                assert step["pieces"] in ways
+                assert step["pieces"] in variants
                 pieces = step["pieces"]
-            text = "".join(told["shown"][piece] for piece in told["pieces"])
-            assert pieces == told["pieces"] and ("⟨" in text or text in TEXT)
+            text = "".join(body["shown"][piece] for piece in body["pieces"])
+            assert pieces == body["pieces"] and ("⟨" in text or text in TEXT)
     far = client.post(
         "/api/tokenize/steps", json={"tokenizer": "mine", "text": TEXT, "at": len(ids)}
     )
@@ -83,22 +83,24 @@ def test_the_steps_of_a_word_lead_to_its_tokens(kind: str, tmp_path: Path) -> No
 def test_beams_are_the_librarys(kind: str, tmp_path: Path) -> None:
     path = served.saved(kind, tmp_path / "mine")
     client = served.client(served.page(path))
-    model, one = store.load(path)
+    model, item = store.load(path)
     edit = mlp_off("decoder.blocks.0.ffn")
-    text, start = "the cat sat", [*one.encode("a dog")]
-    asked = {"source": text, "start": start} if kind == "t5" else {"text": text}
-    told = client.post(
+    text, start = "the cat sat", [*item.encode("a dog")]
+    query = {"source": text, "start": start} if kind == "t5" else {"text": text}
+    body = client.post(
         "/api/beam",
-        json={"model": "mine", "beams": 3, "max_new": 6, "edits": [repr(edit)], **asked},
+        json={"model": "mine", "beams": 3, "max_new": 6, "edits": [repr(edit)], **query},
     ).json()
-    how: Any = {"start": start} if kind == "t5" else {}
-    (found,) = generation.beam(model, one, text, beams=3, best=3, max_new=6, edits=[edit], **how)
-    for shown, mine in zip(told["beams"], found, strict=True):
-        assert [token["id"] for token in shown["tokens"]] == mine.tokens and shown[
+    options: Any = {"start": start} if kind == "t5" else {}
+    (hypotheses,) = generation.beam(
+        model, item, text, beams=3, best=3, max_new=6, edits=[edit], **options
+    )
+    for displayed, hypothesis in zip(body["beams"], hypotheses, strict=True):
+        assert [token["id"] for token in displayed["tokens"]] == hypothesis.tokens and displayed[
             "score"
-        ] == mine.score
-        assert [token["logprob"] for token in shown["tokens"]] == mine.logprobs
-    far = client.post("/api/beam", json={"model": "mine", "beams": 99, **asked})
+        ] == hypothesis.score
+        assert [token["logprob"] for token in displayed["tokens"]] == hypothesis.logprobs
+    far = client.post("/api/beam", json={"model": "mine", "beams": 99, **query})
     assert far.status_code == 400 and "1 to 8" in far.json()["error"]
 
 
@@ -108,19 +110,19 @@ def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Pat
     class Gone(Exception):
         pass
 
-    asked = {"model": "mine", "text": "the cat", "max_new": 6}
-    models, left = served.page(served.saved("gpt2", tmp_path / "mine")).models, [9]
+    body = {"model": "mine", "text": "the cat", "max_new": 6}
+    models, remaining = served.page(served.saved("gpt2", tmp_path / "mine")).models, [9]
 
     def check() -> None:
-        left[0] -= 1
-        if left[0] < 0:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             raise Gone
 
-    words.beams(models, asked | {"max_new": 1}, check)  # loading and waiting ask too
-    left[0] = 9 - left[0] + 2  # so many, and two tokens more
+    words.beams(models, body | {"max_new": 1}, check)  # loading and waiting ask too
+    remaining[0] = 9 - remaining[0] + 2  # so many, and two tokens more
     with pytest.raises(Gone):
-        words.beams(models, asked, check)
-    assert left == [-1]
+        words.beams(models, body, check)
+    assert remaining == [-1]
 
 
 def test_a_target_that_has_begun_is_continued(tmp_path: Path) -> None:
@@ -128,19 +130,19 @@ def test_a_target_that_has_begun_is_continued(tmp_path: Path) -> None:
     text for that."""
     path = served.saved("t5", tmp_path / "mine")
     client = served.client(served.page(path))
-    model, one = store.load(path)
-    start = one.encode("a dog")
-    asked = {
+    model, item = store.load(path)
+    start = item.encode("a dog")
+    body = {
         "model": "mine",
         "source": "the cat",
         "start": start,
         "max_new": 5,
         "settings": {"temperature": 0},
     }
-    with client.stream("POST", "/api/generate", json=asked) as stream:
-        said = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data:")]
-    made = generation.generate(model, one, "the cat", start=start, temperature=0, max_new=5)
-    assert [step["id"] for step in said if "logprob" in step] == [step.token for step in made]
-    other = served.client(served.page(served.saved("gpt2", tmp_path / "gpt")))
-    refused = other.post("/api/generate", json={"model": "gpt", "text": "a", "start": start})
+    with client.stream("POST", "/api/generate", json=body) as stream:
+        data = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data:")]
+    output = generation.generate(model, item, "the cat", start=start, temperature=0, max_new=5)
+    assert [step["id"] for step in data if "logprob" in step] == [step.token for step in output]
+    second = served.client(served.page(served.saved("gpt2", tmp_path / "gpt")))
+    refused = second.post("/api/generate", json={"model": "gpt", "text": "a", "start": start})
     assert refused.status_code == 400 and "encoder-decoder" in refused.json()["error"]

@@ -34,30 +34,32 @@ def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
     text = folder / "text.txt"
     if not text.exists():
         draw = random.Random(0)
-        known = ["the", "cat", "dog", "owl", "saw", "met", "a"]
-        text.write_text("\n".join(" ".join(draw.choices(known, k=9)) for _ in range(300)))
-    given = ["--data.train", str(text), "--out", str(folder / out), "--steps", str(steps)]
-    return ["-m", "glassformer", "train", *SETTINGS, *given, *more]
+        listed = ["the", "cat", "dog", "owl", "saw", "met", "a"]
+        text.write_text("\n".join(" ".join(draw.choices(listed, k=9)) for _ in range(300)))
+    args = ["--data.train", str(text), "--out", str(folder / out), "--steps", str(steps)]
+    return ["-m", "glassformer", "train", *SETTINGS, *args, *more]
 
 
 def begin(
-    many: int, said: list[str], restarts: int = 0, told: Path | None = None
+    many: int, message: list[str], restarts: int = 0, output: Path | None = None
 ) -> subprocess.Popen[str]:
     """A launch whose standard error is read at its end, or goes to the file ``told`` where it is
     long."""
-    how = ["--nproc-per-node", str(many), "--max-restarts", str(restarts)]
+    options = ["--nproc-per-node", str(many), "--max-restarts", str(restarts)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if told is None:
-        return subprocess.Popen([*LAUNCH, *how, *said], env=env, stderr=subprocess.PIPE, text=True)
-    with told.open("a") as file:
-        return subprocess.Popen([*LAUNCH, *how, *said], env=env, stderr=file, text=True)
+    if output is None:
+        return subprocess.Popen(
+            [*LAUNCH, *options, *message], env=env, stderr=subprocess.PIPE, text=True
+        )
+    with output.open("a") as file:
+        return subprocess.Popen([*LAUNCH, *options, *message], env=env, stderr=file, text=True)
 
 
 def workers(launched: subprocess.Popen[str]) -> list[int]:
-    found = subprocess.run(
+    result = subprocess.run(
         ["ps", "--ppid", str(launched.pid), "-o", "pid="], capture_output=True, text=True
     )
-    return [int(word) for word in found.stdout.split()]
+    return [int(word) for word in result.stdout.split()]
 
 
 def wait_for(path: Path, launched: subprocess.Popen[str]) -> None:
@@ -93,12 +95,12 @@ def test_many_random_kills_of_one_of_all_and_of_the_agent_lose_nothing(tmp_path)
     )
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words(tmp_path, "alone", steps)], env=env, check=True)
-    out, told, launched = tmp_path / "killed", tmp_path / "told", None
+    out, output, launched = tmp_path / "killed", tmp_path / "told", None
     while True:
         if launched is None:
-            begun = (out / "run.json").exists()
-            said = words(tmp_path, "killed", steps, *["--resume"] * begun)
-            launched = begin(draw.choice((2, 4)), said, 2 * KILLS, told)
+            exists = (out / "run.json").exists()
+            message = words(tmp_path, "killed", steps, *["--resume"] * exists)
+            launched = begin(draw.choice((2, 4)), message, 2 * KILLS, output)
         if killed == KILLS:
             launched.wait()
         elif draw.random() < 2 / 3:
@@ -107,7 +109,7 @@ def test_many_random_kills_of_one_of_all_and_of_the_agent_lose_nothing(tmp_path)
             pause(launched, draw.uniform(0, 10))  # of which most is the start
         pause(launched, draw.uniform(0, 1))
         if launched.poll() is not None:
-            assert launched.returncode == 0, told.read_text()[-5000:]
+            assert launched.returncode == 0, output.read_text()[-5000:]
             break
         if not (them := workers(launched)):
             continue
@@ -127,11 +129,11 @@ def test_a_signal_to_any_of_them_saves_and_ends_all(tmp_path, whom):
     launched = begin(2, words(tmp_path, "stopped", 5000))
     wait_for(tmp_path / "stopped" / "step-000004", launched)
     os.kill(launched.pid if whom == "agent" else workers(launched)[1], signal.SIGTERM)
-    _, said = launched.communicate(timeout=90)
+    _, message = launched.communicate(timeout=90)
     assert (
         launched.returncode != 0
-        and said.count("Stopped by SIGTERM after step") == 1
-        and "--resume" in said
+        and message.count("Stopped by SIGTERM after step") == 1
+        and "--resume" in message
     )
 
 
@@ -139,10 +141,12 @@ def test_a_second_launch_into_the_folder_is_refused_in_one_sentence(tmp_path):
     first = begin(2, words(tmp_path, "out", 5000))
     wait_for(tmp_path / "out" / "step-000002", first)
     second = begin(2, words(tmp_path, "out", 5000, "--resume"))
-    _, said = second.communicate(timeout=120)
-    assert second.returncode != 0 and said.count("glassformer: Another process is training in") == 1
+    _, message = second.communicate(timeout=120)
+    assert (
+        second.returncode != 0 and message.count("glassformer: Another process is training in") == 1
+    )
     # torchrun shows a traceback of its own, the training none
-    assert "glassformer/cli.py" not in said
+    assert "glassformer/cli.py" not in message
     os.kill(first.pid, signal.SIGTERM)
     first.communicate(timeout=90)
 
@@ -154,13 +158,13 @@ def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
     os.kill(stopped, signal.SIGSTOP)
     began = time.monotonic()
     try:
-        _, said = launched.communicate(timeout=90)
+        _, message = launched.communicate(timeout=90)
     finally:
         os.kill(stopped, signal.SIGCONT) if Path(f"/proc/{stopped}").exists() else None
-    assert launched.returncode != 0 and time.monotonic() - began < 60, said
+    assert launched.returncode != 0 and time.monotonic() - began < 60, message
     assert (
-        said.count("was lost or did not answer within 5 s") == 1
-        and "glassformer/cli.py" not in said
+        message.count("was lost or did not answer within 5 s") == 1
+        and "glassformer/cli.py" not in message
     )
 
 
@@ -179,24 +183,24 @@ def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
     """The bytes of a run that nobody disturbed on the same axis; its first step is that of one
     process within 1e-5."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    more, told = [*AXES[axis], f"--parallel.{axis}", "2"], tmp_path / "told"
+    more, output = [*AXES[axis], f"--parallel.{axis}", "2"], tmp_path / "told"
     subprocess.run([sys.executable, *words(tmp_path, "alone", 2, *AXES[axis])], env=env, check=True)
-    whole = begin(2, words(tmp_path, "whole", 60, *more), 0, told)
-    assert whole.wait(300) == 0, told.read_text()[-5000:]
-    launched, out = begin(2, words(tmp_path, "killed", 60, *more), 10, told), tmp_path / "killed"
+    full = begin(2, words(tmp_path, "whole", 60, *more), 0, output)
+    assert full.wait(300) == 0, output.read_text()[-5000:]
+    launched, out = begin(2, words(tmp_path, "killed", 60, *more), 10, output), tmp_path / "killed"
     for turn in range(3):
         wait_for_training(launched, out / "log.jsonl")
         pause(launched, 0.3)
         them = workers(launched)
-        assert len(them) == 2, told.read_text()[-5000:]
+        assert len(them) == 2, output.read_text()[-5000:]
         os.kill(them[turn % 2], signal.SIGKILL)
-    assert launched.wait(300) == 0, told.read_text()[-5000:]
+    assert launched.wait(300) == 0, output.read_text()[-5000:]
     assert sums(out) == sums(tmp_path / "whole")
-    one, shared = (
+    item, shared = (
         json.loads((tmp_path / name / "log.jsonl").open().readline()) for name in ("alone", "whole")
     )
     for fact in ("loss", "grad_norm"):
-        assert shared[fact] == pytest.approx(one[fact], rel=1e-5)
+        assert shared[fact] == pytest.approx(item[fact], rel=1e-5)
 
 
 def test_a_pause_holds_all_of_them_and_changes_no_bit(tmp_path):
@@ -210,8 +214,8 @@ def test_a_pause_holds_all_of_them_and_changes_no_bit(tmp_path):
     pause(launched, 5)
     assert launched.poll() is None and (out / "log.jsonl").read_text() == before
     (out / "pause").unlink()
-    _, said = launched.communicate(timeout=300)
-    assert launched.returncode == 0 and 0 < before.count("\n") < 200, said
+    _, message = launched.communicate(timeout=300)
+    assert launched.returncode == 0 and 0 < before.count("\n") < 200, message
     assert sums(out) == sums(tmp_path / "alone")
 
 
@@ -226,16 +230,18 @@ def test_processes_that_srun_starts_need_no_torchrun(tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words(tmp_path, "alone", 20)], env=env, check=True)
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_NTASKS": "2"}
-    said, found = words(tmp_path, "both", 20), []
+    message, results = words(tmp_path, "both", 20), []
     for rank in range(2):
-        own = {
+        fields = {
             **env,
             "SLURM_PROCID": str(rank),
             "SLURM_LOCALID": str(rank),
             "SLURM_NTASKS_PER_NODE": "2",
         }
-        found.append(subprocess.Popen(["bash", "-c", SRUN, "bash", sys.executable, *said], env=own))
-    assert [one.wait(200) for one in found] == [0, 0]
+        results.append(
+            subprocess.Popen(["bash", "-c", SRUN, "bash", sys.executable, *message], env=fields)
+        )
+    assert [result.wait(200) for result in results] == [0, 0]
     assert sums(tmp_path / "both") == sums(tmp_path / "alone")
 
 
@@ -267,11 +273,11 @@ def hosts() -> Iterator[list[str]]:
 
 
 def on_hosts(
-    names: list[str], port: int, said: list[str], told: Path
+    names: list[str], port: int, message: list[str], output: Path
 ) -> list[subprocess.Popen[str]]:
-    found = []
+    results = []
     for name, address in zip(names, HOSTS, strict=True):
-        how = [
+        options = [
             "--nnodes",
             "2",
             "--nproc-per-node",
@@ -281,11 +287,11 @@ def on_hosts(
             "--local-addr",
             address,
         ]
-        how += ["--rdzv-endpoint", f"{HOSTS[0]}:{port}", "--rdzv-id", "two"]
+        options += ["--rdzv-endpoint", f"{HOSTS[0]}:{port}", "--rdzv-id", "two"]
         # both have one name, so it cannot tell
-        how += ["--rdzv-conf", f"is_host={address == HOSTS[0]}", *said]
+        options += ["--rdzv-conf", f"is_host={address == HOSTS[0]}", *message]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}
-        with told.open("a") as file:
+        with output.open("a") as file:
             words = [
                 "ip",
                 "netns",
@@ -294,27 +300,27 @@ def on_hosts(
                 sys.executable,
                 "-m",
                 "torch.distributed.run",
-                *how,
+                *options,
             ]
-            found.append(subprocess.Popen(words, env=env, stderr=file, text=True))
-    return found
+            results.append(subprocess.Popen(words, env=env, stderr=file, text=True))
+    return results
 
 
 def test_two_hosts_of_which_one_is_killed(hosts, tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words(tmp_path, "alone", 60)], env=env, check=True)
-    out, told = tmp_path / "both", tmp_path / "told"
-    first, second = on_hosts(hosts, 29500, words(tmp_path, "both", 60), told)
+    out, output = tmp_path / "both", tmp_path / "told"
+    first, second = on_hosts(hosts, 29500, words(tmp_path, "both", 60), output)
     while not (out / "step-000004").exists():
-        assert first.poll() is None, told.read_text()
+        assert first.poll() is None, output.read_text()
         time.sleep(0.05)
     for pid in (*workers(second), second.pid):
         os.kill(pid, signal.SIGKILL)
     assert first.wait(120) != 0 and not any(out.glob(".*.part"))
     assert (
-        "was lost or did not answer" in told.read_text()
-        and "glassformer/cli.py" not in told.read_text()
+        "was lost or did not answer" in output.read_text()
+        and "glassformer/cli.py" not in output.read_text()
     )
-    for launched in on_hosts(hosts, 29501, words(tmp_path, "both", 60, "--resume"), told):
-        assert launched.wait(300) == 0, told.read_text()[-5000:]
+    for launched in on_hosts(hosts, 29501, words(tmp_path, "both", 60, "--resume"), output):
+        assert launched.wait(300) == 0, output.read_text()[-5000:]
     assert sums(out) == sums(tmp_path / "alone")

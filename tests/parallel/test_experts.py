@@ -20,8 +20,8 @@ from glassformer.parallel.mesh import Mesh
 from tiny import DECODERS, tokens
 
 
-def mixture(**rest):
-    return tiny.decoder(tiny.block(feedforward=c.MoE(4, 2, c.GatedMLP(32, bias=True), **rest)))
+def mixture(**kwargs):
+    return tiny.decoder(tiny.block(feedforward=c.MoE(4, 2, c.GatedMLP(32, bias=True), **kwargs)))
 
 
 MIXTURES = {
@@ -37,40 +37,44 @@ def compare(mesh, double, scene):
     for each mixture."""
     layout = Parallel(data=mesh.size // 2, expert=2)
     axes = Mesh(layout, mesh.rank)
-    group, found = axes.group("expert"), {}
+    group, actual_result = axes.group("expert"), {}
     rows = axes.group("data", "expert")
     copies = axes.group("data")
     for name, cfg in MIXTURES.items():
-        one, shared = (
+        item, shared = (
             build_model(cfg, seed=1, dtype=torch.float64 if double else None).train()
             for _ in range(2)
         )
         if name == "lopsided":  # all rows go to the experts of the first process
-            for model in (one, shared):
+            for model in (item, shared):
                 for block in model.decoder.blocks:
                     block.ffn.router.weight.data[2:] = 0
                     block.ffn.router.weight.data[:2] *= 30
         cuts = experts.split_model(shared, group)
         pieces = [row(cfg, scene, LENGTHS[0] + 2 * number) for number in range(mesh.size)]
         sums, outs = {}, []
-        for given, kept in pieces:
-            logits, grads = result(one, given, kept, 0.1, given.numel())
+        for args, saved in pieces:
+            logits, grads = result(item, args, saved, 0.1, args.numel())
             outs.append(logits)
             sums = {path: sums.get(path, 0) + grad for path, grad in grads.items()}
-        given, kept = pieces[axes.row]
-        logits, parts = result(shared, given, kept, 0.1, given.numel())
-        wanted = outs[axes.row]
-        totals = {path: summed(grad, rows) for path, grad in parts.items() if path not in cuts}
+        args, saved = pieces[axes.row]
+        logits, second_pieces = result(shared, args, saved, 0.1, args.numel())
+        expected = outs[axes.row]
+        totals = {
+            path: summed(grad, rows) for path, grad in second_pieces.items() if path not in cuts
+        }
         for path in cuts:
-            totals[path] = parts[path] if copies is None else summed(parts[path], copies)
+            totals[path] = (
+                second_pieces[path] if copies is None else summed(second_pieces[path], copies)
+            )
         sums = {path: cuts[path].of(grad) if path in cuts else grad for path, grad in sums.items()}
-        dropped = float(shared(given, **kept).metrics["dropped"].max())
-        found[name] = [
-            float((logits - wanted).abs().max() / wanted.abs().max()),
+        dropped = float(shared(args, **saved).metrics["dropped"].max())
+        actual_result[name] = [
+            float((logits - expected).abs().max() / expected.abs().max()),
             worst(totals, sums),
             dropped,
         ]
-    return found
+    return actual_result
 
 
 @pytest.mark.parametrize(("double", "scene"), [(True, "plain"), (False, "padded")])
@@ -95,14 +99,16 @@ def check(answers, double):
 def bare(mesh):
     """What the eager engine and a decode step give beside one process, and what a tape is told."""
     cfg, group = MIXTURES["shared"], Mesh(Parallel(expert=2).of(2), mesh.rank).group("expert")
-    one, shared = (build_model(cfg, seed=1, dtype=torch.float64).eval() for _ in range(2))
+    item, shared = (build_model(cfg, seed=1, dtype=torch.float64).eval() for _ in range(2))
     experts.split_model(shared, group)
     far = []
     with torch.no_grad():
         for engine, length in (("eager", 9), ("auto", 1)):
-            one.engine = shared.engine = engine
-            given = tokens(1, length, seed=mesh.rank)
-            far.append(float((one(given).logits - shared(given).logits).abs().max()))
+            item.engine = shared.engine = engine
+            second_tokens = tokens(1, length, seed=mesh.rank)
+            far.append(
+                float((item(second_tokens).logits - shared(second_tokens).logits).abs().max())
+            )
         try:
             shared(tokens(1, 9), tape=Tape("*.hidden"))
         except UserError as error:
@@ -110,8 +116,8 @@ def bare(mesh):
 
 
 def test_other_ways_through_a_mixture(two):
-    for eager, decode, said in two.call(bare):
-        assert max(eager, decode) < 1e-12 and "one process" in said
+    for eager, decode, message in two.call(bare):
+        assert max(eager, decode) < 1e-12 and "one process" in message
 
 
 def test_what_does_not_fit_is_refused():

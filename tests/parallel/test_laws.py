@@ -59,37 +59,39 @@ def settings(folder: Path, kind: str, more: dict | None = None):
     text = folder / "text.txt"
     if not text.exists():
         text.write_text("\n".join(LINES * 3))
-    said = {**SMALL, "data.train": str(text), **KINDS.get(kind, {}), **(more or {})}
+    message = {**SMALL, "data.train": str(text), **KINDS.get(kind, {}), **(more or {})}
     if kind == "examples":
         table = folder / "table.tsv"
         rows = [f"{line}\t{line.split()[1]}" for line in LINES]
         if not table.exists():
             table.write_text("\n".join(["text\tlabel", *rows]) + "\n")
         left_out = ("decoder.depth", "evaluate_batches")
-        said = {name: value for name, value in {**said, **EXAMPLES}.items() if name not in left_out}
-        said["data.train"] = str(table)
+        message = {
+            name: value for name, value in {**message, **EXAMPLES}.items() if name not in left_out
+        }
+        message["data.train"] = str(table)
     if kind == "contrast":
         table = folder / "pairs.tsv"
         if not table.exists():
             pairs = [f"{line}\t{line.split()[-1]}" for line in LINES]
             table.write_text("\n".join(["text\tsecond", *pairs]) + "\n")
-        said = {
+        message = {
             n: value
-            for n, value in {**said, **EXAMPLES}.items()
+            for n, value in {**message, **EXAMPLES}.items()
             if n not in ("decoder.depth", "evaluate_batches")
         }
-        said |= {"data.train": str(table), "objective": "Contrast"}
+        message |= {"data.train": str(table), "objective": "Contrast"}
     if kind == "lora":
-        said = {
+        message = {
             name: value
-            for name, value in said.items()
+            for name, value in message.items()
             if name not in ("recipe", "decoder.depth", "data.tokenizer")
         }
-        said |= {
+        message |= {
             "from": str(folder / "base"),
             "train.tune": '{type = "LoRA", rank = 2, dropout = 0.1}',
         }
-    return run_file.read_run(None, said)
+    return run_file.read_run(None, message)
 
 
 def ran(
@@ -117,8 +119,8 @@ def sums(out: Path) -> dict[str, str]:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_two_processes_leave_the_folder_of_one(two, tmp_path, kind):
     alone = ran(None, str(tmp_path), str(tmp_path / "alone"), kind)
-    one, other = two.call(ran, folder=str(tmp_path), out=str(tmp_path / "both"), kind=kind)
-    assert one == other == alone
+    item, second = two.call(ran, folder=str(tmp_path), out=str(tmp_path / "both"), kind=kind)
+    assert item == second == alone
     assert sums(tmp_path / "both") == sums(tmp_path / "alone") and len(sums(tmp_path / "both")) == 2
 
 
@@ -128,24 +130,26 @@ def test_an_adapter_a_classifier_and_what_compares_a_whole_batch_too(two, tmp_pa
     ran(None, str(tmp_path), str(tmp_path / "base"), "schedule")
     for kind in ("lora", "examples", "contrast"):
         alone = ran(None, str(tmp_path), str(tmp_path / f"{kind}-1"), kind)
-        one, other = two.call(ran, folder=str(tmp_path), out=str(tmp_path / f"{kind}-2"), kind=kind)
-        assert one == other == alone, kind
+        item, second = two.call(
+            ran, folder=str(tmp_path), out=str(tmp_path / f"{kind}-2"), kind=kind
+        )
+        assert item == second == alone, kind
         assert sums(tmp_path / f"{kind}-2") == sums(tmp_path / f"{kind}-1") != {}, kind
 
 
 def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
-    kind, whole = "dropout", tmp_path / "whole"
-    ran(None, str(tmp_path), str(whole), kind)
+    kind, full = "dropout", tmp_path / "whole"
+    ran(None, str(tmp_path), str(full), kind)
     for begins, out in (("one", tmp_path / "1-2"), ("two", tmp_path / "2-1")):
         out.mkdir()
-        shutil.copytree(whole / "step-000002", out / "step-000002")
-        shutil.copy(whole / "run.json", out)
+        shutil.copytree(full / "step-000002", out / "step-000002")
+        shutil.copy(full / "run.json", out)
         if begins == "one":
             two.call(ran, folder=str(tmp_path), out=str(out), kind=kind, resume=True)
         else:
             ran(None, str(tmp_path), str(out), kind, resume=True)
-        assert sums(out) == sums(whole)
-    assert "3 processes cannot share" in str(shared_by(3, whole))
+        assert sums(out) == sums(full)
+    assert "3 processes cannot share" in str(shared_by(3, full))
 
 
 def ran_ahead(mesh: Mesh | None, folder: str, out: str, kind: str, resume: bool = False):
@@ -160,14 +164,14 @@ def ran_ahead(mesh: Mesh | None, folder: str, out: str, kind: str, resume: bool 
 def test_processes_that_read_ahead_leave_the_same_folder_and_go_on_in_the_middle(
     two, tmp_path, kind
 ):
-    alone, both, resumed = (tmp_path / name for name in ("alone", "both", "resumed"))
+    alone, pair, resumed = (tmp_path / name for name in ("alone", "both", "resumed"))
     expected = ran(None, str(tmp_path), str(alone), kind)
-    assert two.call(ran_ahead, folder=str(tmp_path), out=str(both), kind=kind) == [expected] * 2
+    assert two.call(ran_ahead, folder=str(tmp_path), out=str(pair), kind=kind) == [expected] * 2
     resumed.mkdir()
-    shutil.copytree(both / "step-000002", resumed / "step-000002")
-    shutil.copy(both / "run.json", resumed)
+    shutil.copytree(pair / "step-000002", resumed / "step-000002")
+    shutil.copy(pair / "run.json", resumed)
     two.call(ran_ahead, folder=str(tmp_path), out=str(resumed), kind=kind, resume=True)
-    assert sums(resumed) == sums(both) == sums(alone) != {}
+    assert sums(resumed) == sums(pair) == sums(alone) != {}
 
 
 @pytest.mark.slow
@@ -185,9 +189,15 @@ def test_eight_processes_leave_the_folder_of_one(tmp_path):
 
 def test_batches_of_a_validation_are_shared_out_and_all_take_part_in_the_last_round():
     """Each counts once, with one process; all processes compute as often."""
-    found = [list(shared_out(range(5), Mesh(Parallel(data=3), rank))) for rank in range(3)]
-    assert [[number for number, counts in one if counts] for one in found] == [[0, 3], [1, 4], [2]]
-    assert {len(one) for one in found} == {2} and not list(shared_out([], Mesh(Parallel(data=3))))
+    result = [list(shared_out(range(5), Mesh(Parallel(data=3), rank))) for rank in range(3)]
+    assert [[number for number, totals in item if totals] for item in result] == [
+        [0, 3],
+        [1, 4],
+        [2],
+    ]
+    assert {len(item) for item in result} == {2} and not list(
+        shared_out([], Mesh(Parallel(data=3)))
+    )
 
 
 def shared_by(rows: int, out: Path) -> UserError:
@@ -196,45 +206,45 @@ def shared_by(rows: int, out: Path) -> UserError:
     from glassformer.training.run_checkpoints import read_json
 
     mesh = Mesh(Parallel(data=rows))
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as output:
         in_pieces(settings(out.parent, "dropout").train, read_json(out / "run.json"), mesh, out)
-    return told.value
+    return output.value
 
 
 def refused(mesh: Mesh, folder: str, out: str) -> list[str]:
     """What is said of a folder that another training holds, of a mistake of the second alone, of
     what does not fit."""
-    found = []
+    results = []
     with files.lock(Path(out), "training") if mesh.is_first else files.temporary(Path(folder), "x"):
         mesh.gather_json(0)
-        found.append(ran(mesh, folder, out, "dropout"))
+        results.append(ran(mesh, folder, out, "dropout"))
     write = shares._add
 
-    def full(*given: object) -> None:
+    def full(*args: object) -> None:
         if mesh.rank == 1:
             raise OSError(28, "No space left on device")
-        write(*given)  # type: ignore[arg-type]
+        write(*args)  # type: ignore[arg-type]
 
     shares._add = full
     try:
-        found.append(ran(mesh, folder, out, "dropout"))
+        results.append(ran(mesh, folder, out, "dropout"))
     finally:
         shares._add = write
-    found.append(
+    results.append(
         ran(
             mesh, folder, f"{out}-2", "dropout", more={"parallel.pipeline": "2", "decoder.depth": 1}
         )
     )
-    found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"batch": 1, "accumulate": 1}))
-    found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"parallel.data": "3"}))
-    return found
+    results.append(ran(mesh, folder, f"{out}-2", "dropout", more={"batch": 1, "accumulate": 1}))
+    results.append(ran(mesh, folder, f"{out}-2", "dropout", more={"parallel.data": "3"}))
+    return results
 
 
 def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp_path):
-    one, other = two.call(refused, folder=str(tmp_path), out=str(tmp_path / "out"))
-    assert one == other
-    held, full, axis, rows, count = one
-    assert held.startswith("Another process is training in") and full.startswith(
+    item, second = two.call(refused, folder=str(tmp_path), out=str(tmp_path / "out"))
+    assert item == second
+    stored, full, axis, rows, count = item
+    assert stored.startswith("Another process is training in") and full.startswith(
         "The disk that holds"
     )
     assert axis.startswith("parallel.pipeline 2 is more stages") and "too few for 2 pieces" in rows
@@ -247,19 +257,19 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
 def looked_through(mesh: Mesh, folder: str, out: str) -> int:
     """How often this process reads all of a corpus, or of its tokens, to tell whether they are what
     they were."""
-    found, own = [], files.sha256
+    results, sha256 = [], files.sha256
     for module in (shards, corpus):
         module.files = SimpleNamespace(
-            **{**vars(files), "sha256": lambda path: found.append(path) or own(path)}
+            **{**vars(files), "sha256": lambda path: results.append(path) or sha256(path)}
         )
     try:
         ran(mesh, folder, out, "dropout")
     finally:
         shards.files = corpus.files = files
-    return len(found)
+    return len(results)
 
 
 def test_one_process_of_a_machine_looks_through_the_corpus(two, tmp_path):
     ran(None, str(tmp_path), str(tmp_path / "alone"), "dropout")  # it is tokenised
-    first, other = two.call(looked_through, folder=str(tmp_path), out=str(tmp_path / "both"))
-    assert first >= 4 and other == 0
+    first, second = two.call(looked_through, folder=str(tmp_path), out=str(tmp_path / "both"))
+    assert first >= 4 and second == 0

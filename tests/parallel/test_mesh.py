@@ -40,15 +40,15 @@ def test_every_rank_has_one_place_and_neighbours_agree():
         for mesh in meshes:
             near = mesh.neighbours(*axes)
             assert near[mesh.index(*axes)] == mesh.rank and len(near) == mesh.extent(*axes)
-            assert all(meshes[other].neighbours(*axes) == near for other in near)
+            assert all(meshes[second].neighbours(*axes) == near for second in near)
 
 
 def test_rows_are_shared_as_torch_cuts_them():
-    for rows, parts in itertools.product(range(1, 12), range(1, 6)):
-        cut = [len(part) for part in torch.arange(rows).chunk(parts)]
-        cut += [0] * (parts - len(cut))
+    for rows, pieces in itertools.product(range(1, 12), range(1, 6)):
+        cut = [len(piece) for piece in torch.arange(rows).chunk(pieces)]
+        cut += [0] * (pieces - len(cut))
         assert [
-            high - low for low, high in (share(rows, parts, part) for part in range(parts))
+            high - low for low, high in (share(rows, pieces, index) for index in range(pieces))
         ] == cut
 
 
@@ -68,29 +68,29 @@ def test_alone_every_answer_is_ones_own():
 def told(mesh):
     """What a process hears of the other."""
     words = mesh.gather_bytes(b"x" * mesh.rank)
-    found = [
+    results = [
         mesh.total([mesh.rank + 0.5, 1]),
         mesh.maximum(mesh.rank),
         mesh.first({"rank": mesh.rank}),
     ]
-    found += [mesh.gather_json([mesh.rank]), [len(word) for word in words]]
+    results += [mesh.gather_json([mesh.rank]), [len(word) for word in words]]
     try:
         with mesh.agreeing():
             if mesh.rank == 1:
                 raise UserError("the second's")
     except UserError as error:
-        found.append(str(error))
+        results.append(str(error))
     turns = []
     with mesh.rank0_first():
         turns.append(mesh.rank)
-    both = Mesh(Parallel(data=1, context=2), mesh.rank)
-    assert both.group("context").size() == 2 and both.group("data") is None and both.row == 0
-    return found
+    pair = Mesh(Parallel(data=1, context=2), mesh.rank)
+    assert pair.group("context").size() == 2 and pair.group("data") is None and pair.row == 0
+    return results
 
 
 def test_two_processes_hear_the_same(two):
-    one, other = two.call(told)
-    assert one == other == [[2.0, 2], 1, {"rank": 0}, [[0], [1]], [0, 1], "the second's"]
+    item, second = two.call(told)
+    assert item == second == [[2.0, 2], 1, {"rank": 0}, [[0], [1]], [0, 1], "the second's"]
 
 
 def test_what_a_backend_says_of_a_lost_process_is_one_sentence_and_a_bug_is_not():

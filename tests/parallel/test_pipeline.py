@@ -43,19 +43,22 @@ FIT = [name for name, cfg in FAMILIES.items() if fits(cfg)]
 def compare(mesh, names, depth):
     """The largest differences of losses, logits and gradients after four pieces, for each
     family."""
-    axes, found = Mesh(Parallel(data=1, pipeline=mesh.size), mesh.rank, mesh.device, mesh.store), {}
+    axes, result = (
+        Mesh(Parallel(data=1, pipeline=mesh.size), mesh.rank, mesh.device, mesh.store),
+        {},
+    )
     for name in names:
         cfg = FAMILIES[name]
         cfg = replace(cfg, decoder=replace(cfg.decoder, depth=depth or cfg.decoder.depth))
-        one, staged = (build_model(cfg, seed=1, dtype=torch.float64).eval() for _ in range(2))
+        item, staged = (build_model(cfg, seed=1, dtype=torch.float64).eval() for _ in range(2))
         shard(staged, axes)
         batches = []
         for number in range(4):  # each of another length
-            given, kept = row(cfg, "packed", LENGTHS[0] + number)
-            targets = tokens(2, LENGTHS[0] + number, seed=9).where(kept["pos"] > 2, -1)
-            batches.append(Batch(given, targets, kept["pos"], kept["document_ids"]))
-        wanted = [Causal().loss(one, batch, 0.1) for batch in batches]
-        for loss in wanted:
+            args, saved = row(cfg, "packed", LENGTHS[0] + number)
+            targets = tokens(2, LENGTHS[0] + number, seed=9).where(saved["pos"] > 2, -1)
+            batches.append(Batch(args, targets, saved["pos"], saved["document_ids"]))
+        expected = [Causal().loss(item, batch, 0.1) for batch in batches]
+        for loss in expected:
             loss.total.backward()
         staged.stage.lend_table(staged)
         pieces = SharedPieces(batches, lambda place: None, staged, [1] * len(batches), axes)
@@ -65,29 +68,29 @@ def compare(mesh, names, depth):
         staged.stage.settle(staged)
         totals = [
             (float(got.total), float(loss.total.detach()))
-            for got, loss in zip(in_order(losses, axes), wanted, strict=True)
+            for got, loss in zip(in_order(losses, axes), expected, strict=True)
         ]
         grads = {
-            path: weight.grad for path, weight in one.named_parameters() if weight.grad is not None
+            path: weight.grad for path, weight in item.named_parameters() if weight.grad is not None
         }
-        parts = {
+        second_pieces = {
             p: weight.grad.full_tensor()
             for p, weight in staged.named_parameters()
             if weight.grad is not None
         }
         assert (
-            parts.keys()
+            second_pieces.keys()
             == {path for path, cut in cuts_of(staged).items() if cut.high} & grads.keys()
         ), name
         with torch.no_grad():
-            logits, told = (model(batches[0].tokens).logits for model in (staged, one))
+            logits, output = (model(batches[0].tokens).logits for model in (staged, item))
         far = [abs(got - loss) / abs(loss) for got, loss in totals]
-        found[name] = [
+        result[name] = [
             *far,
-            float((logits - told).abs().max()),
-            worst(parts, {path: grads[path] for path in parts}),
+            float((logits - output).abs().max()),
+            worst(second_pieces, {path: grads[path] for path in second_pieces}),
         ]
-    return found
+    return result
 
 
 def near(processes, names, depth):
@@ -116,11 +119,11 @@ def test_four_stages_of_five_and_six_blocks(four):
 def test_blocks_are_shared_out_in_order_and_the_first_stages_have_more():
     for depth in range(1, 9):
         for stages in range(1, depth + 1):
-            parts = stage_blocks(depth, stages)
-            assert [block for part in parts for block in part] == list(range(depth)) and len(
-                parts
+            pieces = stage_blocks(depth, stages)
+            assert [block for piece in pieces for block in piece] == list(range(depth)) and len(
+                pieces
             ) == stages
-            sizes = [len(part) for part in parts]
+            sizes = [len(piece) for piece in pieces]
             assert max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes) and min(sizes) > 0
 
 
@@ -149,27 +152,27 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
 def kept(mesh, names):
     """Numbers that this process keeps of each model."""
     layout = Mesh(Parallel(data=1, pipeline=mesh.size), mesh.rank, mesh.device, mesh.store)
-    found = {}
+    result = {}
     for name in names:
         model = build_model(DECODERS[name], seed=0)
         shard(model, layout)
-        found[name] = sum(weight.to_local().numel() for weight in model.parameters())
-    return found
+        result[name] = sum(weight.to_local().numel() for weight in model.parameters())
+    return result
 
 
 def test_the_formula_says_what_the_fullest_stage_keeps_and_what_travels(two):
     names = ["gpt2", "llama", "mixtral"]
     answers = two.call(kept, names=names)
     for name in names:
-        found = cost(DECODERS[name], 2)
-        layout = Layout(found, Parallel(data=1, pipeline=2), 4)
+        result = cost(DECODERS[name], 2)
+        layout = Layout(result, Parallel(data=1, pipeline=2), 4)
         assert layout.local_parameters == max(answer[name] for answer in answers)
-        assert sum(answer[name] for answer in answers) == found.total
+        assert sum(answer[name] for answer in answers) == result.total
         stream, table = (
-            2 * found.context * found.model.dim * 4,
-            found.model.embed.vocab * found.model.dim * 4,
+            2 * result.context * result.model.dim * 4,
+            result.model.embed.vocab * result.model.dim * 4,
         )
-        assert layout.traffic == 4 * stream + table * found.model.head.tied
+        assert layout.traffic == 4 * stream + table * result.model.head.tied
     large = cost(find("llama/3-70b"), 1, 256)
-    one, four = (Layout(large, Parallel(data=1, pipeline=stages), 8).memory for stages in (1, 4))
-    assert four < one / 2
+    item, four = (Layout(large, Parallel(data=1, pipeline=stages), 8).memory for stages in (1, 4))
+    assert four < item / 2

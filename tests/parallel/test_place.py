@@ -66,27 +66,27 @@ RUNS = {
 
 
 def test_the_runs_of_a_box_are_its_numbers_in_the_order_of_the_whole():
-    ways = (
+    variants = (
         ((6, 4), "tensor", (1, 1, 3)),
         ((4, 3, 5), "tensor", (2, 0, 2)),
         ((6, 4), "expert", (0, 2, 5)),
     )
-    for shape, axis, cut in ways:
-        whole = torch.arange(torch.Size(shape).numel()).view(shape)
-        one = Cut(axis, *cut, shape[cut[0]])
+    for shape, axis, cut in variants:
+        full = torch.arange(torch.Size(shape).numel()).view(shape)
+        item = Cut(axis, *cut, shape[cut[0]])
         for data in range(2):
-            place = place_of(tuple(one.of(whole).shape), Mesh(Parallel(data=2), data), one)
-            wanted = one.of(whole).chunk(2)[data]
-            found = [number for low, count in place.runs() for number in range(low, low + count)]
+            place = place_of(tuple(item.of(full).shape), Mesh(Parallel(data=2), data), item)
+            expected = item.of(full).chunk(2)[data]
+            numbers = [number for low, count in place.runs() for number in range(low, low + count)]
             assert (
-                found == wanted.flatten().tolist()
+                numbers == expected.flatten().tolist()
                 and place.shape == shape
-                and place.size == tuple(wanted.shape)
+                and place.size == tuple(expected.shape)
             )
     assert list(place_of((4, 3), Mesh(Parallel(data=2), 1)).runs()) == [(6, 6)]
     copy = Mesh(Parallel(data=1, expert=2), 1)
-    whole, own = place_of((4, 3), copy), place_of((2, 3), copy, Cut("expert", 0, 2, 4, 4))
-    assert own.is_written_by(copy) and not whole.is_written_by(copy)
+    full, individual = place_of((4, 3), copy), place_of((2, 3), copy, Cut("expert", 0, 2, 4, 4))
+    assert individual.is_written_by(copy) and not full.is_written_by(copy)
 
 
 def trained(mesh, folder, out, more, resume=False, speaks=False):
@@ -95,14 +95,14 @@ def trained(mesh, folder, out, more, resume=False, speaks=False):
     text = Path(folder) / "text.txt"
     if not text.exists():
         text.write_text("\n".join(LINES * 3))
-    said = {
-        name: told
-        for name, told in {**RUN, "data.train": str(text), **more}.items()
-        if told is not None
+    message = {
+        name: value
+        for name, value in {**RUN, "data.train": str(text), **more}.items()
+        if value is not None
     }
     try:
         ended = training.run(
-            run_file.read_run(None, said),
+            run_file.read_run(None, message),
             Path(out),
             resume,
             sample=write_sample if speaks else lambda *_: "text",
@@ -118,51 +118,56 @@ def log(folder):
 
 def moved(folder, step, start=0):
     """How far each weight has moved between two checkpoints."""
-    one, other = (open_files(folder / f"step-{number:06d}") for number in (step, start))
-    return {name: one.load(name) - other.load(name) for name in one.entries}
+    item, second = (open_files(folder / f"step-{number:06d}") for number in (step, start))
+    return {name: item.load(name) - second.load(name) for name in item.entries}
 
 
 def near(processes, folder, axis, more, close):
     """A run on one process and on all of them, each going on from a checkpoint of the other."""
     alone = trained(None, str(folder), str(folder / "one"), more)
-    both = processes.call(
+    reply = processes.call(
         trained, folder=str(folder), out=str(folder / "all"), more={**more, **axis}
     )
-    assert all(one == both[0] for one in both) and alone[0] == 4 == both[0][0], both
-    assert both[0][1:] == pytest.approx(alone[1:], rel=max(close, 2e-3))
+    assert all(item == reply[0] for item in reply) and alone[0] == 4 == reply[0][0], reply
+    assert reply[0][1:] == pytest.approx(alone[1:], rel=max(close, 2e-3))
     # of the first step: an optimizer makes more of what rounding leaves
     for fact in ("loss", "grad_norm"):
         assert log(folder / "all")[0][fact] == pytest.approx(
             log(folder / "one")[0][fact], rel=close
         )
-    one, every = (folder / way / "step-000002" for way in ("one", "all"))
-    assert sorted(path.name for path in one.iterdir()) == sorted(
+    item, every = (folder / name / "step-000002" for name in ("one", "all"))
+    assert sorted(path.name for path in item.iterdir()) == sorted(
         path.name for path in every.iterdir()
     )
     for name in ("model.safetensors", "state.safetensors"):  # the same tensors at the same bytes
-        size = int.from_bytes((one / name).read_bytes()[:8], "little") + 8
-        assert (one / name).read_bytes()[:size] == (every / name).read_bytes()[:size]
-        assert (one / name).stat().st_size == (every / name).stat().st_size
-    wanted, found = (moved(folder / way, 2, 1) for way in ("one", "all"))
+        size = int.from_bytes((item / name).read_bytes()[:8], "little") + 8
+        assert (item / name).read_bytes()[:size] == (every / name).read_bytes()[:size]
+        assert (item / name).stat().st_size == (every / name).stat().st_size
+    expected, result = (moved(folder / name, 2, 1) for name in ("one", "all"))
     # what the optimizer made of the same gradients, all numbers of a weight together
-    for name, far in wanted.items():
-        assert float((found[name] - far).norm() / far.norm().clamp(min=1e-6)) < (
+    for name, far in expected.items():
+        assert float((result[name] - far).norm() / far.norm().clamp(min=1e-6)) < (
             0.05 if close == 1e-5 else 0.3
         ), name
-    for begun, on, way in (("one", "all", axis), ("all", "one", {})):
-        out = folder / f"{begun} then {on}"
+    for started, on, variant in (("one", "all", axis), ("all", "one", {})):
+        out = folder / f"{started} then {on}"
         out.mkdir()
-        shutil.copytree(folder / begun / "step-000002", out / "step-000002")
-        shutil.copy(folder / begun / "run.json", out)
-        shutil.copy(folder / begun / "log.jsonl", out)
-        told = {"folder": str(folder), "out": str(out), "more": {**more, **way}, "resume": True}
-        answer = processes.call(trained, **told)[0] if on == "all" else trained(None, **told)
+        shutil.copytree(folder / started / "step-000002", out / "step-000002")
+        shutil.copy(folder / started / "run.json", out)
+        shutil.copy(folder / started / "log.jsonl", out)
+        fields = {
+            "folder": str(folder),
+            "out": str(out),
+            "more": {**more, **variant},
+            "resume": True,
+        }
+        answer = processes.call(trained, **fields)[0] if on == "all" else trained(None, **fields)
         assert answer[0] == 4, answer
         for step in (2, 3):  # the weights as they were saved, then as the saved moments moved them
             for fact in ("loss", "grad_norm"):
                 tolerance = close * 10 ** (step - 1)
                 assert log(out)[step][fact] == pytest.approx(
-                    log(folder / begun)[step][fact], rel=tolerance
+                    log(folder / started)[step][fact], rel=tolerance
                 ), step
 
 
@@ -187,24 +192,24 @@ def test_an_adapter_on_two_processes(two, tmp_path, name):
     """On a base that stays; its first step, and the files with their tensors."""
     axis, more = (PIPELINE, {}) if name == "pipeline" else RUNS[name]
     trained(None, str(tmp_path), str(tmp_path / "base"), more)
-    left = dict.fromkeys(("recipe", "decoder.depth", "data.tokenizer", *more))
+    counts_by_name = dict.fromkeys(("recipe", "decoder.depth", "data.tokenizer", *more))
     drop = 0.0 if name == "pipeline" else 0.1  # each stage draws for itself
-    told = {
+    fields = {
         "from": str(tmp_path / "base"),
         "train.tune": f'{{type = "LoRA", rank = 2, dropout = {drop}}}',
-        **left,
+        **counts_by_name,
     }
-    alone = trained(None, str(tmp_path), str(tmp_path / "one"), told)
-    for both in two.call(
-        trained, folder=str(tmp_path), out=str(tmp_path / "all"), more={**told, **axis}
+    alone = trained(None, str(tmp_path), str(tmp_path / "one"), fields)
+    for pair in two.call(
+        trained, folder=str(tmp_path), out=str(tmp_path / "all"), more={**fields, **axis}
     ):
-        assert both == pytest.approx(alone, rel=2e-3), both
+        assert pair == pytest.approx(alone, rel=2e-3), pair
     for fact in ("loss", "grad_norm"):
         assert log(tmp_path / "all")[0][fact] == pytest.approx(
             log(tmp_path / "one")[0][fact], rel=1e-5
         )
-    one, every = (sorted((tmp_path / way / "step-000004").iterdir()) for way in ("one", "all"))
-    assert [(path.name, path.stat().st_size) for path in one if path.suffix == ".safetensors"] == [
+    item, every = (sorted((tmp_path / name / "step-000004").iterdir()) for name in ("one", "all"))
+    assert [(path.name, path.stat().st_size) for path in item if path.suffix == ".safetensors"] == [
         (path.name, path.stat().st_size) for path in every if path.suffix == ".safetensors"
     ]
 
@@ -213,11 +218,11 @@ def test_an_adapter_on_two_processes(two, tmp_path, name):
 @pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon", "pipeline"])
 def test_samples_while_it_trains(two, tmp_path, name):
     axis, more = (PIPELINE, EXPERTS) if name == "pipeline" else RUNS[name]
-    out, given = tmp_path / "out", {**more, **axis, "sample_every": 2}
-    first, _ = two.call(trained, folder=str(tmp_path), out=str(out), more=given, speaks=True)
+    out, fields = tmp_path / "out", {**more, **axis, "sample_every": 2}
+    first, _ = two.call(trained, folder=str(tmp_path), out=str(out), more=fields, speaks=True)
     assert first[0] == 4, first
-    told = [json.loads(line)["text"] for line in (out / "samples.jsonl").open()]
-    assert len(told) == 2 and all(len(text) > 20 for text in told), told  # a context is 26
+    texts = [json.loads(line)["text"] for line in (out / "samples.jsonl").open()]
+    assert len(texts) == 2 and all(len(text) > 20 for text in texts), texts  # a context is 26
 
 
 @pytest.mark.slow
@@ -231,9 +236,9 @@ def test_other_runs_on_two_processes(two, tmp_path, name):
 def test_a_run_on_two_by_two(four, tmp_path, name):
     """Data beside the axis, then copies beside it."""
     axis, more = RUNS[name]
-    for way in ({"parallel.data": 2}, {"parallel.replicate": 2}):
-        (folder := tmp_path / next(iter(way))).mkdir()
-        near(four, folder, {**axis, **way}, more, 1e-2 if "bf16" in name else 1e-5)
+    for variant in ({"parallel.data": 2}, {"parallel.replicate": 2}):
+        (folder := tmp_path / next(iter(variant))).mkdir()
+        near(four, folder, {**axis, **variant}, more, 1e-2 if "bf16" in name else 1e-5)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(two, tmp_path):

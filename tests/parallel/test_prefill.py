@@ -29,30 +29,30 @@ READ = [name for name in DECODERS if name not in ("gru", "lstm")]
 def compare(mesh, padded):
     """The largest difference of the prompt's last logits and of those of five tokens after it, for
     each family."""
-    ring, found = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context")), {}
+    ring, result = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context")), {}
     for name in READ:
         model = build_model(DECODERS[name], seed=1, dtype=torch.float64).eval()
-        given, pos = tokens(2, 27), None
+        second_tokens, pos = tokens(2, 27), None
         if padded:
             pos = torch.arange(22).expand(2, -1) - torch.tensor([[0], [6]])
             pos = pos.clamp(min=-1)
-        prompt, engine = given[:, :22], model.engine
+        prompt, engine = second_tokens[:, :22], model.engine
         logits, cache = prefill(model, prompt, pos, ring, keep=mesh.rank == 0)
         assert model.engine == engine and all(
-            not part._forward_pre_hooks for part in model.modules()
+            not module._forward_pre_hooks for module in model.modules()
         )
         with torch.no_grad():
             alone = Cache(model.config)
-            wanted = [model(prompt, pos=pos, cache=alone, logits="last").logits[:, -1].float()]
+            expected = [model(prompt, pos=pos, cache=alone, logits="last").logits[:, -1].float()]
             got = [logits]
             for at in range(22, 27):
                 if mesh.rank == 0:
                     after = None if pos is None else (pos[:, -1:] + 1 + at - 22)
-                    step = given[:, at : at + 1]
-                    wanted.append(model(step, pos=after, cache=alone).logits[:, 0])
+                    step = second_tokens[:, at : at + 1]
+                    expected.append(model(step, pos=after, cache=alone).logits[:, 0])
                     got.append(model(step, pos=after, cache=cache).logits[:, 0])
-        found[name] = max(float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True))
-    return found
+        result[name] = max(float((a - b).abs().max()) for a, b in zip(got, expected, strict=True))
+    return result
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -66,13 +66,13 @@ def said(mesh):
     ring = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"))
     model = tiny.model(DECODERS["gemma2"])
 
-    def reader(*given):
-        return prefill(*given, ring)
+    def reader(*args):
+        return prefill(*args, ring)
 
     prompts = [tokens(1, 30)[0].tolist(), tokens(1, 21)[0].tolist()]
-    how = {"max_new": 12, "seed": 3, "samples": 2}
-    told = generation.generate(model, None, prompts, reader=reader, **how).run().tokens
-    alone = generation.generate(model, None, prompts, **how).run().tokens
+    options = {"max_new": 12, "seed": 3, "samples": 2}
+    actual_tokens = generation.generate(model, None, prompts, reader=reader, **options).run().tokens
+    alone = generation.generate(model, None, prompts, **options).run().tokens
     refused = []
     for name, cfg in (("gru", DECODERS["gru"]), ("t5", ALL["t5"])):
         try:
@@ -82,12 +82,12 @@ def said(mesh):
             ).run()
         except UserError as error:
             refused.append(str(error))
-    return [told == alone, refused]
+    return [actual_tokens == alone, refused]
 
 
 def test_what_is_generated_and_refused(two):
-    for same, refused in two.call(said):
-        assert same and "recurrent" in refused[0] and "decoders alone" in refused[1]
+    for repeated, refused in two.call(said):
+        assert repeated and "recurrent" in refused[0] and "decoders alone" in refused[1]
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_the_command(
     store.save(model, tmp_path / "m", chars, layout="glassformer")
     words = ["generate", str(tmp_path / "m"), "--max-new", "5", "--temperature", "0", *more]
     command, port = [sys.executable, "-m", "glassformer", *words], free_port()
-    both = [
+    process = [
         subprocess.Popen(command, env=environment(rank, 2, port), stdout=-1, stderr=-1, text=True)
         for rank in range(2)
     ]
-    answers = [(*one.communicate(timeout=120), one.returncode) for one in both]
+    answers = [(*item.communicate(timeout=120), item.returncode) for item in process]
     assert main(words) == code
     alone = capsys.readouterr()
     assert answers == [(alone.out, alone.err, code), ("", "", code)]

@@ -23,38 +23,38 @@ from tiny import ALL, DECODERS, tokens
 
 def compare(mesh, names, scene, length, double):
     """The largest difference of logits, and of gradients beside their size, for each family."""
-    ring, found = rings.Ring(mesh.group("context")), {}
+    ring, actual_result = rings.Ring(mesh.group("context")), {}
     torch.manual_seed(0)
     for name in names:
         cfg = FAMILIES[name]
-        one, shared = (
+        item, shared = (
             build_model(cfg, seed=1, dtype=torch.float64 if double else None).eval()
             for _ in range(2)
         )
         ring.attach(shared, training=False)
-        given, kept = row(cfg, scene, length)
+        args, saved = row(cfg, scene, length)
         weigh = torch.randn(
             2, length, tiny.VOCAB, generator=torch.Generator().manual_seed(3), dtype=torch.float64
         )
-        weigh = (weigh / length).to(next(one.parameters()).dtype)
-        wanted, grads = result(one, given, kept, weigh, given.numel())
-        mine = {k: ring.cut(v, rings.FILL.get(k, -1)) for k, v in kept.items()}
-        local = ring.cut(given, 0)
-        logits, own = result(
-            shared, local, mine, ring.cut(weigh, 0), int((ring.cut(given) >= 0).sum())
+        weigh = (weigh / length).to(next(item.parameters()).dtype)
+        expected, grads = result(item, args, saved, weigh, args.numel())
+        second_local = {k: ring.cut(v, rings.FILL.get(k, -1)) for k, v in saved.items()}
+        local = ring.cut(args, 0)
+        logits, individual = result(
+            shared, local, second_local, ring.cut(weigh, 0), int((ring.cut(args) >= 0).sum())
         )
-        whole = ring.join(logits)[:, :length]
-        far = (whole - wanted).abs().max() / wanted.abs().max()
-        found[name] = [
+        full = ring.join(logits)[:, :length]
+        far = (full - expected).abs().max() / expected.abs().max()
+        actual_result[name] = [
             float(far),
-            worst({path: summed(own[path], ring.group) for path in grads}, grads),
+            worst({path: summed(individual[path], ring.group) for path in grads}, grads),
         ]
-    return found
+    return actual_result
 
 
-def run(mesh, **given):
+def run(mesh, **kwargs):
     """``compare`` with all processes on the context axis."""
-    return compare(Mesh(Parallel(data=1, context=mesh.size), mesh.rank), **given)
+    return compare(Mesh(Parallel(data=1, context=mesh.size), mesh.rank), **kwargs)
 
 
 def near(processes, scene, length, double, names=tuple(FAMILIES)):
@@ -168,12 +168,12 @@ def trained(mesh, folder, out, more, resume=False):
     """How a run ends whose rows lie on all processes of ``mesh``, or on one; the mistake where
     there is one."""
     text = Path(folder) / "text.txt"
-    said = {**RUN, "data.train": str(text), **more}
+    message = {**RUN, "data.train": str(text), **more}
     if mesh is not None:
-        said["parallel.context"] = 2
+        message["parallel.context"] = 2
     try:
         ended = training.run(
-            run_file.read_run(None, said), Path(out), resume, sample=lambda model, *_: "text"
+            run_file.read_run(None, message), Path(out), resume, sample=lambda model, *_: "text"
         )
     except UserError as error:
         return str(error)
@@ -186,17 +186,17 @@ def trained(mesh, folder, out, more, resume=False):
 def test_a_run_whose_rows_lie_on_two_processes(two, tmp_path, name):
     (tmp_path / "text.txt").write_text("\n".join(LINES * 3))
     alone = trained(None, str(tmp_path), str(tmp_path / "one"), RUNS[name])
-    both = two.call(trained, folder=str(tmp_path), out=str(tmp_path / "two"), more=RUNS[name])
-    assert both[0] == both[1] and alone[0] == 4
+    reply = two.call(trained, folder=str(tmp_path), out=str(tmp_path / "two"), more=RUNS[name])
+    assert reply[0] == reply[1] and alone[0] == 4
     logs = [
-        [json.loads(line) for line in (tmp_path / way / "log.jsonl").open()]
-        for way in ("one", "two")
+        [json.loads(line) for line in (tmp_path / name / "log.jsonl").open()]
+        for name in ("one", "two")
     ]
     close = 1e-2 if name == "bf16" else 1e-5
     # of the first step: an optimizer makes more of what rounding leaves
     for fact in ("loss", "grad_norm"):
         assert logs[1][0][fact] == pytest.approx(logs[0][0][fact], rel=close)
-    assert both[0][1:] == pytest.approx(alone[1:], rel=max(close, 1e-3))
+    assert reply[0][1:] == pytest.approx(alone[1:], rel=max(close, 1e-3))
     more = {"steps": 6, **RUNS[name]}  # and on with one process
     on = trained(None, str(tmp_path), str(tmp_path / "two"), more, True)
     assert on[0] == 6 and on[1] < alone[1] + 0.5
@@ -208,11 +208,11 @@ def test_a_run_on_two_by_two(four, tmp_path):
     alone = trained(None, str(tmp_path), str(tmp_path / "one"), {})
     for answer in four.call(trained, folder=str(tmp_path), out=str(tmp_path / "four"), more={}):
         assert answer == pytest.approx(alone, rel=1e-3)
-    one, four = (
-        json.loads((tmp_path / way / "log.jsonl").read_text().splitlines()[0])
-        for way in ("one", "four")
+    item, four = (
+        json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[0])
+        for name in ("one", "four")
     )
-    assert all(four[fact] == pytest.approx(one[fact], rel=1e-5) for fact in ("loss", "grad_norm"))
+    assert all(four[fact] == pytest.approx(item[fact], rel=1e-5) for fact in ("loss", "grad_norm"))
 
 
 def test_what_does_not_go_round_is_refused_before_it_starts(two, tmp_path):

@@ -53,23 +53,23 @@ def learned(
     mesh = mesh if axes is None else Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
     cfg = MODELS[name]
     model = build_model(cfg, seed=0)
-    how = run.Train(steps=steps, batch=9, accumulate=8, schedule=run.Constant(), clip=0.5)
+    options = run.Train(steps=steps, batch=9, accumulate=8, schedule=run.Constant(), clip=0.5)
     if not mesh.alone:
         shard.shard(model, mesh, dtype, exact)
-    made = Optimizer(model, ADAMW if optimizer == "AdamW" else MUON, mesh)
-    feed = batches(how.batch, cfg.embed.vocab)
-    state = State(model, made, feed, mesh=mesh)
+    result = Optimizer(model, ADAMW if optimizer == "AdamW" else MUON, mesh)
+    feed = batches(options.batch, cfg.embed.vocab)
+    state = State(model, result, feed, mesh=mesh)
     execution = ExecutionSettings(dtype=dtype)
-    seen = [
+    observed = [
         [s.loss, s.grad_norm, s.metrics]
-        for s in train(model, feed, Causal(), how, state=state, execution=execution)
+        for s in train(model, feed, Causal(), options, state=state, execution=execution)
     ]
-    found = {name: whole(weight) for name, weight in model.named_parameters()}
-    for key, value in made.state().items():
-        found[key] = gathered(value, mesh) if isinstance(value, Share) else value
-    return seen, {
+    actual_result = {name: whole(weight) for name, weight in model.named_parameters()}
+    for key, value in result.state().items():
+        actual_result[key] = gathered(value, mesh) if isinstance(value, Share) else value
+    return observed, {
         key: hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
-        for key, x in found.items()
+        for key, x in actual_result.items()
     }
 
 
@@ -77,13 +77,13 @@ def whole(weight):
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
-def gathered(part: Share, mesh: Mesh):
-    whole = torch.zeros(math.prod(part.shape))
-    for low, count in part.place.runs():
-        whole[low : low + count] = part.numbers.reshape(-1)
+def gathered(piece: Share, mesh: Mesh):
+    zeros = torch.zeros(math.prod(piece.shape))
+    for low, count in piece.place.runs():
+        zeros[low : low + count] = piece.numbers.reshape(-1)
     if mesh.extent("data") > 1:
-        torch.distributed.all_reduce(whole, group=mesh.group("data"))
-    return whole.view(part.shape)
+        torch.distributed.all_reduce(zeros, group=mesh.group("data"))
+    return zeros.view(piece.shape)
 
 
 def test_owners_have_equal_shares_and_every_matrix_has_one():
@@ -112,9 +112,9 @@ SHAPES = [(16, 8), (8, 16), (4, 8, 4), (7, 3)]
 @pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
 def test_two_processes_make_the_bits_of_one(two, name, dtype, optimizer):
     alone = learned(ALONE, name, dtype, optimizer)
-    for found in two.call(learned, name=name, dtype=dtype, optimizer=optimizer):
-        assert found[1] == alone[1], [key for key in alone[1] if alone[1][key] != found[1][key]]
-        assert found[0] == alone[0]
+    for result in two.call(learned, name=name, dtype=dtype, optimizer=optimizer):
+        assert result[1] == alone[1], [key for key in alone[1] if alone[1][key] != result[1][key]]
+        assert result[0] == alone[0]
 
 
 @pytest.mark.slow
@@ -128,23 +128,23 @@ def test_four_processes_and_copies_of_shards(four, optimizer):
             name in ("odd", "mixtral")
         )
         for axes in laid:
-            for found in four.call(
+            for result in four.call(
                 learned, name=name, dtype="float32", optimizer=optimizer, axes=axes
             ):
-                assert found == [alone[0], alone[1]], (name, axes)
+                assert result == [alone[0], alone[1]], (name, axes)
 
 
 def test_copies_of_the_whole_and_plain_collectives(two):
     """Two copies make the bits of one process; sums in any order come close to them."""
     alone = learned(ALONE, "odd", "float32", "Muon")
     axes = {"data": 1, "replicate": 2}
-    for found in two.call(learned, name="odd", dtype="float32", optimizer="Muon", axes=axes):
-        assert found == [alone[0], alone[1]]
-    for given in ({}, {"axes": axes}):
-        for found in two.call(
-            learned, name="odd", dtype="float32", optimizer="Muon", exact=False, **given
+    for result in two.call(learned, name="odd", dtype="float32", optimizer="Muon", axes=axes):
+        assert result == [alone[0], alone[1]]
+    for args in ({}, {"axes": axes}):
+        for result in two.call(
+            learned, name="odd", dtype="float32", optimizer="Muon", exact=False, **args
         ):
-            assert [step[0] for step in found[0]] == pytest.approx(
+            assert [step[0] for step in result[0]] == pytest.approx(
                 [step[0] for step in alone[0]], rel=1e-5
             )
 
@@ -152,21 +152,21 @@ def test_copies_of_the_whole_and_plain_collectives(two):
 def drawn(mesh: Mesh, name: str, axes: dict[str, int]) -> bool:
     """Whether weights that were drawn one by one into shards on no device are the whole model's."""
     cfg, layout = MODELS[name], Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
-    wanted, model = (
+    expected, model = (
         dict(build_model(cfg, seed=3).named_parameters()),
         build_model(cfg, device="meta"),
     )
     shard.shard(model, layout)
     model.to_empty(device="cpu")
     shard.draw(model, layout, 3)
-    same = []
+    repeated = []
     for path, weight in model.named_parameters():
         place = shard.place_in(model, path, layout)
         box = tuple(
             slice(low, low + size) for low, size in zip(place.start, place.size, strict=True)
         )
-        same.append(torch.equal(weight.to_local(), wanted[path][box]))
-    return all(same) and len(same) == len(wanted)
+        repeated.append(torch.equal(weight.to_local(), expected[path][box]))
+    return all(repeated) and len(repeated) == len(expected)
 
 
 @pytest.mark.parametrize("axis", ["data", "tensor", "expert", "pipeline"])
@@ -181,8 +181,8 @@ def test_weights_drawn_into_shards_are_those_of_one_process(two, axis):
 
 
 def test_only_shards_gathered_for_a_text_stay(two):
-    for found in two.call(stays):
-        assert found == [False, True, False]
+    for result in two.call(stays):
+        assert result == [False, True, False]
 
 
 def stays(mesh: Mesh) -> list[bool]:
@@ -190,15 +190,15 @@ def stays(mesh: Mesh) -> list[bool]:
     model = build_model(MODELS["gpt2"], seed=0).eval()
     shard.shard(model, mesh)
     weight = "decoder.blocks.0.ffn.up.weight"
-    found = []
+    results = []
 
     def gone_through() -> None:
         with torch.no_grad():
             model(torch.zeros(1, 4, dtype=torch.long))
-        found.append(not hasattr(model.get_parameter(weight), "to_local"))
+        results.append(not hasattr(model.get_parameter(weight), "to_local"))
 
     gone_through()
     with shard.gathered(model, mesh, 1):
         gone_through()
     gone_through()
-    return found
+    return results

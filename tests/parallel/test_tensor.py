@@ -25,9 +25,9 @@ from tiny import ALL, DECODERS, tokens
 EVERY = {**FAMILIES, **{name: cfg for name, cfg in ALL.items() if c.recurrent(cfg)}}
 
 
-def fits(cfg, parts):
+def fits(cfg, pieces):
     try:
-        tensor.check(cfg, parts)
+        tensor.check(cfg, pieces)
     except UserError:
         return False
     return True
@@ -36,7 +36,7 @@ def fits(cfg, parts):
 def compare(mesh, names, scene, double):
     """The largest differences of logits, gradients, and the loss with its gradients, for each
     family."""
-    group, found = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
+    group, actual_result = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
     length = LENGTHS[0]
     weigh = (
         torch.randn(2, length, 60, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -44,52 +44,52 @@ def compare(mesh, names, scene, double):
     )
     for name in names:
         cfg = EVERY[name]
-        one, shared = (
+        item, shared = (
             build_model(cfg, seed=1, dtype=torch.float64 if double else None).eval()
             for _ in range(2)
         )
         cuts = tensor.split_model(shared, group)
-        given, kept = row(cfg, scene, length)
-        own = weigh[..., : cfg.embed.vocab].to(next(one.parameters()).dtype)
-        wanted, grads = result(one, given, kept, own, given.numel())
-        logits, parts = result(shared, given, kept, own, given.numel())
-        assert parts.keys() == grads.keys() and all(
-            parts[path].shape == cuts[path].of(grads[path]).shape for path in cuts
+        args, saved = row(cfg, scene, length)
+        individual = weigh[..., : cfg.embed.vocab].to(next(item.parameters()).dtype)
+        expected, grads = result(item, args, saved, individual, args.numel())
+        logits, pieces = result(shared, args, saved, individual, args.numel())
+        assert pieces.keys() == grads.keys() and all(
+            pieces[path].shape == cuts[path].of(grads[path]).shape for path in cuts
         )
-        answers = [float((logits - wanted).abs().max() / wanted.abs().max())]
+        answers = [float((logits - expected).abs().max() / expected.abs().max())]
         answers.append(
             worst(
-                parts, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
+                pieces, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
             )
         )
-        whole = {
-            path: cuts[path].gather(x, group) if path in cuts else x for path, x in parts.items()
+        full = {
+            path: cuts[path].gather(x, group) if path in cuts else x for path, x in pieces.items()
         }
-        assert all(whole[path].shape == grads[path].shape for path in grads)
-        answers.append(worst(whole, grads))
+        assert all(full[path].shape == grads[path].shape for path in grads)
+        answers.append(worst(full, grads))
         losses = []
-        for model in (one, shared):
+        for model in (item, shared):
             model.zero_grad()
-            out = model(given, **kept, logits="none")
-            targets = tokens(2, length, seed=9).where(kept["pos"] > 2, -1)
+            out = model(args, **saved, logits="none")
+            targets = tokens(2, length, seed=9).where(saved["pos"] > 2, -1)
             loss = token_loss(model, out, targets, 0.1)
             (loss.sum / loss.count).backward()
             losses.append(
                 (loss.sum, {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
             )
-        (wanted, grads), (sum, parts) = losses
-        answers.append(abs(float((sum - wanted) / wanted)))
+        (expected, grads), (sum, pieces) = losses
+        answers.append(abs(float((sum - expected) / expected)))
         answers.append(
             worst(
-                parts, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
+                pieces, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
             )
         )
-        found[name] = answers
-    return found
+        actual_result[name] = answers
+    return actual_result
 
 
-def near(processes, scene, double, parts):
-    names = [name for name, cfg in EVERY.items() if fits(cfg, parts)]
+def near(processes, scene, double, pieces):
+    names = [name for name, cfg in EVERY.items() if fits(cfg, pieces)]
     bound = 1e-12 if double else 1e-5
     for answer in processes.call(compare, names=names, scene=scene, double=double):
         assert len(answer) == len(names) > 15
@@ -111,23 +111,23 @@ def test_every_family(two, four, scene, double):
 def dropped(mesh, names):
     """The largest differences of logits and gradients while a tenth of patterns and of the stream
     are dropped."""
-    group, found = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
+    group, actual_result = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
     for name in names:
         cfg = EVERY[name]
         cfg = replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()})
-        one, shared = (build_model(cfg, seed=1, dtype=torch.float64) for _ in range(2))
+        item, shared = (build_model(cfg, seed=1, dtype=torch.float64) for _ in range(2))
         cuts = tensor.split_model(shared, group)
-        given, kept = row(cfg, "packed", LENGTHS[1])
+        args, saved = row(cfg, "packed", LENGTHS[1])
         torch.manual_seed(4)
-        wanted, grads = result(one, given, kept, 0.1, 1)
+        expected, grads = result(item, args, saved, 0.1, 1)
         torch.manual_seed(4)
-        logits, parts = result(shared, given, kept, 0.1, 1)
+        logits, pieces = result(shared, args, saved, 0.1, 1)
         grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
-        found[name] = [
-            float((logits - wanted).abs().max() / wanted.abs().max()),
-            worst(parts, grads),
+        actual_result[name] = [
+            float((logits - expected).abs().max() / expected.abs().max()),
+            worst(pieces, grads),
         ]
-    return found
+    return actual_result
 
 
 def test_each_head_drops_what_it_drops_on_one_process(two):
@@ -157,18 +157,18 @@ def adapted(mesh, name):
         for layer in lora.adapted(models[-1]).values():
             layer.up.data.normal_(generator=draw)
     cuts = tensor.split_model(models[1], group)
-    given, kept = row(cfg, "packed", LENGTHS[0])
-    found = []
+    args, saved = row(cfg, "packed", LENGTHS[0])
+    results = []
     for model in models:
         torch.manual_seed(4)
-        found.append(result(model, given, kept, 0.1, 1))
-    (wanted, grads), (logits, parts) = found
+        results.append(result(model, args, saved, 0.1, 1))
+    (expected, grads), (logits, pieces) = results
     grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
-    assert parts.keys() == grads.keys() and all(path.endswith((".down", ".up")) for path in parts)
+    assert pieces.keys() == grads.keys() and all(path.endswith((".down", ".up")) for path in pieces)
     return [
-        len(parts),
-        float((logits - wanted).abs().max() / wanted.abs().max()),
-        worst(parts, grads),
+        len(pieces),
+        float((logits - expected).abs().max() / expected.abs().max()),
+        worst(pieces, grads),
     ]
 
 
@@ -179,60 +179,64 @@ def test_adapters_are_cut_with_their_layers(two):
 
 
 def test_every_config_type_is_in_the_table_or_declared_whole():
-    whole = [kind for kinds in tensor.WHOLE.values() for kind in kinds]
-    assert len(whole) == len(set(whole)) and not set(whole) & tensor.TABLE.keys()
+    kinds = [kind for kinds in tensor.WHOLE.values() for kind in kinds]
+    assert len(kinds) == len(set(kinds)) and not set(kinds) & tensor.TABLE.keys()
     assert {kind for kind in built() if kind.__module__.startswith("glassformer.")} == set(
-        whole
+        kinds
     ) | tensor.TABLE.keys()
 
 
-def own_part(mesh, told):
+def own_part(mesh, output):
     """A feed-forward of a user's own: parameters here and in all, and the largest differences."""
     import own_parts
 
-    made = own_parts.ReluSquaredModule
-    made.columns, made.rows = (("up",), ("down",)) if told else ((), ())
+    new_result = own_parts.ReluSquaredModule
+    new_result.columns, new_result.rows = (("up",), ("down",)) if output else ((), ())
     cfg = tiny.decoder(tiny.block(c.Attention(4), own_parts.ReluSquared(64)))
     group = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor")
-    one, shared = (build_model(cfg, seed=1, dtype=torch.float64) for _ in range(2))
+    item, shared = (build_model(cfg, seed=1, dtype=torch.float64) for _ in range(2))
     cuts = tensor.split_model(shared, group)
-    given, kept = row(cfg, "plain", LENGTHS[0])
-    (wanted, grads), (logits, parts) = (
-        result(model, given, kept, 0.1, 1) for model in (one, shared)
+    args, saved = row(cfg, "plain", LENGTHS[0])
+    (expected, grads), (logits, pieces) = (
+        result(model, args, saved, 0.1, 1) for model in (item, shared)
     )
     grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
     ffn = sum(p.numel() for p in shared.decoder.blocks[0].ffn.parameters())
-    return [ffn, float((logits - wanted).abs().max()), worst(parts, grads)]
+    return [ffn, float((logits - expected).abs().max()), worst(pieces, grads)]
 
 
 def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
-    whole, cut = (2 * 64 * 32 + 64 + 32) * 1.0, 64 * 32 + 32 + 32
-    for told, size in ((False, whole), (True, cut)):
-        assert all(one[0] == size and max(one[1:]) < 1e-12 for one in two.call(own_part, told=told))
+    full, cut = (2 * 64 * 32 + 64 + 32) * 1.0, 64 * 32 + 32 + 32
+    for output, size in ((False, full), (True, cut)):
+        assert all(
+            item[0] == size and max(item[1:]) < 1e-12 for item in two.call(own_part, told=output)
+        )
 
 
 def with_data(mesh, names):
     """The largest difference of gradients where weights are cut and then sharded (FSDP2), rows
     shared out."""
-    axes, found = Mesh(Parallel(data=2, tensor=2), mesh.rank), {}
+    axes, actual_result = Mesh(Parallel(data=2, tensor=2), mesh.rank), {}
     for name in names:
-        one, shared = (
+        item, shared = (
             build_model(EVERY[name], seed=1, dtype=torch.float64).eval() for _ in range(2)
         )
         shard(shared, axes, exact=False)
         cuts = cuts_of(shared)
-        wanted = {}
+        expected = {}
         for number in range(2):
-            given, kept = row(EVERY[name], "packed", LENGTHS[0] + number)
-            _, grads = result(one, given, kept, 0.1, given.numel())
-            wanted = {path: wanted.get(path, 0) + grad for path, grad in grads.items()}
-        given, kept = row(EVERY[name], "packed", LENGTHS[0] + axes.row)
-        _, parts = result(shared, given, kept, 0.1, given.numel())
-        wanted = {
-            path: cuts[path].of(grad) if path in cuts else grad for path, grad in wanted.items()
+            args, saved = row(EVERY[name], "packed", LENGTHS[0] + number)
+            _, grads = result(item, args, saved, 0.1, args.numel())
+            expected = {path: expected.get(path, 0) + grad for path, grad in grads.items()}
+        args, saved = row(EVERY[name], "packed", LENGTHS[0] + axes.row)
+        _, pieces = result(shared, args, saved, 0.1, args.numel())
+        expected = {
+            path: cuts[path].of(grad) if path in cuts else grad for path, grad in expected.items()
         }
-        found[name] = worst({path: grad.full_tensor() for path, grad in parts.items()}, wanted)
-    return found
+        actual_result[name] = worst(
+            {path: grad.full_tensor() for path, grad in pieces.items()}, expected
+        )
+    return actual_result
 
 
 @pytest.mark.slow

@@ -27,9 +27,9 @@ def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         (row, row if isinstance(model.config, config.EncoderDecoder) else None) for row in rows
     ]
     return {
-        path: one
-        for part in grams(model, sides, list(plan(model, Layout(8))))
-        for path, one in part.items()
+        path: value
+        for gram in grams(model, sides, list(plan(model, Layout(8))))
+        for path, value in gram.items()
     }
 
 
@@ -50,43 +50,43 @@ def test_a_sum_is_that_of_what_the_tape_sees() -> None:
         tiny.model(tiny.DECODERS["llama"]),
         [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)],
     )
-    found, expected = sums("llama", rows), torch.zeros(32, 32)
+    result, expected = sums("llama", rows), torch.zeros(32, 32)
     for row in rows:
         tape = Tape("decoder.blocks.1.ffn.in")
         with inference(model):
             model(row, tape=tape)
         x = tape["decoder.blocks.1.ffn.in"][0]
         expected += x.T @ x
-    for part in ("gate", "up"):
+    for name in ("gate", "up"):
         torch.testing.assert_close(
-            found[f"decoder.blocks.1.ffn.{part}.weight"], expected, rtol=1e-4, atol=1e-3
+            result[f"decoder.blocks.1.ffn.{name}.weight"], expected, rtol=1e-4, atol=1e-3
         )
 
 
 def test_an_expert_has_its_own_tokens() -> None:
     row = tiny.tokens(1, 20)
-    found, tape = sums("mixtral", [row])["decoder.blocks.0.ffn.up"], Tape("decoder.blocks.0.ffn.*")
+    result, tape = sums("mixtral", [row])["decoder.blocks.0.ffn.up"], Tape("decoder.blocks.0.ffn.*")
     model = tiny.model(tiny.DECODERS["mixtral"])
     with inference(model):
         model(row, tape=tape)
     x, chosen = tape["decoder.blocks.0.ffn.in"][0], tape["decoder.blocks.0.ffn.chosen"][0]
     for expert in range(4):
-        own = x[(chosen == expert).any(-1)]
-        torch.testing.assert_close(found[expert], own.T @ own, rtol=1e-4, atol=1e-3)
+        individual = x[(chosen == expert).any(-1)]
+        torch.testing.assert_close(result[expert], individual.T @ individual, rtol=1e-4, atol=1e-3)
 
 
 def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [tiny.tokens(1, 20)]
-    whole = sums("llama", rows)
+    full = sums("llama", rows)
     monkeypatch.setattr(calibration, "MEMORY", 3 * 4 * 32 * 32)
     model = tiny.model(tiny.DECODERS["llama"])
-    told: list[str] = []
-    parts = list(
-        grams(model, [(row, None) for row in rows], list(plan(model, Layout(8))), told.append)
+    outputs: list[str] = []
+    pieces = list(
+        grams(model, [(row, None) for row in rows], list(plan(model, Layout(8))), outputs.append)
     )
-    assert len(parts) > 3 and told[-1] == f"calibrating, reading {len(parts)} of {len(parts)}"
-    assert all(torch.equal(whole[path], one) for part in parts for path, one in part.items())
-    assert whole.keys() == {path for part in parts for path in part}
+    assert len(pieces) > 3 and outputs[-1] == f"calibrating, reading {len(pieces)} of {len(pieces)}"
+    assert all(torch.equal(full[path], value) for piece in pieces for path, value in piece.items())
+    assert full.keys() == {path for piece in pieces for path in piece}
 
 
 def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
     path.write_text("".join(chr(draw.randrange(1, 50)) for _ in range(1600)))
     text = Text.of(open_path(path), tokenizer, cfg, 10_000, 10_000)
     assert (len(text.rows), len(text.held_out)) == (20, 5)
-    assert not any(torch.equal(row, held) for row, _ in text.rows for held, _ in text.held_out)
+    assert not any(torch.equal(row, stored) for row, _ in text.rows for stored, _ in text.held_out)
     path.write_text("\x01\x02\x03\x04" * 70)
     with pytest.raises(UserError, match="give 320 or more"):
         Text.of(open_path(path), tokenizer, cfg, 300, 64)

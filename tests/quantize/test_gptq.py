@@ -45,16 +45,16 @@ def test_it_is_the_written_out_algorithm(monkeypatch: pytest.MonkeyPatch) -> Non
     codes, scales = calibrated(weight, 4, 32, gram)
     damped = (gram + 0.01 * gram.diagonal().mean() * torch.eye(32)).double()
     order = gram.diagonal().argsort(descending=True, stable=True).tolist()
-    left = weight.double().clone()
-    same = 0
+    remaining = weight.double().clone()
+    repeated = 0
     for place, c in enumerate(order):
-        rest = order[place:]
-        inverse = torch.linalg.inv(damped[rest][:, rest])
-        code = (left[:, c] / scales[:, 0].double()).round().clamp(-8, 7)
-        same += int((code == codes[:, c]).sum())
-        change = (left[:, c] - code * scales[:, 0].double()) / inverse[0, 0]
-        left[:, rest] -= change[:, None] * inverse[0]
-    assert same >= 0.98 * codes.numel()  # a tie, or an output that a search alone served better
+        second_remaining = order[place:]
+        inverse = torch.linalg.inv(damped[second_remaining][:, second_remaining])
+        code = (remaining[:, c] / scales[:, 0].double()).round().clamp(-8, 7)
+        repeated += int((code == codes[:, c]).sum())
+        change = (remaining[:, c] - code * scales[:, 0].double()) / inverse[0, 0]
+        remaining[:, second_remaining] -= change[:, None] * inverse[0]
+    assert repeated >= 0.98 * codes.numel()  # a tie, or an output that a search alone served better
 
 
 def test_scales_fitted_to_codes_lose_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +70,12 @@ def test_each_scale_is_fitted_to_what_those_before_it_left() -> None:
     codes, scales = rounding.nearest(weight, 4, 32)
     expected = scales.clone()
     for g in range(3):
-        some = slice(32 * g, 32 * g + 32)
-        left = (weight - rounding.decode(codes, expected, 32, torch.float32)) @ x.T  # (N, rows)
-        own = codes[:, some].float() @ x[:, some].T
-        step = (left * own).sum(1) / own.square().sum(1)
+        group = slice(32 * g, 32 * g + 32)
+        remaining = (
+            weight - rounding.decode(codes, expected, 32, torch.float32)
+        ) @ x.T  # (N, rows)
+        individual = codes[:, group].float() @ x[:, group].T
+        step = (remaining * individual).sum(1) / individual.square().sum(1)
         expected[:, g] = (scales[:, g].float() + step).half()
     torch.testing.assert_close(
         gptq._fitted(weight, codes, scales, 32, gram), expected, rtol=2e-3, atol=1e-5
@@ -92,11 +94,11 @@ def test_a_round_that_loses_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_blocks_of_inputs_pass_their_errors_on(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = made()
-    whole, _ = calibrated(weight, 4, 32, x.T @ x)
+    full, _ = calibrated(weight, 4, 32, x.T @ x)
     monkeypatch.setattr(gptq, "BLOCK", 16)
     codes, _ = calibrated(weight, 4, 32, x.T @ x)
     # sums in another order: a tie falls otherwise
-    assert float((codes == whole).float().mean()) > 0.97
+    assert float((codes == full).float().mean()) > 0.97
 
 
 def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched() -> None:

@@ -38,15 +38,15 @@ def reported(name: str = "llama", bits: int = 4) -> tuple[Model, Model, Report]:
 
 def test_figures_are_those_of_the_models() -> None:
     before, after, report = reported()
-    kl, same = 0.0, 0
+    kl, repeated = 0.0, 0
     for row, _ in TEXT.held_out:
         p, q = (logits(model, row).log_softmax(-1) for model in (before, after))
         kl += float((p.exp() * (p - q)).sum())
-        same += int((p.argmax(-1) == q.argmax(-1)).sum())
+        repeated += int((p.argmax(-1) == q.argmax(-1)).sum())
     effect = report.wholes[-1].effect
     assert effect is not None and report.measured == 120 and report.calibrated == 320
     assert effect.kl == pytest.approx(kl / 120, rel=1e-3) and effect.agreement == pytest.approx(
-        same / 120
+        repeated / 120
     )
     nats = [
         torch.nn.functional.cross_entropy(logits(after, row)[:-1], row[0, 1:])
@@ -66,17 +66,17 @@ def test_figures_are_those_of_the_models() -> None:
     assert effect.change == pytest.approx(
         (effect.perplexity - report.perplexity) / report.perplexity, rel=1e-6
     )
-    held = quantized(after)
-    assert {row.name for row in report.rows} == held.keys()
+    stored = quantized(after)
+    assert {row.name for row in report.rows} == stored.keys()
     for row in report.rows:
-        mine, plain = held[row.name], before.get_parameter(row.name)
+        local, plain = stored[row.name], before.get_parameter(row.name)
         assert (
             row.before == plain.nbytes
-            and row.after == mine.nbytes
-            and row.bits == mine.quantized_data.bits
+            and row.after == local.nbytes
+            and row.bits == local.quantized_data.bits
         )
         assert row.weight == pytest.approx(
-            float((mine.decoded() - plain.detach()).norm() / plain.detach().norm()), rel=1e-3
+            float((local.decoded() - plain.detach()).norm() / plain.detach().norm()), rel=1e-3
         )
     assert report.after == sum(weight.nbytes for weight in after.parameters())
 
@@ -91,16 +91,16 @@ def test_a_row_is_that_matrix_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         p, q = (logits(model, text).log_softmax(-1) for model in (plain, before))
         kl += float((p.exp() * (p - q)).sum())
     assert row.effect is not None and row.effect.kl == pytest.approx(kl / 80, rel=1e-3)
-    harms = [one.effect.harm for one in report.rows if one.effect]
+    harms = [row.effect.harm for row in report.rows if row.effect]
     assert len(harms) == len(report.rows) and harms == sorted(harms, reverse=True)
 
 
 def test_calibrated_is_better_than_searched_and_that_than_nearest() -> None:
     _, _, report = reported()
-    assert [whole.rounding for whole in report.wholes] == ["nearest", "searched", "calibrated"]
+    assert [full.rounding for full in report.wholes] == ["nearest", "searched", "calibrated"]
     nearest, searched, calibrated = report.wholes
     assert searched.weight < nearest.weight
-    outputs = [whole.output or 0.0 for whole in report.wholes]
+    outputs = [full.output or 0.0 for full in report.wholes]
     assert 0 < outputs[2] < outputs[1] < outputs[0]
     assert nearest.effect and calibrated.effect and calibrated.effect.harm < nearest.effect.harm
 
@@ -108,7 +108,7 @@ def test_calibrated_is_better_than_searched_and_that_than_nearest() -> None:
 @pytest.mark.parametrize("name", ["bert", "t5", "mixtral", "attention-pair", "gpt2"])
 def test_other_shapes_are_reported_too(name: str) -> None:
     _, after, report = reported(name, 8)
-    assert [whole.rounding for whole in report.wholes] == ["nearest"]
+    assert [full.rounding for full in report.wholes] == ["nearest"]
     assert report.to_dict() == json.loads(json.dumps(report.to_dict(), allow_nan=False)) | {
         key: report.to_dict()[key] for key in ("rows", "wholes")
     }
@@ -117,11 +117,11 @@ def test_other_shapes_are_reported_too(name: str) -> None:
 
 
 def test_pairs_are_read_on_both_sides_and_their_targets_predicted() -> None:
-    before, other = (tiny.model(tiny.ALL["two vocabularies"]) for _ in range(2))
+    before, second = (tiny.model(tiny.ALL["two vocabularies"]) for _ in range(2))
     pairs = [(ROWS[i][0, :20].tolist(), ROWS[-i][0, :30].tolist()) for i in range(10)]
     text = Text.of_pairs(pairs, 150, 60)
     assert [len(side) for side in (text.rows, text.held_out)] == [5, 2]
-    report = quantize_model(other, Layout(8), text)
+    report = quantize_model(second, Layout(8), text)
     nats = []
     for tokens, source in text.held_out:
         with inference(before):
@@ -163,11 +163,11 @@ def test_groups_longer_than_any_row_are_refused() -> None:
 
 
 def test_without_a_text_the_codes_are_those_of_load() -> None:
-    model, other = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["llama"])
+    model, second_model = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["llama"])
     report = quantize_model(model, Layout(4))
-    quantize_weights(other, Layout(4))
+    quantize_weights(second_model, Layout(4))
     assert all(
-        torch.equal(weight.quantized_data.codes, quantized(other)[path].quantized_data.codes)
+        torch.equal(weight.quantized_data.codes, quantized(second_model)[path].quantized_data.codes)
         for path, weight in quantized(model).items()
     )
     assert (

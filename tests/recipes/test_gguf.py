@@ -38,7 +38,7 @@ def test_factors_are_those_that_transformers_divides_by() -> None:
     cfg = transformers.LlamaConfig(hidden_size=128, num_attention_heads=1, rope_parameters=scaling)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](cfg, "cpu")
     plain = [5e5 ** (-pair / 64) for pair in range(64)]
-    expected = [one / float(scaled) for one, scaled in zip(plain, frequencies, strict=True)]
+    expected = [item / float(scaled) for item, scaled in zip(plain, frequencies, strict=True)]
     assert gguf.llama3_factors(Llama3Scaling(8.0), 128, 5e5) == pytest.approx(expected, rel=1e-5)
 
 

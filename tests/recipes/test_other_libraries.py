@@ -164,12 +164,12 @@ def written(name: str, folder: Path) -> tuple[list[str], Tensor]:
             optimizer.step()
             prefix = "_orig_mod." if "compiled" in name else ""
             weights = {prefix + n: w for n, w in weights.items()}
-            held: Any = {
+            stored: Any = {
                 "model": weights,
                 "optimizer": optimizer.state_dict(),
                 "model_args": {**ARGS, "bias": bias},
             }
-            held |= {
+            stored |= {
                 "iter_num": 2000,
                 "best_val_loss": torch.tensor(1.5),
                 "config": {"dataset": "shakespeare", "lr": 1e-3},
@@ -177,48 +177,51 @@ def written(name: str, folder: Path) -> tuple[list[str], Tensor]:
         elif kind == "mingpt":
             logits = gpt(draw, True, "tanh", tied=False)
             mask = torch.ones(N, N).tril().view(1, 1, N, N)
-            held = {**draw.made, **{f"transformer.h.{i}.attn.bias": mask for i in range(L)}}
-            said = (
+            stored = {**draw.made, **{f"transformer.h.{i}.attn.bias": mask for i in range(L)}}
+            message = (
                 {"model_type": "gpt", "n_head": H}
                 if "named" not in name
                 else {"model_type": "gpt-nano"}
             )
             (folder / "config.json").write_text(
-                json.dumps({"system": {"seed": 3407}, "model": said})
+                json.dumps({"system": {"seed": 3407}, "model": message})
             )
         elif kind == "nanochat":
             logits = nanochat(draw, 1, rows=16)
-            held, file = draw.made, folder / "model_000650.pt"
-            held["transformer.wte.weight"] = held["transformer.wte.weight"].bfloat16().float()
+            stored, file = draw.made, folder / "model_000650.pt"
+            stored["transformer.wte.weight"] = stored["transformer.wte.weight"].bfloat16().float()
             (folder / "meta_000650.json").write_text(
                 json.dumps({"step": 650, "model_config": CHAT})
             )
             logits = nanochat(draw, 1, rows=16)
-            held = {**held, "transformer.wte.weight": held["transformer.wte.weight"].bfloat16()}
+            stored = {
+                **stored,
+                "transformer.wte.weight": stored["transformer.wte.weight"].bfloat16(),
+            }
             if "neutral" in name:
-                held |= {"resid_lambdas": torch.ones(L), "x0_lambdas": torch.zeros(L)}
+                stored |= {"resid_lambdas": torch.ones(L), "x0_lambdas": torch.zeros(L)}
         else:
             logits = lens(draw, "folded" in name, "attention" not in name)
-            held = {**draw.made, "blocks.0.attn.mask": torch.ones(N, N, dtype=torch.bool)}
-            held |= {"blocks.0.attn.IGNORE": torch.tensor(-math.inf)}
-            said = {
+            stored = {**draw.made, "blocks.0.attn.mask": torch.ones(N, N, dtype=torch.bool)}
+            stored |= {"blocks.0.attn.IGNORE": torch.tensor(-math.inf)}
+            message = {
                 "act_fn": "relu",
                 "normalization_type": "LNPre" if "folded" in name else "LN",
                 "n_heads": H,
             }
-            said |= {
+            message |= {
                 "attn_scale": math.sqrt(5),
                 "positional_embedding_type": "standard",
                 "n_key_value_heads": None,
             }
-            (folder / "config.json").write_text(json.dumps(said))
+            (folder / "config.json").write_text(json.dumps(message))
             if "safetensors" in name:
                 from safetensors.torch import save_file
 
                 file = file.with_suffix(".safetensors")
-                save_file(held, file)
+                save_file(stored, file)
     if file.suffix == ".pt":
-        torch.save(held, file)
+        torch.save(stored, file)
     return ["--from", kind, str(file), "--out", str(folder.parent / "ours")], logits
 
 
@@ -281,13 +284,13 @@ def test_a_nanogpt_file_tells_its_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert glassformer.load(tmp_path / "new")[0].config.context == N
 
 
-@pytest.mark.parametrize(("kind", "other"), [("nanogpt", "mingpt"), ("mingpt", "nanogpt")])
-def test_one_gpt_is_not_taken_for_the_other(kind: str, other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "other_name"), [("nanogpt", "mingpt"), ("mingpt", "nanogpt")])
+def test_one_gpt_is_not_taken_for_the_other(kind: str, other_name: str, tmp_path: Path) -> None:
     words, _ = written(f"{kind}, compiled" if kind == "nanogpt" else kind, tmp_path)
     with pytest.raises(
         UserError, match=f"this looks like a {kind[:-3]}GPT file; use --from {kind}"
     ):
-        torchfiles.load(other, Path(words[2]))
+        torchfiles.load(other_name, Path(words[2]))
 
 
 def test_letters_of_the_text_are_its_tokenizer(
@@ -297,14 +300,14 @@ def test_letters_of_the_text_are_its_tokenizer(
     # eleven characters, as the model has rows
     (tmp_path / "input.txt").write_text("hello world\nab\n")
     assert cli.main(["convert", *words]) == 0
-    said = capsys.readouterr().err
-    assert said.startswith("This model has no tokenizer: ") and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("This model has no tokenizer: ") and stderr.count("\n") == 1
     assert cli.main(["generate", words[-1], "he"]) == 2
     assert (
         f"glassformer convert {words[-1]} --tokenizer NAME --out NEW_FOLDER"
         in capsys.readouterr().err
     )
-    program = said.partition('python -c "')[2].partition('"')[0]
+    program = stderr.partition('python -c "')[2].partition('"')[0]
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     letters = str(tmp_path / "letters")
     for number, line in enumerate((["convert", *words[:-1]], ["convert", words[-1], "--out"])):
@@ -329,35 +332,35 @@ def test_letters_of_the_text_are_its_tokenizer(
     assert not (tmp_path / "m3").exists()
 
 
-@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize("result", [True, False])
 def test_gpt2s_tokenizer_goes_with_its_vocabulary(
-    found: bool,
+    result: bool,
     tmp_path: Path,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
 ) -> None:
-    home = request.getfixturevalue("shared_data") if found else tmp_path / "nothing"
+    home = request.getfixturevalue("shared_data") if result else tmp_path / "nothing"
     monkeypatch.setenv("GLASSFORMER_DATA", str(home))
-    if not found:
+    if not result:
         monkeypatch.setattr(
             pretrained,
             "_hub",
             lambda name, online=True: pytest.fail("no network") if online else None,
         )
     words, _ = written("nanogpt", tmp_path)
-    held = torch.load(words[2], weights_only=True)
+    loaded = torch.load(words[2], weights_only=True)
     table = torch.zeros(50304, C)
-    held["model"] |= {"transformer.wte.weight": table, "lm_head.weight": table}
-    torch.save({**held, "model_args": {**ARGS, "bias": True, "vocab_size": 50304}}, words[2])
+    loaded["model"] |= {"transformer.wte.weight": table, "lm_head.weight": table}
+    torch.save({**loaded, "model_args": {**ARGS, "bias": True, "vocab_size": 50304}}, words[2])
     assert cli.main(["convert", *words]) == 0
     _, tokenizer = glassformer.load(words[-1])
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    if found:
-        assert tokenizer is not None and tokenizer.size == 50257 and "GPT-2's" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1
+    if result:
+        assert tokenizer is not None and tokenizer.size == 50257 and "GPT-2's" in stderr
     else:
-        assert tokenizer is None and "--tokenizer gpt2 --out NEW_FOLDER" in said
+        assert tokenizer is None and "--tokenizer gpt2 --out NEW_FOLDER" in stderr
 
 
 CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -379,16 +382,16 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_no_module_does_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    kind, change, said = CHANGES[name]
+    kind, change, message = CHANGES[name]
     words, _ = written(kind, tmp_path)
     file = Path(words[2])
     torch.save({**torch.load(file, weights_only=True), **change}, file)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         torchfiles.load(kind, file)
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "match"),
+    ("kind", "message", "match"),
     [
         ("mingpt", {}, '"n_head"'),
         ("nanochat", {**CHAT, "window_pattern": "SSSL"}, '"window_pattern" is "SSSL"'),
@@ -402,11 +405,11 @@ def test_what_no_module_does_is_refused_by_name(name: str, tmp_path: Path) -> No
     ],
 )
 def test_settings_that_are_missing_or_not_done(
-    kind: str, said: Any, match: str, tmp_path: Path
+    kind: str, message: Any, match: str, tmp_path: Path
 ) -> None:
     words, _ = written(kind, tmp_path)
     page = tmp_path / "said.json"
-    page.write_text(json.dumps(said))
+    page.write_text(json.dumps(message))
     with pytest.raises(UserError, match=match):
         torchfiles.load(kind, Path(words[2]), page)
 
@@ -428,18 +431,18 @@ def test_no_code_of_a_file_is_run(
     monkeypatch.setenv("BOMB", str(tmp_path / "ran"))
     words, _ = written("nanogpt", tmp_path)
     file, bomb = Path(words[2]), Bomb()
-    held = torch.load(file, weights_only=True)
-    weights, tensor = held["model"], torch.nn.Parameter(torch.ones(3))
+    loaded = torch.load(file, weights_only=True)
+    weights, tensor = loaded["model"], torch.nn.Parameter(torch.ones(3))
     tensor.hook = bomb  # type: ignore[attr-defined]
     changed: dict[str, Any] = {
-        "config": {**held, "config": bomb},
+        "config": {**loaded, "config": bomb},
         "model": {"model": bomb},
-        "key": {**held, (bomb,): 1},
+        "key": {**loaded, (bomb,): 1},
         "list": [bomb],
-        "state": {**held, "optimizer": {"state": {0: bomb}}},
-        "tensor": {**held, "model": {**weights, "x": tensor}},
-        "number": {**held, "iter_num": complex(1, 2)},
-        "storage": {**held, "model": {**weights, "x": torch.ones(3).untyped_storage()}},
+        "state": {**loaded, "optimizer": {"state": {0: bomb}}},
+        "tensor": {**loaded, "model": {**weights, "x": tensor}},
+        "number": {**loaded, "iter_num": complex(1, 2)},
+        "storage": {**loaded, "model": {**weights, "x": torch.ones(3).untyped_storage()}},
     }
     torch.save(changed[place], file)
     with pytest.raises(
@@ -466,8 +469,8 @@ def pickled_tensor(
 ) -> bytes:
     """The pickle operations that make a tensor of the storage, of which the file says that it has
     ``numbers``."""
-    whole = lambda n: b"\x8a\x08" + n.to_bytes(8, "little", signed=True)  # noqa: E731
-    row = lambda ns: b"(" + b"".join(map(whole, ns)) + b"t"  # noqa: E731
+    full = lambda n: b"\x8a\x08" + n.to_bytes(8, "little", signed=True)  # noqa: E731
+    row = lambda ns: b"(" + b"".join(map(full, ns)) + b"t"  # noqa: E731
     text = lambda t: b"X" + len(t).to_bytes(4, "little") + t  # noqa: E731
     place = (
         b"("
@@ -475,10 +478,10 @@ def pickled_tensor(
         + b"ctorch\nFloatStorage\n"
         + text(b"0")
         + text(b"cpu")
-        + whole(numbers)
+        + full(numbers)
         + b"tQ"
     )
-    arguments = place + whole(0) + row(shape) + row(stride) + b"\x89ccollections\nOrderedDict\n)R"
+    arguments = place + full(0) + row(shape) + row(stride) + b"\x89ccollections\nOrderedDict\n)R"
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tR"
 
 
@@ -546,19 +549,19 @@ def test_a_small_file_takes_little_memory_and_time(tmp_path: Path) -> None:
     paths.append(
         archive_of(tmp_path / "packed.pt", b"\x80\x02" + b"N" * 100_000_000, zipfile.ZIP_DEFLATED)
     )
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", LOOK, *paths], capture_output=True, text=True, check=True
     ).stdout
-    found = dict(
-        zip([path.stem for path in paths], map(json.loads, told.splitlines()), strict=True)
+    result = dict(
+        zip([path.stem for path in paths], map(json.loads, output.splitlines()), strict=True)
     )
-    assert [name for name, (said, _, _) in found.items() if said == "read"] == [
+    assert [name for name, (message, _, _) in result.items() if message == "read"] == [
         "sound",
         "dicts shared",
     ]
     slow = {
-        name: (said, seconds, mib)
-        for name, (said, seconds, mib) in found.items()
+        name: (message, seconds, mib)
+        for name, (message, seconds, mib) in result.items()
         if seconds > 8 or mib > 200
     }
     assert not slow
@@ -566,19 +569,19 @@ def test_a_small_file_takes_little_memory_and_time(tmp_path: Path) -> None:
 
 def test_damaged_archives_are_one_sentence(tmp_path: Path) -> None:
     words, _ = written("mingpt", tmp_path)
-    whole = Path(words[2]).read_bytes()
+    full_content = Path(words[2]).read_bytes()
     with zipfile.ZipFile(words[2]) as archive:
         program = archive.read("model/data.pkl")
-        parts = {name: archive.read(name) for name in archive.namelist()}
+        pieces = {name: archive.read(name) for name in archive.namelist()}
     draw = torch.Generator().manual_seed(0)
-    files = [whole[:cut] for cut in range(0, len(whole), len(whole) // 20)]
+    files = [full_content[:cut] for cut in range(0, len(full_content), len(full_content) // 20)]
     bad = tmp_path / "bad.pt"
     for number in range(300):
         at = torch.randint(len(program), (2,), generator=draw).tolist()
         changed = bytearray(program)
         changed[at[0]], changed[at[1]] = (int(x) for x in torch.randint(256, (2,), generator=draw))
         with zipfile.ZipFile(bad, "w") as archive:
-            for name, content in parts.items():
+            for name, content in pieces.items():
                 archive.writestr(
                     name,
                     bytes(changed[: len(changed) - at[0] * (number % 9 == 0)])

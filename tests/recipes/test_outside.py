@@ -96,24 +96,26 @@ def test_a_recipe_of_ones_own_is_found_loads_and_saves(
     # the same weights, as a Llama
     plain = build_model(replace(small, head=replace(head, softcap=None)), seed=1)
     store.save(plain, tmp_path / "plain")
-    theirs = load_file(tmp_path / "plain" / "model.safetensors")[
+    reference = load_file(tmp_path / "plain" / "model.safetensors")[
         "model.layers.0.self_attn.q_proj.weight"
     ]
     # transformers' conversion script turns it so:
     q, size = capped["layers.0.attention.wq.weight"], small.dim
-    assert torch.equal(q.view(8, size // 16, 2, size).transpose(1, 2).reshape(size, size), theirs)
+    assert torch.equal(
+        q.view(8, size // 16, 2, size).transpose(1, 2).reshape(size, size), reference
+    )
 
 
 def test_names_that_are_taken(page: Path) -> None:
     glassformer.use(page)
-    mine = recipes.RECIPES["first-llama"]
-    for changed, said in (
+    local = recipes.RECIPES["first-llama"]
+    for changed, message in (
         ({}, 'There is a recipe "first-llama" already'),
         ({"name": "gpt2"}, 'There is a recipe "gpt2" already'),
         ({"name": "other"}, 'reads "FirstLlama", which first-llama reads already'),
         ({"name": "other", "architectures": ("Other",)}, 'reads "first-llama", which first-llama'),
         ({"name": "My/Model"}, "take small letters"),
     ):
-        with pytest.raises(UserError, match=said):
-            recipes.add(replace(mine, **changed))
+        with pytest.raises(UserError, match=message):
+            recipes.add(replace(local, **changed))
     assert list(recipes.RECIPES)[-1] == "first-llama"

@@ -117,15 +117,15 @@ CASES += [pytest.param(theirs_gpt2, change, id=f"gpt2 {name}") for name, change 
 @pytest.mark.parametrize(("family", "changes"), CASES)
 def test_both_ways(family: Any, changes: dict[str, Any], tmp_path: Path) -> None:
     """Theirs -> ours, ours -> theirs: the same logits; and the files come back bit for bit."""
-    theirs = shaken(family(**changes))
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, tokenizer = store.load(tmp_path / "theirs")
-    assert tokenizer is None and not ours.training
-    assert difference(ours, theirs, tokens()) <= TOLERANCE
+    reference = shaken(family(**changes))
+    reference.save_pretrained(tmp_path / "theirs")
+    model, tokenizer = store.load(tmp_path / "theirs")
+    assert tokenizer is None and not model.training
+    assert difference(model, reference, tokens()) <= TOLERANCE
 
-    store.save(ours, tmp_path / "ours", layout="hf")
+    store.save(model, tmp_path / "ours", layout="hf")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert difference(again, ours, tokens()) <= TOLERANCE
+    assert difference(again, model, tokens()) <= TOLERANCE
     before, after = files(tmp_path / "theirs"), files(tmp_path / "ours")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -141,12 +141,12 @@ def test_logits_are_of_a_size_that_tells() -> None:
 
 def test_stretched_positions_matter(tmp_path: Path) -> None:
     """The stretched cases would fail with plain rotary positions."""
-    theirs = shaken(llama(rope_scaling=STRETCH))
-    theirs.save_pretrained(tmp_path)
+    reference = shaken(llama(rope_scaling=STRETCH))
+    reference.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     raw["rope_parameters"] = None
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert difference(store.load(tmp_path)[0], theirs, tokens()) > 100 * TOLERANCE
+    assert difference(store.load(tmp_path)[0], reference, tokens()) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
     """Our own recipes, made tiny, are what transformers loads from our folder."""
     model = shaken(build_model(shrunk(name), seed=3))
     store.save(model, tmp_path, layout="hf")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert difference(model, theirs, tokens()) <= TOLERANCE
+    reference_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert difference(model, reference_model, tokens()) <= TOLERANCE
     back, _ = store.load(tmp_path)
     assert recipes.plain(back.config) == recipes.plain(model.config)
     assert all(
@@ -191,13 +191,13 @@ def test_original_gpt2_files(tmp_path: Path) -> None:
     weights."""
     from safetensors.torch import save_file
 
-    theirs = shaken(theirs_gpt2())
-    theirs.save_pretrained(tmp_path)
+    reference = shaken(theirs_gpt2())
+    reference.save_pretrained(tmp_path)
     state = {name.removeprefix("transformer."): tensor for name, tensor in files(tmp_path).items()}
     state |= {f"h.{i}.attn.bias": torch.ones(1, 1, 64, 64).tril() for i in range(3)}
     state |= {f"h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(3)}
     save_file(state, tmp_path / "model.safetensors")
-    assert difference(store.load(tmp_path)[0], theirs, tokens()) <= TOLERANCE
+    assert difference(store.load(tmp_path)[0], reference, tokens()) <= TOLERANCE
 
 
 def test_old_llama_files(tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_old_llama_files(tmp_path: Path) -> None:
     transformers 4 writes them."""
     from safetensors.torch import save_file
 
-    theirs = shaken(llama(rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=5e4))
-    theirs.save_pretrained(tmp_path)
+    reference = shaken(llama(rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=5e4))
+    reference.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     del raw["rope_parameters"], raw["head_dim"]
     raw |= {
@@ -219,20 +219,20 @@ def test_old_llama_files(tmp_path: Path) -> None:
         f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(3)
     }
     save_file(state, tmp_path / "model.safetensors")
-    assert difference(store.load(tmp_path)[0], theirs, tokens()) <= TOLERANCE
+    assert difference(store.load(tmp_path)[0], reference, tokens()) <= TOLERANCE
 
 
 def test_bf16_files(tmp_path: Path) -> None:
     """Half-precision files stay so unless asked; as fp32 they equal transformers in fp32."""
     shaken(llama()).to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
-    ours, _ = store.load(tmp_path / "theirs")
-    assert {weight.dtype for weight in ours.parameters()} == {torch.bfloat16}
+    model, _ = store.load(tmp_path / "theirs")
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     wide, _ = store.load(tmp_path / "theirs", dtype=torch.float32)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+    reference_model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "theirs", dtype=torch.float32
     ).eval()
-    assert difference(wide, theirs, tokens()) <= TOLERANCE
-    store.save(ours, tmp_path / "ours")
+    assert difference(wide, reference_model, tokens()) <= TOLERANCE
+    store.save(model, tmp_path / "ours")
     before, after = files(tmp_path / "theirs"), files(tmp_path / "ours")
     assert all(
         after[name].dtype == torch.bfloat16 and torch.equal(before[name], after[name])
@@ -241,16 +241,16 @@ def test_bf16_files(tmp_path: Path) -> None:
 
 
 def test_shards_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = shaken(llama())
-    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    reference = shaken(llama())
+    reference.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 2
-    ours, _ = store.load(tmp_path / "theirs")
-    assert difference(ours, theirs, tokens()) <= TOLERANCE
+    model, _ = store.load(tmp_path / "theirs")
+    assert difference(model, reference, tokens()) <= TOLERANCE
     monkeypatch.setattr(store.tensorfiles, "SHARD", 20_000)
-    store.save(ours, tmp_path / "ours", layout="hf")
+    store.save(model, tmp_path / "ours", layout="hf")
     assert len(list((tmp_path / "ours").glob("model-*.safetensors"))) > 2
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert difference(again, theirs, tokens()) <= TOLERANCE
+    assert difference(again, reference, tokens()) <= TOLERANCE
 
 
 def test_vocabulary_of_the_layouts() -> None:
@@ -266,13 +266,13 @@ def test_a_real_llama_tells_its_story(shared_data: Path) -> None:
     """stories260K, greedy from BOS, against the data README; and transformers tells the same."""
     folder = shared_data / "stories260K"
     model, tokenizer = store.load(folder)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    reference_model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.tensor([[1]])
     with torch.no_grad():
         for _ in range(70):
             ids = torch.cat((ids, model(ids).logits[:, -1:].argmax(-1)), 1)
-    assert difference(model, theirs, ids) <= TOLERANCE
-    told = theirs.generate(torch.tensor([[1]]), max_new_tokens=70, do_sample=False)
-    assert ids.tolist() == told.tolist()
+    assert difference(model, reference_model, ids) <= TOLERANCE
+    output = reference_model.generate(torch.tensor([[1]]), max_new_tokens=70, do_sample=False)
+    assert ids.tolist() == output.tolist()
     assert tokenizer is not None
     assert tokenizer.decode(ids[0].tolist()).strip().startswith(STORY)

@@ -210,17 +210,17 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def test_both_ways(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """Theirs -> ours -> theirs: the same logits, files bit for bit, and what they load is what they
     saved."""
-    theirs = theirs_of(family, **changes)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, _ = store.load(tmp_path / "theirs")
-    assert difference(ours, theirs, tokens()) <= TOLERANCE
+    reference = theirs_of(family, **changes)
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    assert difference(model, reference, tokens()) <= TOLERANCE
 
-    store.save(ours, tmp_path / "ours", layout="hf")
+    store.save(model, tmp_path / "ours", layout="hf")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert type(again) is type(theirs)
-    assert difference(again, ours, tokens()) <= TOLERANCE
+    assert type(again) is type(reference)
+    assert difference(again, model, tokens()) <= TOLERANCE
     assert same(files(tmp_path / "theirs"), files(tmp_path / "ours"))
-    assert same(theirs.state_dict(), again.state_dict())
+    assert same(reference.state_dict(), again.state_dict())
 
 
 def test_logits_are_of_a_size_that_tells() -> None:
@@ -249,14 +249,14 @@ TELLING = {
 @pytest.mark.parametrize("family", TELLING)
 def test_the_settings_matter(family: str, tmp_path: Path) -> None:
     """The same weights read with another setting are another model."""
-    theirs = theirs_of(family, **next(iter(FAMILIES[family].values())))
-    theirs.save_pretrained(tmp_path)
+    reference = theirs_of(family, **next(iter(FAMILIES[family].values())))
+    reference.save_pretrained(tmp_path)
     path, (key, value) = tmp_path / "config.json", TELLING[family]
     raw = json.loads(path.read_text())
     if "rope" in key or "rotary" in key:
         raw |= {"rope_parameters": None, "rope_theta": 1e4}
     path.write_text(json.dumps(raw | {key: value}))
-    assert difference(store.load(tmp_path)[0], theirs, tokens()) > 100 * TOLERANCE
+    assert difference(store.load(tmp_path)[0], reference, tokens()) > 100 * TOLERANCE
 
 
 # ------------------------------------------------------------------------------------- the recipes
@@ -313,10 +313,10 @@ def test_every_size_has_the_published_count() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
     raw = recipes.write_config(recipes.find(name))[1]
-    theirs = transformers.AutoConfig.for_model(
+    reference = transformers.AutoConfig.for_model(
         raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"}
     )
-    again = recipes.read_config(json.loads(json.dumps(theirs.to_dict())))[1]
+    again = recipes.read_config(json.loads(json.dumps(reference.to_dict())))[1]
     assert recipes.plain(again) == recipes.plain(recipes.find(name))
 
 
@@ -394,14 +394,14 @@ def shrunk(name: str) -> config.Decoder:
     assert isinstance(cfg, config.Decoder)
     pattern = []
     for block in cfg.decoder.pattern:
-        given, think = block.attention, block.feedforward
-        shared = given.kv_heads is not None and given.kv_heads < given.heads
-        mask_rule = config.Window(7) if isinstance(given.mask, config.Window) else given.mask
+        args, think = block.attention, block.feedforward
+        shared = args.kv_heads is not None and args.kv_heads < args.heads
+        mask_rule = config.Window(7) if isinstance(args.mask, config.Window) else args.mask
         attention = replace(
-            given,
+            args,
             heads=4,
             kv_heads=2 if shared else None,
-            head_dim=given.head_dim and 10,
+            head_dim=args.head_dim and 10,
             mask=mask_rule,
         )
         small = replace(think.expert if isinstance(think, config.MoE) else think, hidden=20)
@@ -430,33 +430,35 @@ ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in recipes.DE
 def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
     """Our own recipes, made tiny, obey the laws of their parts together; transformers loads what we
     save of them."""
-    model, given = shaken(build_model(shrunk(name), seed=3)), tokens()
+    model, second_tokens = shaken(build_model(shrunk(name), seed=3)), tokens()
     document_ids = (torch.arange(48) >= 19).long().expand(3, -1)
     pos = torch.arange(48) - 19 * document_ids
     with torch.no_grad():
-        cache, whole = Cache(model.config), model(given).logits
-        parts = [model(part, cache=cache).logits for part in given.split([11, 1, 1, 30, 5], 1)]
+        cache, logits = Cache(model.config), model(second_tokens).logits
+        second_logits = [
+            model(piece, cache=cache).logits for piece in second_tokens.split([11, 1, 1, 30, 5], 1)
+        ]
         packed, alone = (
-            model(given, pos=pos, document_ids=document_ids).logits,
-            model(given[:, 19:]).logits,
+            model(second_tokens, pos=pos, document_ids=document_ids).logits,
+            model(second_tokens[:, 19:]).logits,
         )
         nothing_before = (torch.arange(48) - 19).clamp(min=-1).expand(3, -1)
-        padded = model(given, pos=nothing_before).logits[:, 19:]
+        padded = model(second_tokens, pos=nothing_before).logits[:, 19:]
         model.engine = "eager"
-        eager = model(given).logits
+        eager = model(second_tokens).logits
         model.engine = "auto"
     near = {"rtol": 0.0, "atol": TOLERANCE}
-    torch.testing.assert_close(torch.cat(parts, 1), whole, **near)
-    torch.testing.assert_close(packed, torch.cat((whole[:, :19], alone), 1), **near)
+    torch.testing.assert_close(torch.cat(second_logits, 1), logits, **near)
+    torch.testing.assert_close(packed, torch.cat((logits[:, :19], alone), 1), **near)
     torch.testing.assert_close(padded, alone, **near)
-    torch.testing.assert_close(eager, whole, **near)
+    torch.testing.assert_close(eager, logits, **near)
     store.save(model, tmp_path)
     back, _ = store.load(tmp_path)
     assert recipes.plain(back.config) == recipes.plain(model.config)
     assert same(back.state_dict(), model.state_dict())
     if recipes.RECIPES[name.partition("/")[0]].read_config is not None:
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-        assert difference(model, theirs, tokens()) <= TOLERANCE
+        reference_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        assert difference(model, reference_model, tokens()) <= TOLERANCE
 
 
 def test_nanomoe_is_as_its_author_trained_it() -> None:
@@ -476,36 +478,39 @@ def test_nanomoe_is_as_its_author_trained_it() -> None:
 def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
     """Loaded for more than was learnt first, it takes the long waves, as transformers does once a
     text is so long."""
-    theirs, given = theirs_of("Phi3", **{**LONG, "original_max_position_embeddings": 20}), tokens()
-    theirs.save_pretrained(tmp_path / "theirs")
+    reference, second_tokens = (
+        theirs_of("Phi3", **{**LONG, "original_max_position_embeddings": 20}),
+        tokens(),
+    )
+    reference.save_pretrained(tmp_path / "theirs")
     short, far = (store.load(tmp_path / "theirs", context=context)[0] for context in (None, 64))
     assert (short.config.context, far.config.context) == (20, 64)
-    assert difference(short, theirs, given[:, :20]) <= TOLERANCE
+    assert difference(short, reference, second_tokens[:, :20]) <= TOLERANCE
     assert (
-        difference(far, theirs, given) <= TOLERANCE
-        and difference(far, theirs, given[:, :21]) <= TOLERANCE
+        difference(far, reference, second_tokens) <= TOLERANCE
+        and difference(far, reference, second_tokens[:, :21]) <= TOLERANCE
     )
     # it has the long waves for short texts too
-    assert difference(far, theirs, given[:, :20]) > 100 * TOLERANCE
+    assert difference(far, reference, second_tokens[:, :20]) > 100 * TOLERANCE
     with pytest.raises(
         UserError,
         match=r"48 tokens are past the 20 positions .* convert MODEL "
         r"FOLDER --context N",
     ):
-        short(given)
-    for context, told in (
+        short(second_tokens)
+    for context, output in (
         (0, "context is 0"),
         (1.5, "context is 1.5"),
         ("9", "context is '9'"),
         (321, "made for 320"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=output):
             store.load(tmp_path / "theirs", context=context)
     with pytest.raises(UserError, match="No published layout is for long texts alone"):
         store.save(far, tmp_path / "hf", layout="hf")
     store.save(far, tmp_path / "far")
     back, _ = store.load(tmp_path / "far")
-    assert back.config == far.config and difference(back, far, given) == 0
+    assert back.config == far.config and difference(back, far, second_tokens) == 0
     assert (
         main(["convert", str(tmp_path / "theirs"), str(tmp_path / "by hand"), "--context", "64"])
         == 2
@@ -525,26 +530,26 @@ def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
 def test_a_phi3_without_a_window_is_a_llama(tmp_path: Path) -> None:
     """The first layout that can say a model holds it: Phi-4 is saved as a Llama, its fused tables
     apart."""
-    theirs = theirs_of("Phi3", hidden_size=40, num_key_value_heads=2)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, _ = store.load(tmp_path / "theirs")
-    store.save(ours, tmp_path / "ours", layout="hf")
+    reference = theirs_of("Phi3", hidden_size=40, num_key_value_heads=2)
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    store.save(model, tmp_path / "ours", layout="hf")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     assert isinstance(again, transformers.LlamaForCausalLM)
-    assert difference(again, theirs, tokens()) <= TOLERANCE
+    assert difference(again, reference, tokens()) <= TOLERANCE
 
 
 def test_gemma_embeds_in_bf16_to_the_bit(tmp_path: Path) -> None:
     """sqrt(dim) is rounded to the weights' precision before it multiplies."""
-    theirs = theirs_of("Gemma2", hidden_size=44, head_dim=8).to(torch.bfloat16)
-    theirs.save_pretrained(tmp_path)
-    ours, _ = store.load(tmp_path)
-    assert isinstance(ours.config, config.Decoder)
+    reference = theirs_of("Gemma2", hidden_size=44, head_dim=8).to(torch.bfloat16)
+    reference.save_pretrained(tmp_path)
+    model, _ = store.load(tmp_path)
+    assert isinstance(model.config, config.Decoder)
     from glassformer.nn import Tape
 
     tape = Tape("decoder.embed")
-    ours(tokens(), tape=tape)
-    assert torch.equal(tape["decoder.embed"], theirs.model.embed_tokens(tokens()))
+    model(tokens(), tape=tape)
+    assert torch.equal(tape["decoder.embed"], reference.model.embed_tokens(tokens()))
 
 
 def test_the_page_shown_to_contributors_is_the_page() -> None:
@@ -552,9 +557,9 @@ def test_the_page_shown_to_contributors_is_the_page() -> None:
     root = Path(__file__).parents[2]
     text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (path,) = (root / "src" / "glassformer" / "recipes").glob("starcoder2.py")
-    shown = text.partition("```python\n")[2].partition("```")[0]
-    assert "src/glassformer/recipes/starcoder2.py" in text and "STARCODER2 = Recipe(" in shown
-    assert shown in path.read_text(encoding="utf-8")
+    displayed = text.partition("```python\n")[2].partition("```")[0]
+    assert "src/glassformer/recipes/starcoder2.py" in text and "STARCODER2 = Recipe(" in displayed
+    assert displayed in path.read_text(encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------- what is refused
@@ -615,16 +620,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"), REFUSED, ids=[f"{n} {next(iter(c))}" for n, c, _ in REFUSED]
+    ("name", "changes", "text"), REFUSED, ids=[f"{n} {next(iter(c))}" for n, c, _ in REFUSED]
 )
-def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told) as caught:
+def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=text) as caught:
         recipes.read_config({**written(name), **changes}, "folder/config.json")
     assert str(caught.value).startswith("folder/config.json") and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "value", "told"),
+    ("name", "change", "value", "text"),
     [
         (
             "mixtral/8x7b",
@@ -661,7 +666,7 @@ def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any],
         ("gemma2/2b", "decoder.pattern.0.feedforward.act", "tanh", "no name for the activation"),
     ],
 )
-def test_what_no_layout_can_say_is_named(name: str, change: str, value: Any, told: str) -> None:
+def test_what_no_layout_can_say_is_named(name: str, change: str, value: Any, text: str) -> None:
     with pytest.raises(UserError) as caught:
         recipes.write_config(serial.change(recipes.find(name), {change: value}))
-    assert told in str(caught.value) and 'layout "glassformer"' in str(caught.value)
+    assert text in str(caught.value) and 'layout "glassformer"' in str(caught.value)

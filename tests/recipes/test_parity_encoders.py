@@ -50,8 +50,8 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0.0, atol=TOLERANCE)
 
 
-def same_files(one: Path, other: Path, leftover: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    before, after = files(one), files(other)
+def same_files(item: Path, second: Path, leftover: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    before, after = files(item), files(second)
     assert before.keys() - after.keys() == leftover and not after.keys() - before.keys()
     assert all(torch.equal(before[name], after[name]) for name in after)
 
@@ -64,8 +64,8 @@ def _no_grad():
 
 def padding(side: str) -> Tensor:
     """Which of 24 columns hold something, (3, 24)."""
-    there = torch.arange(24) < torch.tensor([24, 17, 9])[:, None]
-    return there if side == "right" else there.flip(1)
+    present = torch.arange(24) < torch.tensor([24, 17, 9])[:, None]
+    return present if side == "right" else present.flip(1)
 
 
 # ------------------------------------------------------------------------------------------- BERT
@@ -101,51 +101,51 @@ def bert(kind: str, **changes: Any) -> Any:
     return shaken(getattr(transformers, kind)(transformers.BertConfig(**{**sizes, **changes})))
 
 
-def equal_bert(ours: Any, theirs: Any, side: str = "right") -> None:
+def equal_bert(actual: Any, reference: Any, side: str = "right") -> None:
     """Hidden states, logits and what is pooled, of padded rows with two segments where there are
     two."""
-    there, ids = padding(side), tokens()
-    segments = (torch.arange(24) > 7).long().expand(3, -1) % theirs.config.type_vocab_size
-    pos = there.long().cumsum(1) - 1
-    told = pos.clamp(min=0) if side == "left" else None  # theirs counts columns unless told
-    out = theirs(
-        ids, there.long(), token_type_ids=segments, position_ids=told, output_hidden_states=True
+    present, ids = padding(side), tokens()
+    segments = (torch.arange(24) > 7).long().expand(3, -1) % reference.config.type_vocab_size
+    pos = present.long().cumsum(1) - 1
+    output = pos.clamp(min=0) if side == "left" else None  # theirs counts columns unless told
+    out = reference(
+        ids, present.long(), token_type_ids=segments, position_ids=output, output_hidden_states=True
     )
-    mine = ours(ids, pos=pos.masked_fill(~there, -1), segments=segments)
+    local = actual(ids, pos=pos.masked_fill(~present, -1), segments=segments)
     states = out.hidden_states[-1] if "hidden_states" in out else out.last_hidden_state
-    close(mine.hidden[there], states[there])
-    words = out.get("prediction_logits", out.get("logits") if ours.config.head else None)
-    assert (words is None) == (ours.config.head is None)
+    close(local.hidden[present], states[present])
+    words = out.get("prediction_logits", out.get("logits") if actual.config.head else None)
+    assert (words is None) == (actual.config.head is None)
     if words is not None:
-        close(mine.logits[there], words[there])
+        close(local.logits[present], words[present])
     pooled = out.get(
         "seq_relationship_logits",
-        out.get("pooler_output", None if ours.config.head else out.get("logits")),
+        out.get("pooler_output", None if actual.config.head else out.get("logits")),
     )
-    assert (pooled is None) == (ours.config.pool is None)
+    assert (pooled is None) == (actual.config.pool is None)
     # theirs takes the first column, which is padding on the left
     if pooled is not None and side == "right":
-        close(mine.pooled, pooled)
+        close(local.pooled, pooled)
 
 
 @pytest.mark.parametrize("name", BERT)
 def test_bert_both_ways(name: str, tmp_path: Path) -> None:
     kind, changes = BERT[name]
-    theirs = bert(kind, **changes)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, _ = store.load(tmp_path / "theirs")
+    reference = bert(kind, **changes)
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
     for side in ("right", "left"):
-        equal_bert(ours, theirs, side)
-    store.save(ours, tmp_path / "ours", layout="hf")
+        equal_bert(model, reference, side)
+    store.save(model, tmp_path / "ours", layout="hf")
     saved = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"][0]
     assert saved == (
         "BertForSequenceClassification" if kind == "BertForNextSentencePrediction" else kind
     )
     again = getattr(transformers, saved).from_pretrained(tmp_path / "ours").eval()
-    equal_bert(ours, again)
+    equal_bert(model, again)
     back, _ = store.load(tmp_path / "ours")
-    assert recipes.plain(back.config) == recipes.plain(ours.config)
-    assert all(map(torch.equal, back.parameters(), ours.parameters()))
+    assert recipes.plain(back.config) == recipes.plain(model.config)
+    assert all(map(torch.equal, back.parameters(), model.parameters()))
     # the untied bias that transformers writes twice and reads once is written once
     if saved == kind:
         untied = not changes.get("tie_word_embeddings", True)
@@ -181,21 +181,21 @@ TAGGERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def equal_tagger(ours: Any, theirs: Any, side: str) -> None:
-    there, ids = padding(side), tokens()
+def equal_tagger(actual: Any, reference: Any, side: str) -> None:
+    present, ids = padding(side), tokens()
     segments = (torch.arange(24) > 7).long().expand(3, -1)
-    pos = there.long().cumsum(1) - 1
-    told = pos.clamp(min=0)
-    out = theirs(
-        ids, there.long(), token_type_ids=segments, position_ids=told, output_hidden_states=True
+    pos = present.long().cumsum(1) - 1
+    output = pos.clamp(min=0)
+    out = reference(
+        ids, present.long(), token_type_ids=segments, position_ids=output, output_hidden_states=True
     )
-    mine = ours(ids, pos=pos.masked_fill(~there, -1), segments=segments)
-    close(mine.hidden[there], out.hidden_states[-1][there])
+    local = actual(ids, pos=pos.masked_fill(~present, -1), segments=segments)
+    close(local.hidden[present], out.hidden_states[-1][present])
     if "start_logits" in out:
-        close(mine.tagged[there], torch.stack((out.start_logits, out.end_logits), -1)[there])
+        close(local.tagged[present], torch.stack((out.start_logits, out.end_logits), -1)[present])
     elif "logits" in out:
-        close(mine.tagged.view(*out.logits.shape)[there], out.logits[there])
-    assert ("last_hidden_state" in out) == (mine.tagged is None) and mine.pooled is None
+        close(local.tagged.view(*out.logits.shape)[present], out.logits[present])
+    assert ("last_hidden_state" in out) == (local.tagged is None) and local.pooled is None
 
 
 @pytest.mark.parametrize("name", TAGGERS)
@@ -208,20 +208,20 @@ def test_labels_of_tokens_both_ways(name: str, tmp_path: Path) -> None:
         "num_hidden_layers": 3,
     }
     sizes |= {"num_attention_heads": 4, "max_position_embeddings": 40, "initializer_range": 0.15}
-    theirs = shaken(
+    reference = shaken(
         getattr(transformers, class_)(getattr(transformers, kind)(**{**sizes, **changes}))
     )
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, _ = store.load(tmp_path / "theirs")
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
     for side in ("right", "left"):
-        equal_tagger(ours, theirs, side)
-    store.save(ours, tmp_path / "ours", layout="hf")
+        equal_tagger(model, reference, side)
+    store.save(model, tmp_path / "ours", layout="hf")
     saved = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"]
     assert saved == [class_]
     equal_tagger(
-        ours, getattr(transformers, class_).from_pretrained(tmp_path / "ours").eval(), "right"
+        model, getattr(transformers, class_).from_pretrained(tmp_path / "ours").eval(), "right"
     )
-    assert store.load(tmp_path / "ours")[0].config == ours.config
+    assert store.load(tmp_path / "ours")[0].config == model.config
     same_files(tmp_path / "theirs", tmp_path / "ours")
 
 
@@ -242,9 +242,9 @@ def test_published_sizes_of_electra() -> None:
         )
         with torch.device("meta"):
             sizes = transformers.ElectraConfig(**dict(zip(names, shape, strict=True)))
-            theirs = transformers.ElectraForPreTraining(sizes)
+            electra_for_pre_training = transformers.ElectraForPreTraining(sizes)
         assert cost(recipes.find(f"electra/{size}")).total == sum(
-            weight.numel() for weight in theirs.parameters()
+            weight.numel() for weight in electra_for_pre_training.parameters()
         )
 
 
@@ -289,29 +289,29 @@ def t5(**changes: Any) -> Any:
     return shaken(model)
 
 
-def equal_pairs(ours: Any, theirs: Any, side: str = "right") -> None:
+def equal_pairs(actual: Any, reference: Any, side: str = "right") -> None:
     """The logits of a decoder over a padded source."""
-    there, source, ids = padding(side), tokens(), tokens(11, seed=2)
-    out = theirs(input_ids=source, attention_mask=there.long(), decoder_input_ids=ids)
-    pos = (there.long().cumsum(1) - 1).masked_fill(~there, -1)
-    mine = ours(ids, source, source_pos=pos)
-    assert mine.logits.std() > 0.5
-    close(mine.logits, out.logits)
+    present, source, ids = padding(side), tokens(), tokens(11, seed=2)
+    out = reference(input_ids=source, attention_mask=present.long(), decoder_input_ids=ids)
+    pos = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
+    local = actual(ids, source, source_pos=pos)
+    assert local.logits.std() > 0.5
+    close(local.logits, out.logits)
 
 
-def both_ways(theirs: Any, folder: Path, sides: tuple[str, ...]) -> None:
+def both_ways(reference: Any, folder: Path, sides: tuple[str, ...]) -> None:
     """Theirs here, ours there, the same logits; the files come back bit for bit."""
-    theirs.save_pretrained(folder / "theirs")
-    ours, _ = store.load(folder / "theirs")
+    reference.save_pretrained(folder / "theirs")
+    model, _ = store.load(folder / "theirs")
     for side in sides:
-        equal_pairs(ours, theirs, side)
-    store.save(ours, folder / "ours", layout="hf")
-    again = type(theirs).from_pretrained(folder / "ours").eval()
-    equal_pairs(ours, again)
+        equal_pairs(model, reference, side)
+    store.save(model, folder / "ours", layout="hf")
+    again = type(reference).from_pretrained(folder / "ours").eval()
+    equal_pairs(model, again)
     again.save_pretrained(folder / "again")
     back, _ = store.load(folder / "again")
-    assert recipes.plain(back.config) == recipes.plain(ours.config)
-    assert all(map(torch.equal, back.parameters(), ours.parameters()))
+    assert recipes.plain(back.config) == recipes.plain(model.config)
+    assert all(map(torch.equal, back.parameters(), model.parameters()))
     same_files(folder / "theirs", folder / "ours")
 
 
@@ -324,15 +324,18 @@ def test_t5_encoder_alone(tmp_path: Path) -> None:
     config = transformers.T5Config(
         vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=52, num_layers=2, num_heads=3
     )
-    theirs = shaken(transformers.T5EncoderModel(config))
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, _ = store.load(tmp_path / "theirs")
-    there, ids = padding("left"), tokens()
-    pos = (there.long().cumsum(1) - 1).masked_fill(~there, -1)
-    close(ours(ids, pos=pos).hidden[there], theirs(ids, there.long()).last_hidden_state[there])
-    store.save(ours, tmp_path / "ours", layout="hf")
+    reference = shaken(transformers.T5EncoderModel(config))
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    present, ids = padding("left"), tokens()
+    pos = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
+    close(
+        model(ids, pos=pos).hidden[present],
+        reference(ids, present.long()).last_hidden_state[present],
+    )
+    store.save(model, tmp_path / "ours", layout="hf")
     again = transformers.T5EncoderModel.from_pretrained(tmp_path / "ours").eval()
-    close(again(ids).last_hidden_state, theirs(ids).last_hidden_state)
+    close(again(ids).last_hidden_state, reference(ids).last_hidden_state)
     same_files(tmp_path / "theirs", tmp_path / "ours")
 
 
@@ -343,9 +346,12 @@ def test_t5_head_and_scale_are_told_apart(tmp_path: Path) -> None:
             model = t5(twins=tied)
             model.config.scale_decoder_outputs = scaled
             model.save_pretrained(tmp_path / f"{tied}{scaled}")
-            ours, _ = store.load(tmp_path / f"{tied}{scaled}")
-            assert (ours.config.head.tied, ours.config.head.scale == 1.0) == (tied, not scaled)
-            equal_pairs(ours, model)
+            actual_model, _ = store.load(tmp_path / f"{tied}{scaled}")
+            assert (actual_model.config.head.tied, actual_model.config.head.scale == 1.0) == (
+                tied,
+                not scaled,
+            )
+            equal_pairs(actual_model, model)
 
 
 def test_t5_as_transformers_4_wrote_it(tmp_path: Path) -> None:
@@ -358,14 +364,14 @@ def test_t5_as_transformers_4_wrote_it(tmp_path: Path) -> None:
     equal_pairs(store.load(tmp_path)[0], model)
     model = t5()
     model.save_pretrained(tmp_path)
-    held = files(tmp_path)
+    stored = files(tmp_path)
     extra = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
-        held[name] = held["shared.weight"].clone()
-    held[extra] = torch.zeros(32, 4)
+        stored[name] = stored["shared.weight"].clone()
+    stored[extra] = torch.zeros(32, 4)
     from safetensors.torch import save_file
 
-    save_file(held, tmp_path / "model.safetensors")
+    save_file(stored, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(
         json.dumps({**raw, **model.config.to_dict(), "architectures": ["T5WithLMHeadModel"]})
     )
@@ -420,13 +426,13 @@ def test_marian_both_ways(name: str, tmp_path: Path) -> None:
 def test_a_marian_beside_its_two_vocabularies(tmp_path: Path) -> None:
     """Its pieces are cut by one file for each language, which is not a tokenizer here; the model
     loads without."""
-    theirs = marian()
-    theirs.save_pretrained(tmp_path)
+    reference = marian()
+    reference.save_pretrained(tmp_path)
     for name in ("source.spm", "target.spm", "vocab.json"):
         (tmp_path / name).write_text("{}")
-    ours, tokenizer = store.load(tmp_path)
+    model, tokenizer = store.load(tmp_path)
     assert tokenizer is None
-    equal_pairs(ours, theirs)
+    equal_pairs(model, reference)
 
 
 def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
@@ -444,12 +450,12 @@ def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
         encoder=replace(small.encoder, position=frequencies),
         decoder=replace(small.decoder, position=frequencies),
     )
-    ours = shaken(build_model(small, seed=1))
-    store.save(ours, tmp_path, layout="hf")
-    equal_pairs(ours, transformers.MarianMTModel.from_pretrained(tmp_path).eval())
+    actual = shaken(build_model(small, seed=1))
+    store.save(actual, tmp_path, layout="hf")
+    equal_pairs(actual, transformers.MarianMTModel.from_pretrained(tmp_path).eval())
     back, _ = store.load(tmp_path)
     assert recipes.plain(back.config) == recipes.plain(small) and not back.config.head.bias
-    assert all(map(torch.equal, back.parameters(), ours.parameters()))
+    assert all(map(torch.equal, back.parameters(), actual.parameters()))
 
 
 # ------------------------------------------------------------------------------ as the hub has them
@@ -460,40 +466,42 @@ def test_the_hub_s_first_bert(tmp_path: Path) -> None:
     one."""
     from safetensors.torch import save_file
 
-    theirs = bert("BertForPreTraining")
-    theirs.save_pretrained(tmp_path)
+    reference = bert("BertForPreTraining")
+    reference.save_pretrained(tmp_path)
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    held = files(tmp_path)
+    stored = files(tmp_path)
     for new, name in old.items():
-        held = {key.replace(new, name): tensor for key, tensor in held.items()}
-    held["cls.predictions.decoder.weight"] = held["bert.embeddings.word_embeddings.weight"].clone()
-    held["bert.embeddings.position_ids"] = torch.arange(40)[None]
-    save_file(held, tmp_path / "model.safetensors")
+        stored = {key.replace(new, name): tensor for key, tensor in stored.items()}
+    stored["cls.predictions.decoder.weight"] = stored[
+        "bert.embeddings.word_embeddings.weight"
+    ].clone()
+    stored["bert.embeddings.position_ids"] = torch.arange(40)[None]
+    save_file(stored, tmp_path / "model.safetensors")
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, "architectures": ["BertForMaskedLM"]}))
-    ours, _ = store.load(tmp_path)
-    equal_bert(ours, theirs)
-    wanted = replace(ours.config, head=None, pool=config.Pool("first", "tanh", labels=3))
+    model, _ = store.load(tmp_path)
+    equal_bert(model, reference)
+    expected = replace(model.config, head=None, pool=config.Pool("first", "tanh", labels=3))
     # its pooler is kept
-    assert store.load_as(wanted, tmp_path).new == ("pool.proj.weight", "pool.proj.bias")
+    assert store.load_as(expected, tmp_path).new == ("pool.proj.weight", "pool.proj.bias")
 
 
 def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    theirs = bert("BertModel")
-    theirs.save_pretrained(tmp_path)
+    reference = bert("BertModel")
+    reference.save_pretrained(tmp_path)
     save_file(
         {k: v for k, v in files(tmp_path).items() if "pooler" not in k},
         tmp_path / "model.safetensors",
     )
-    ours, _ = store.load(tmp_path)
-    assert ours.config.pool is None and ours.config.head is None
-    close(ours(tokens()).hidden, theirs(tokens()).last_hidden_state)
+    model, _ = store.load(tmp_path)
+    assert model.config.pool is None and model.config.head is None
+    close(model(tokens()).hidden, reference(tokens()).last_hidden_state)
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "told"),
+    ("kind", "change", "text"),
     [
         (
             "bert",
@@ -548,13 +556,13 @@ def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_built_is_one_sentence(
-    kind: str, change: dict[str, Any], told: str, tmp_path: Path
+    kind: str, change: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
-    made = {"bert": lambda: bert("BertModel"), "t5": t5, "marian": marian}[kind]()
-    made.save_pretrained(tmp_path)
+    result = {"bert": lambda: bert("BertModel"), "t5": t5, "marian": marian}[kind]()
+    result.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=text) as caught:
         store.load(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -565,16 +573,16 @@ def test_a_t5_with_its_tokenizer_begins_with_pad(tmp_path: Path, shared_data: Pa
     from glassformer.tokenizer import open as open_tokenizer
 
     tokenizer = open_tokenizer(shared_data / "tok-t5")
-    theirs = t5(vocab_size=tokenizer.size, initializer_factor=1.0)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, _ = store.load(tmp_path / "theirs")
-    store.save(ours, tmp_path / "ours", tokenizer, layout="hf")
+    reference = t5(vocab_size=tokenizer.size, initializer_factor=1.0)
+    reference.save_pretrained(tmp_path / "theirs")
+    actual_model, _ = store.load(tmp_path / "theirs")
+    store.save(actual_model, tmp_path / "ours", tokenizer, layout="hf")
     raw = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert (raw["pad_token_id"], raw["eos_token_id"], raw["decoder_start_token_id"]) == (0, 1, 0)
     again, opened = store.load(tmp_path / "ours")
     assert opened is not None and opened.sentinels == tokenizer.sentinels
     source = opened.encode("Two dogs.", eos=True)
     model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
-    told = model.generate(torch.tensor([source]), max_new_tokens=8, do_sample=False)[0].tolist()
+    values = model.generate(torch.tensor([source]), max_new_tokens=8, do_sample=False)[0].tolist()
     steps = list(generate(again, opened, "Two dogs.", max_new=8, temperature=0.0))
-    assert told[0] == 0 and told[1 : 1 + len(steps)] == [step.token for step in steps]
+    assert values[0] == 0 and values[1 : 1 + len(steps)] == [step.token for step in steps]

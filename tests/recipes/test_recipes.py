@@ -49,10 +49,10 @@ def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
 def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     raw = recipes.write_config(recipes.find(name))[1]
-    theirs = transformers.AutoConfig.for_model(
+    reference = transformers.AutoConfig.for_model(
         raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"}
     )
-    again = recipes.read_config(json.loads(json.dumps(theirs.to_dict())))[1]
+    again = recipes.read_config(json.loads(json.dumps(reference.to_dict())))[1]
     assert recipes.plain(again) == recipes.plain(recipes.find(name))
 
 
@@ -66,13 +66,13 @@ def test_the_book_needs_no_torch() -> None:
 
 def test_find_ignores_case_and_suggests() -> None:
     assert recipes.find("Llama/3-8B") == recipes.find("llama/3-8b")
-    for wrong, told in {
+    for wrong, value in {
         "llama/9b": "llama/3.2-1b",
         "lama/3-8b": 'mean "llama/3-8b"',
         "foo": "`glassformer recipes` lists them",
         "gpt2": "gpt2/124m",
     }.items():
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=value):
             recipes.find(wrong)
 
 
@@ -166,12 +166,12 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("raw", "changes", "told"), REFUSED, ids=[told[:40] for _, _, told in REFUSED]
+    ("raw", "changes", "text"), REFUSED, ids=[output[:40] for _, _, output in REFUSED]
 )
 def test_what_cannot_be_read_is_one_sentence(
-    raw: dict[str, Any], changes: dict[str, Any], told: str
+    raw: dict[str, Any], changes: dict[str, Any], text: str
 ) -> None:
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=text) as caught:
         recipes.read_config({**raw, **changes}, "folder/config.json")
     assert str(caught.value).startswith("folder/config.json") and "\n" not in str(caught.value)
 
@@ -184,7 +184,7 @@ def test_model_type_is_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "value", "told"),
+    ("change", "value", "text"),
     [
         (
             "decoder.pattern.attention.softcap",
@@ -224,10 +224,10 @@ def test_model_type_is_enough() -> None:
         ),
     ],
 )
-def test_what_no_layout_can_say_is_named(change: str, value: Any, told: str) -> None:
+def test_what_no_layout_can_say_is_named(change: str, value: Any, text: str) -> None:
     with pytest.raises(UserError) as caught:
         recipes.write_config(serial.change(STORIES, {change: value}))
-    assert told in str(caught.value) and 'layout "glassformer"' in str(caught.value)
+    assert text in str(caught.value) and 'layout "glassformer"' in str(caught.value)
 
 
 def test_glass_has_no_published_layout() -> None:

@@ -50,12 +50,12 @@ def vectors(loaded: tuple[Any, Tokenizer], texts: list[str]) -> Tensor:
     """What our model makes of the texts, all in one padded batch."""
     model, tokenizer = loaded
     rows = [ids for ids, _ in tokenizer.encode_pairs(texts, most=model.config.context)]
-    held, pos = torch.zeros(len(rows), 256, dtype=torch.long), torch.full((len(rows), 256), -1)
+    zeros, pos = torch.zeros(len(rows), 256, dtype=torch.long), torch.full((len(rows), 256), -1)
     for i, row in enumerate(rows):
-        held[i, : len(row)], pos[i, : len(row)] = torch.tensor(row), torch.arange(len(row))
+        zeros[i, : len(row)], pos[i, : len(row)] = torch.tensor(row), torch.arange(len(row))
     width = int(pos.max()) + 1
-    found: Tensor = model(held[:, :width], pos=pos[:, :width]).pooled
-    return found
+    pooled: Tensor = model(zeros[:, :width], pos=pos[:, :width]).pooled
+    return pooled
 
 
 @torch.no_grad()
@@ -64,9 +64,11 @@ def reference(folder: Path, texts: list[str]) -> Tensor:
     tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
-    given = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
-    weight = given["attention_mask"][..., None].float()
-    mean = (model(**given).last_hidden_state * weight).sum(1) / weight.sum(1)
+    second_tokenizer = tokenizer(
+        texts, padding=True, truncation=True, max_length=256, return_tensors="pt"
+    )
+    weight = second_tokenizer["attention_mask"][..., None].float()
+    mean = (model(**second_tokenizer).last_hidden_state * weight).sum(1) / weight.sum(1)
     return torch.nn.functional.normalize(mean, dim=-1)
 
 
@@ -77,11 +79,11 @@ def test_a_real_sentence_encoder(
     assert model.config.pool == config.Pool("mean", normalize=True) and model.config.context == 256
     long = " ".join(sentences)  # much more than the model reads
     for texts in (sentences, [long]):
-        ours, theirs = vectors(loaded, texts), reference(folder, texts)
-        assert torch.cosine_similarity(ours, theirs).min() >= CLOSEST
-        assert (ours - theirs).abs().max() < 1e-5
+        actual, theirs = vectors(loaded, texts), reference(folder, texts)
+        assert torch.cosine_similarity(actual, theirs).min() >= CLOSEST
+        assert (actual - theirs).abs().max() < 1e-5
     # they are not all one vector
-    assert torch.cosine_similarity(ours, vectors(loaded, sentences[:20])).max() < 0.9
+    assert torch.cosine_similarity(actual, vectors(loaded, sentences[:20])).max() < 0.9
 
 
 @pytest.mark.slow
@@ -89,11 +91,13 @@ def test_sentence_transformers_gives_the_same(
     loaded: tuple[Any, Tokenizer], folder: Path, sentences: list[str], tmp_path: Path
 ) -> None:
     library = pytest.importorskip("sentence_transformers")
-    theirs = torch.tensor(library.SentenceTransformer(str(folder), device="cpu").encode(sentences))
-    assert torch.cosine_similarity(vectors(loaded, sentences), theirs).min() >= CLOSEST
+    reference = torch.tensor(
+        library.SentenceTransformer(str(folder), device="cpu").encode(sentences)
+    )
+    assert torch.cosine_similarity(vectors(loaded, sentences), reference).min() >= CLOSEST
     store.save(loaded[0], tmp_path / "ours", loaded[1], layout="hf")
     again = library.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
-    assert torch.equal(torch.tensor(again.encode(sentences)), theirs)
+    assert torch.equal(torch.tensor(again.encode(sentences)), reference)
     again.save_pretrained(str(tmp_path / "theirs"))  # its own newest layout
     assert Checkpoint.open(tmp_path / "theirs").config == loaded[0].config
 
@@ -118,13 +122,13 @@ def test_a_sentence_encoder_goes_out_and_comes_back(
 def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]) -> None:
     from dataclasses import replace
 
-    wanted = replace(loaded[0].config, pool=config.Pool("mean", labels=2))
-    made = store.load_as(wanted, folder, seed=1)
-    assert made.new == ("pool.proj.weight", "pool.proj.bias") and made.unused == ()
+    expected = replace(loaded[0].config, pool=config.Pool("mean", labels=2))
+    result = store.load_as(expected, folder, seed=1)
+    assert result.new == ("pool.proj.weight", "pool.proj.bias") and result.unused == ()
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "told"),
+    ("name", "change", "text"),
     [
         (
             "modules.json",
@@ -148,32 +152,32 @@ def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]
     ],
 )
 def test_what_is_not_built_is_one_sentence(
-    folder: Path, name: str, change: Any, told: str, tmp_path: Path
+    folder: Path, name: str, change: Any, text: str, tmp_path: Path
 ) -> None:
     shutil.copytree(folder, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "m" / name).write_text("{" if change is None else json.dumps(change))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=text):
         Checkpoint.open(tmp_path / "m")
 
 
 @pytest.mark.parametrize(
-    "way", ["../there", "/{there}", "1_Pooling/../../there", "..", "link", "x" * 300, "a\0b"]
+    "kind", ["../there", "/{there}", "1_Pooling/../../there", "..", "link", "x" * 300, "a\0b"]
 )
-def test_modules_are_not_followed_outside_the_folder(way: str, tmp_path: Path) -> None:
-    home, there = tmp_path / "m", tmp_path / "there"
-    for folder in (home, there):
+def test_modules_are_not_followed_outside_the_folder(kind: str, tmp_path: Path) -> None:
+    home, present = tmp_path / "m", tmp_path / "there"
+    for folder in (home, present):
         folder.mkdir()
-    (there / "config.json").write_text('{"pooling_mode": "cls"}')
-    (home / "link").symlink_to(there)
+    (present / "config.json").write_text('{"pooling_mode": "cls"}')
+    (home / "link").symlink_to(present)
     steps = [
         {"type": "a.Transformer"},
-        {"type": "b.Pooling", "path": way.replace("/{there}", str(there))},
+        {"type": "b.Pooling", "path": kind.replace("/{there}", str(present))},
     ]
     (home / "modules.json").write_text(json.dumps(steps))
     with pytest.raises(UserError, match="outside this folder"):
         open_beside(home)
     (home / "link").unlink()
-    shutil.copytree(there, home / "link")
+    shutil.copytree(present, home / "link")
     (home / "modules.json").write_text(
         json.dumps([steps[0], {"type": "b.Pooling", "path": "link"}])
     )

@@ -50,12 +50,12 @@ class Server:
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
         lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
-        found = [
+        result = [
             line
             for line in lines
             if line.startswith(f"glassformer:{name}{{") or line.startswith(f"glassformer:{name} ")
         ]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in result)
 
     def idle(self, seconds: float = 30) -> bool:
         """Whether the gauges come back to 0 within so many seconds."""
@@ -81,8 +81,10 @@ def started(folder: Path, *words: str, env: dict[str, str] | None = None) -> Ite
     log = folder / f"log-{time.monotonic_ns()}"
     command = [sys.executable, "-m", "glassformer", "serve", "--port", "0", *words]
     with log.open("w") as err:
-        told = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, env=told)
+        fields = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=err, text=True, env=fields
+        )
     assert process.stdout is not None
     try:
         url = process.stdout.readline().strip().removesuffix("/v1")
@@ -152,14 +154,14 @@ def server(
 ) -> Iterator[Server]:
     """The session's server."""
     models = [str(chat_model), *map(str, others.values())]
-    with started(tmp_path_factory.mktemp("log"), *models, "--dtype", "float32") as one:
-        yield one
+    with started(tmp_path_factory.mktemp("log"), *models, "--dtype", "float32") as item:
+        yield item
 
 
 def events(response: httpx.Response) -> list[Any]:
     """The JSON of a stream's events; its form is held to what OpenAI's clients parse."""
     assert response.headers["content-type"].startswith("text/event-stream"), response.text
-    parts = response.text.split("\n\n")
-    assert parts[-1] == "" and parts[-2] == "data: [DONE]", response.text[-300:]
-    assert all(part.startswith("data: ") and "\n" not in part for part in parts[:-1])
-    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+    pieces = response.text.split("\n\n")
+    assert pieces[-1] == "" and pieces[-2] == "data: [DONE]", response.text[-300:]
+    assert all(piece.startswith("data: ") and "\n" not in piece for piece in pieces[:-1])
+    return [json.loads(piece.removeprefix("data: ")) for piece in pieces[:-2]]

@@ -18,9 +18,9 @@ AFTER = 3  # tokens
 plain, listen = generated_sequence.GeneratedSequence.add, listening._listen
 
 
-def add(self: generated_sequence.GeneratedSequence, *given: Any) -> Any:
+def add(self: generated_sequence.GeneratedSequence, *args: Any) -> Any:
     """One more token, or what a request's seed asks for."""
-    event = plain(self, *given)
+    event = plain(self, *args)
     seed = self.handle.seed
     if seed == SLOW:
         time.sleep(0.02)
@@ -38,9 +38,9 @@ generated_sequence.GeneratedSequence.add = add  # type: ignore[method-assign]
 
 def small(host: str, port: int) -> socket.socket:
     """A socket whose connections hold little that is not read."""
-    made = listen(host, port)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
-    return made
+    result = listen(host, port)
+    result.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+    return result
 
 
 listening._listen = small

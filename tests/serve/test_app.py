@@ -29,8 +29,8 @@ def wide(
     chat_model: Path, others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     words = (str(chat_model), str(others["vectors"]), "--dtype", "float32", "--max-queue", "2048")
-    with started(tmp_path_factory.mktemp("wide"), *words) as one:
-        yield one
+    with started(tmp_path_factory.mktemp("wide"), *words) as item:
+        yield item
 
 
 def slowest_health(server: Server, path: str, body: bytes, status: int) -> tuple[float, float]:
@@ -41,13 +41,13 @@ def slowest_health(server: Server, path: str, body: bytes, status: int) -> tuple
         async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
             await client.get("/health")
             sent = time.monotonic()
-            asked = asyncio.ensure_future(asyncio.to_thread(send))
-            while not asked.done():
-                begun = time.monotonic()
+            query = asyncio.ensure_future(asyncio.to_thread(send))
+            while not query.done():
+                start = time.monotonic()
                 (await client.get("/health")).raise_for_status()
-                worst = max(worst, time.monotonic() - begun)
+                worst = max(worst, time.monotonic() - start)
                 await asyncio.sleep(0.01)
-        answer = asked.result()
+        answer = query.result()
         assert answer.status_code == status, answer.text[:300]
         return worst, time.monotonic() - sent
 
@@ -90,17 +90,17 @@ HEAVY: dict[str, tuple[str, dict[str, Any], int]] = {
 @pytest.mark.parametrize("name", HEAVY)
 def test_one_request_does_not_stop_the_others(wide: Server, name: str) -> None:
     path, body, status = HEAVY[name]
-    worst, whole = slowest_health(wide, path, json.dumps(body).encode(), status)
-    assert worst < max(WORST, SHARE * whole)
+    worst, full = slowest_health(wide, path, json.dumps(body).encode(), status)
+    assert worst < max(WORST, SHARE * full)
     assert wide.idle()
 
 
 def test_prompts_times_n_is_bounded(wide: Server) -> None:
-    begun = time.monotonic()
-    asked = {"prompt": LINES[:17], "n": 64, "max_tokens": 1}
+    start = time.monotonic()
+    body = {"prompt": LINES[:17], "n": 64, "max_tokens": 1}
     assert (
-        "1,088 continuations" in refused(wide.post(TEXT, asked), param="n")
-        and time.monotonic() - begun < WORST
+        "1,088 continuations" in refused(wide.post(TEXT, body), param="n")
+        and time.monotonic() - start < WORST
     )
-    refused(wide.post(TEXT, {**asked, "prompt": [[5]] * 250}), param="n")
+    refused(wide.post(TEXT, {**body, "prompt": [[5]] * 250}), param="n")
     assert wide.post(CHAT, {**TALK, "n": 64, "max_tokens": 1}).status_code == 200

@@ -87,19 +87,19 @@ def test_c1_text_that_is_no_text(server: Server) -> None:
                 f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}
             )
         )
-    told = server.post(TEXT, {**PROMPT, "prompt": "a\x00b\x1b[31m\r\n"})
-    assert told.status_code == 200
+    response = server.post(TEXT, {**PROMPT, "prompt": "a\x00b\x1b[31m\r\n"})
+    assert response.status_code == 200
 
 
 def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> None:
-    with socket.create_connection(address(server)) as one:
-        one.sendall(
+    with socket.create_connection(address(server)) as item:
+        item.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
             b"application/json\r\n"
         )
-        one.sendall(f"Content-Length: {limits.MOST_BODY + 1}\r\n\r\n{{".encode())
-        one.settimeout(10)
-        assert b" 413 " in one.recv(4096).split(b"\r\n")[0]
+        item.sendall(f"Content-Length: {limits.MOST_BODY + 1}\r\n\r\n{{".encode())
+        item.settimeout(10)
+        assert b" 413 " in item.recv(4096).split(b"\r\n")[0]
 
     def pieces() -> Any:
         for _ in range(limits.MOST_BODY // 65536 + 20):
@@ -120,12 +120,12 @@ def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> Non
     "header", [b"X-A: " + b"a" * 200_000, b"\r\n".join(b"X-%d: a" % n for n in range(20_000))]
 )
 def test_c3_headers_too_large(server: Server, header: bytes) -> None:
-    with socket.create_connection(address(server)) as one:
-        one.settimeout(10)
+    with socket.create_connection(address(server)) as item:
+        item.settimeout(10)
         try:
-            one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
-            told = one.recv(4096)
-            assert told == b"" or told.split()[1] in (b"400", b"431"), told[:100]
+            item.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
+            output = item.recv(4096)
+            assert output == b"" or output.split()[1] in (b"400", b"431"), output[:100]
         except OSError:
             pass  # closed while we wrote
     assert server.client().get("/health").status_code == 200
@@ -144,10 +144,10 @@ def test_c3_headers_are_bounded_as_a_whole(server: Server) -> None:
     with server.client() as client:  # nothing is left of them on the connection
         assert client.get("/health", headers={"x-a": "a" * 10_000}).status_code == 200
     lines = b"".join(b"X-%d: a\r\n" % number for number in range(5000))
-    with socket.create_connection(address(server)) as one:
-        one.settimeout(10)
-        one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n")
-        assert one.recv(4096).split()[1] in (b"400", b"431")
+    with socket.create_connection(address(server)) as item:
+        item.settimeout(10)
+        item.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n")
+        assert item.recv(4096).split()[1] in (b"400", b"431")
 
 
 def test_health_has_a_head(server: Server) -> None:
@@ -167,7 +167,7 @@ def test_no_path_of_the_machine_is_shown(server: Server, chat_model: Path) -> No
         ):
             text = client.get(path).text
             assert str(chat_model.parent) not in text and "/tmp" not in text, path
-        assert {one["root"] for one in client.get("/v1/models").json()["data"]} >= {
+        assert {item["root"] for item in client.get("/v1/models").json()["data"]} >= {
             "tiny",
             "vectors",
         }
@@ -189,10 +189,10 @@ def test_c6_more_than_the_context(server: Server) -> None:
     assert "256" in refused(server.post(TEXT, {**PROMPT, "max_tokens": 256}), param="max_tokens")
     refused(server.post(TEXT, {**PROMPT, "prompt": [5] * 257}))
     assert server.post(TEXT, {"prompt": [5] * 256, "max_tokens": 1}).status_code == 200
-    begun = time.monotonic()
+    start = time.monotonic()
     refused(server.post(TEXT, {**PROMPT, "prompt": "word " * 200_000}), param="prompt")
     refused(server.post(CHAT, {**TALK, "messages": [{"role": "user", "content": "a" * 1_000_000}]}))
-    assert time.monotonic() - begun < 10, "it is not tokenised first"
+    assert time.monotonic() - start < 10, "it is not tokenised first"
     refused(server.post(CHAT, {**TALK, "max_tokens": 300}))
     refused(server.post(TEXT, {**PROMPT, "prompt": ["a" * 10_000] * 200}))
 
@@ -233,7 +233,7 @@ NUMBERS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [(name, value) for name, some in NUMBERS.items() for value in some]
+    ("field", "value"), [(name, value) for name, number in NUMBERS.items() for value in number]
 )
 def test_c7_c8_fields_out_of_range(server: Server, field: str, value: Any) -> None:
     body = json.dumps({**PROMPT, field: value})
@@ -315,7 +315,7 @@ def test_c10_expressions_and_grammars(server: Server, more: dict[str, Any]) -> N
 
 
 def test_c10_an_explosive_grammar_ends_soon(server: Server) -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     deep: Any = {"type": "string"}
     for _ in range(300):
         deep = {"type": "array", "items": deep}
@@ -324,7 +324,7 @@ def test_c10_an_explosive_grammar_ends_soon(server: Server) -> None:
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
         assert server.post(CHAT, {**TALK, "response_format": form}).status_code in (200, 400)
     answer = server.post(CHAT, {**TALK, "guided_regex": "((a{1,1000}){1,1000}){1,1000}"})
-    assert answer.status_code in (200, 400) and time.monotonic() - begun < 30
+    assert answer.status_code in (200, 400) and time.monotonic() - start < 30
     assert server.client().get("/health").status_code == 200
 
 
@@ -353,7 +353,7 @@ def test_c12_unknown_models(server: Server, name: str) -> None:
 def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsecret-1\n\nsecret-2\n")
-    with started(tmp_path, str(chat_model), "--api-key-file", str(keys)) as one:
+    with started(tmp_path, str(chat_model), "--api-key-file", str(keys)) as item:
         paths = [TEXT, CHAT, "/tokenize", "/nowhere"]
         wrong = [
             {},
@@ -364,7 +364,7 @@ def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
         wrong += [{"authorization": "Bearer secret-1x"}, {"authorization": "secret-1"}]
         for header in wrong:
             for path in paths:
-                assert "key" in refused(one.post(path, PROMPT, headers=header), 401)
+                assert "key" in refused(item.post(path, PROMPT, headers=header), 401)
             for path in (
                 "/v1/models",
                 "/metrics",
@@ -373,16 +373,16 @@ def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
                 "/load",
                 "/tokenizer_info",
             ):
-                refused(one.client().get(path, headers=header), 401)
+                refused(item.client().get(path, headers=header), 401)
         odd = httpx.Headers([(b"authorization", "Bearer schlüssel".encode())])
-        refused(one.post(TEXT, PROMPT, headers=odd), 401)  # type: ignore[arg-type]
+        refused(item.post(TEXT, PROMPT, headers=odd), 401)  # type: ignore[arg-type]
         for key in ("secret-1", "secret-2"):
             assert (
-                one.post(TEXT, PROMPT, headers={"authorization": f"Bearer {key}"}).status_code
+                item.post(TEXT, PROMPT, headers={"authorization": f"Bearer {key}"}).status_code
                 == 200
             )
-        assert one.client().get("/health").status_code == 200
-        assert "secret" not in one.log.read_text()
+        assert item.client().get("/health").status_code == 200
+        assert "secret" not in item.log.read_text()
 
 
 def test_c14_other_sites_are_kept_out(server: Server) -> None:
@@ -401,18 +401,18 @@ def test_c14_other_sites_are_kept_out(server: Server) -> None:
 
 
 def test_c23_nothing_that_is_said_is_logged_and_no_log_is_forged(server: Server) -> None:
-    said = 'kept-to-ourselves\n{"forged": true}\x1b[31m'
-    server.post(TEXT, {**PROMPT, "prompt": said}, headers={"x-request-id": "mine-1"})
+    message = 'kept-to-ourselves\n{"forged": true}\x1b[31m'
+    server.post(TEXT, {**PROMPT, "prompt": message}, headers={"x-request-id": "mine-1"})
     server.client().get("/v1/models/%1b%5b31m%0a%7b%22forged%22%3atrue%7d")
-    server.post(TEXT, {**PROMPT, "model": said})
+    server.post(TEXT, {**PROMPT, "model": message})
     odd = server.post(TEXT, PROMPT, headers={"x-request-id": "a b\tc"})
     assert odd.headers["x-request-id"].startswith("req-")
     text = server.log.read_text()
     assert "kept-to-ourselves" not in text and "\x1b" not in text
     lines = server.lines()
     assert not any("forged" in line for line in lines)
-    (mine,) = [line for line in lines if line["id"] == "mine-1"]
-    assert mine["status"] == 200 and mine["path"] == TEXT and mine["generated_tokens"] == 2
+    (local,) = [line for line in lines if line["id"] == "mine-1"]
+    assert local["status"] == 200 and local["path"] == TEXT and local["generated_tokens"] == 2
 
 
 UNKNOWN: dict[str, Any] = {
@@ -450,10 +450,10 @@ def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(
                 f"{server.url}{path}", content=odd, headers={"content-type": "application/json"}
             )
         )
-    other = "max_completion_tokens" if path == TEXT else "suffix"
-    assert other in refused(server.post(path, {**body, other: 3}))
-    same = server.post(path, {**body, "seed": 1, **HARMLESS})
-    assert same.status_code == 200 and same.json()["choices"] == plain
+    second = "max_completion_tokens" if path == TEXT else "suffix"
+    assert second in refused(server.post(path, {**body, second: 3}))
+    response = server.post(path, {**body, "seed": 1, **HARMLESS})
+    assert response.status_code == 200 and response.json()["choices"] == plain
     for name, meant in {
         "n_predict": "max_tokens",
         "stop_sequences": "stop",
@@ -489,7 +489,7 @@ def test_c27_a_name_twice_is_its_last(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"guided_jsn": {}}, "guided_json"), ({"guided_choice": ["a"]}, "guided_json"),
         ({"grammar": "a"}, "guided_grammar"), ({"ebnf": "a"}, "guided_grammar"), ({"inspct": ["lens"]}, "inspect"),
@@ -499,15 +499,15 @@ def test_c27_a_name_twice_is_its_last(server: Server) -> None:
     ],
 )  # fmt: skip
 def test_d_a_misspelt_field_is_refused_with_the_nearest(
-    server: Server, more: dict[str, Any], said: str
+    server: Server, more: dict[str, Any], message: str
 ) -> None:
     for path, body in ((TEXT, PROMPT), (CHAT, TALK)):
-        told = refused(server.post(path, {**body, **more}))
-        assert said in told and next(reversed(more)) in told
+        output = refused(server.post(path, {**body, **more}))
+        assert message in output and next(reversed(more)) in output
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"temperature": -1}, "temperature is -1; give 0 or more."), ({"n": "3"}, 'n is "3"; give a whole number.'),
         ({"stop": 3}, "stop is 3; give a text or a list."), ({"top_p": 0}, "top_p is 0; give more than 0."),
@@ -519,9 +519,9 @@ def test_d_a_misspelt_field_is_refused_with_the_nearest(
     ],
 )  # fmt: skip
 def test_d_a_field_what_was_wrong_and_what_is_allowed(
-    server: Server, more: dict[str, Any], said: str
+    server: Server, more: dict[str, Any], message: str
 ) -> None:
-    assert refused(server.post(TEXT, {**PROMPT, **more})).endswith(said)
+    assert refused(server.post(TEXT, {**PROMPT, **more})).endswith(message)
 
 
 @pytest.mark.parametrize(

@@ -27,73 +27,74 @@ HOW = {"max_tokens": 24, "temperature": 0.7, "seed": 5}
 
 
 def test_a_chat_is_a_completion_of_its_template(server: Server) -> None:
-    told = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
+    body = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
     plain = server.post("/v1/completions", {"prompt": PROMPT, **HOW, "n": 2}).json()
-    assert [one["message"]["content"] for one in told["choices"]] == [
-        one["text"] for one in plain["choices"]
+    assert [item["message"]["content"] for item in body["choices"]] == [
+        item["text"] for item in plain["choices"]
     ]
     assert (
-        told["object"] == "chat.completion"
-        and told["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+        body["object"] == "chat.completion"
+        and body["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
     )
-    assert {one["message"]["role"] for one in told["choices"]} == {"assistant"}
-    parts = [
+    assert {item["message"]["role"] for item in body["choices"]} == {"assistant"}
+    pieces = [
         {
             "role": "system",
             "content": [{"type": "text", "text": "Be a "}, {"type": "text", "text": "king."}],
         }
     ]
-    again = server.post(CHAT, {**HOW, "n": 2, "messages": [*parts, ASKED["messages"][1]]}).json()
-    assert again["choices"] == told["choices"]
+    again = server.post(CHAT, {**HOW, "n": 2, "messages": [*pieces, ASKED["messages"][1]]}).json()
+    assert again["choices"] == body["choices"]
 
 
 def test_a_stream_of_deltas(server: Server) -> None:
-    whole = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
-    asked = {**ASKED, **HOW, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = events(server.post(CHAT, asked))
+    body = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
+    query = {**ASKED, **HOW, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = events(server.post(CHAT, query))
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"} and chunks[0][
         "model"
     ] == "tiny"
-    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    assert last["choices"] == [] and last["usage"] == body["usage"]
     for index in (0, 1):
-        mine = [one for chunk in chunks for one in chunk["choices"] if one["index"] == index]
-        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
-        assert all("role" not in one["delta"] for one in mine[1:])
-        text = "".join(one["delta"].get("content", "") for one in mine)
-        assert text == whole["choices"][index]["message"]["content"]
-        assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + ["length"]
+        local = [item for chunk in chunks for item in chunk["choices"] if item["index"] == index]
+        assert local[0]["delta"] == {"role": "assistant", "content": ""}
+        assert all("role" not in item["delta"] for item in local[1:])
+        text = "".join(item["delta"].get("content", "") for item in local)
+        assert text == body["choices"][index]["message"]["content"]
+        assert [item["finish_reason"] for item in local] == [None] * (len(local) - 1) + ["length"]
 
 
 @pytest.mark.parametrize("stop", [None, "e"])
 def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) -> None:
-    asked = {**ASKED, **HOW, "logprobs": True, "top_logprobs": 3, "stop": stop, "max_tokens": 60}
-    (choice,) = server.post(CHAT, asked).json()["choices"]
+    body = {**ASKED, **HOW, "logprobs": True, "top_logprobs": 3, "stop": stop, "max_tokens": 60}
+    (choice,) = server.post(CHAT, body).json()["choices"]
     content = choice["logprobs"]["content"]
-    joined = b"".join(bytes(one["bytes"]) for one in content).decode("utf-8", "replace")
+    joined = b"".join(bytes(entry["bytes"]) for entry in content).decode("utf-8", "replace")
     assert (
         joined == choice["message"]["content"]
         if stop is None
         else joined.startswith(choice["message"]["content"])
     )
-    for one in content:
-        assert len(one["top_logprobs"]) == 3 and one["top_logprobs"][0]["logprob"] >= one["logprob"]
+    for entry in content:
+        assert (
+            len(entry["top_logprobs"]) == 3
+            and entry["top_logprobs"][0]["logprob"] >= entry["logprob"]
+        )
     streamed = [
-        c
-        for chunk in events(server.post(CHAT, {**asked, "stream": True}))
-        for c in chunk["choices"]
+        c for chunk in events(server.post(CHAT, {**body, "stream": True})) for c in chunk["choices"]
     ]
-    pieces = [one for c in streamed if c["logprobs"] for one in c["logprobs"]["content"]]
+    pieces = [item for c in streamed if c["logprobs"] for item in c["logprobs"]["content"]]
     assert pieces == content
     for c in streamed:
         if stop is None and c["logprobs"] and "\ufffd" not in c["delta"]["content"]:
-            told = b"".join(bytes(one["bytes"]) for one in c["logprobs"]["content"])
-            assert told == c["delta"]["content"].encode(), "a token is told with its text"
+            output = b"".join(bytes(item["bytes"]) for item in c["logprobs"]["content"])
+            assert output == c["delta"]["content"].encode(), "a token is told with its text"
 
 
 def test_an_assistants_message_may_have_no_content(server: Server) -> None:
     """As OpenAI's client gives back what was answered before."""
-    said = {
+    message = {
         "role": "assistant",
         "content": None,
         "refusal": None,
@@ -101,14 +102,14 @@ def test_an_assistants_message_may_have_no_content(server: Server) -> None:
         "annotations": [],
         "audio": None,
     }
-    one, other = ([*ASKED["messages"], {**said, "content": content}] for content in (None, ""))
+    item, second = ([*ASKED["messages"], {**message, "content": content}] for content in (None, ""))
     ids = [
         server.post("/tokenize", {"messages": messages}).json()["tokens"]
-        for messages in (one, other)
+        for messages in (item, second)
     ]
     assert (
         ids[0] == ids[1]
-        and server.post(CHAT, {"messages": one, "max_tokens": 1}).status_code == 200
+        and server.post(CHAT, {"messages": item, "max_tokens": 1}).status_code == 200
     )
     for role in ("user", "system"):
         answer = server.post(CHAT, {"messages": [{"role": role, "content": None}], "max_tokens": 1})
@@ -153,13 +154,13 @@ def test_a_schema_is_kept(server: Server, seed: int) -> None:
         "type": "json_schema",
         "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
     }
-    asked = {**ASKED, "temperature": 1, "seed": seed, "max_tokens": 120, "response_format": form}
-    (choice,) = server.post(CHAT, asked).json()["choices"]
+    body = {**ASKED, "temperature": 1, "seed": seed, "max_tokens": 120, "response_format": form}
+    (choice,) = server.post(CHAT, body).json()["choices"]
     assert choice["finish_reason"] == "stop"
     schemas.validate(SCHEMA, json.loads(choice["message"]["content"]))
-    streamed = events(server.post(CHAT, {**asked, "stream": True}))
+    streamed = events(server.post(CHAT, {**body, "stream": True}))
     text = "".join(
-        one["delta"].get("content", "") for chunk in streamed for one in chunk["choices"]
+        item["delta"].get("content", "") for chunk in streamed for item in chunk["choices"]
     )
     assert text == choice["message"]["content"], "the same seed and the same grammar"
 
@@ -187,14 +188,14 @@ def test_an_expression_and_a_grammar_are_kept(
 
 
 def test_any_json_object(server: Server) -> None:
-    asked = {
+    body = {
         **ASKED,
         "response_format": {"type": "json_object"},
         "max_tokens": 100,
         "temperature": 0.5,
         "seed": 3,
     }
-    (choice,) = server.post(CHAT, asked).json()["choices"]
+    (choice,) = server.post(CHAT, body).json()["choices"]
     text = choice["message"]["content"]
     assert text.startswith("{") and (
         choice["finish_reason"] == "length" or isinstance(json.loads(text), dict)
@@ -274,11 +275,11 @@ def test_a_large_form_ends_alone_or_is_kept(kind: str, source: Any, fails: bool)
     model, tokenizer = load(shipped())
     assert tokenizer is not None
     make = grammars.guide_factory(tokenizer, model.config.embed.vocab, kind, source)
-    other = Request(tokenizer.encode("Romeo"), max_new=40, seed=2)
+    request = Request(tokenizer.encode("Romeo"), max_new=40, seed=2)
     with Engine(model, tokenizer) as engine:
-        expected = engine.submit(other).result().completions[0].tokens
+        expected = engine.submit(request).result().completions[0].tokens
         handle = engine.submit(Request(tokenizer.encode("O"), guide=make, n=2, max_new=60, seed=1))
-        neighbour = engine.submit(other)
+        neighbour = engine.submit(request)
         if fails:
             with pytest.raises(UserError, match="too large"):
                 handle.result()

@@ -21,11 +21,13 @@ PAGE = HERE.parents[1] / "docs" / "serve-checks.md"
 
 def test_the_page_names_tests_that_are_there_and_leaves_no_line_out() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    there = set[str]()
+    present = set[str]()
     for file in HERE.glob("test_*.py"):
-        there.update(re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE))
+        present.update(
+            re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        )
     named = set(re.findall(r"`(test_\w+)`", page))
-    assert named <= there, named - there
+    assert named <= present, named - present
     rows = [line.split("|")[1:4] for line in page.splitlines() if re.match(r"\| [CD]\d", line)]
     assert [row[0].strip() for row in rows] == [f"C{n}" for n in range(1, 29)] + [
         f"D{n}" for n in range(1, 12)
@@ -39,8 +41,8 @@ def test_c16_who_leaves_a_translation_leaves_nothing_behind(server: Server) -> N
     )
     head = "POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for _ in range(4):
-        with socket.create_connection(address(server)) as one:
-            one.sendall(
+        with socket.create_connection(address(server)) as item:
+            item.sendall(
                 f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode() + body.content
             )
             time.sleep(0.2)
@@ -66,17 +68,17 @@ def test_c24_nothing_is_fetched(server: Server) -> None:
 def test_d3_all_chunks_of_an_answer_begin_alike(
     server: Server, path: str, body: dict[str, Any]
 ) -> None:
-    asked = {**body, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    query = {**body, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     heads = {
-        tuple(one[name] for name in ("id", "object", "created", "model"))
-        for one in events(server.post(path, asked))
+        tuple(event[name] for name in ("id", "object", "created", "model"))
+        for event in events(server.post(path, query))
     }
     assert len(heads) == 1
 
 
 def test_d6_best_of_as_many_as_are_answered(server: Server) -> None:
-    told = server.post(TEXT, {**PROMPT, "n": 2, "best_of": 2}).json()
-    assert len(told["choices"]) == 2
+    body = server.post(TEXT, {**PROMPT, "n": 2, "best_of": 2}).json()
+    assert len(body["choices"]) == 2
 
 
 def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server: Server) -> None:
@@ -85,17 +87,17 @@ def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server: Server) -> N
         ({"max_completion_tokens": 3}, 3),
         ({"max_completion_tokens": 2, "max_tokens": 9}, 2),
     ):
-        told = server.post(CHAT, {**TALK, **more, "logit_bias": {str(eos): -100}}).json()
+        body = server.post(CHAT, {**TALK, **more, "logit_bias": {str(eos): -100}}).json()
         assert (
-            told["usage"]["completion_tokens"] == count
-            and told["choices"][0]["finish_reason"] == "length"
+            body["usage"]["completion_tokens"] == count
+            and body["choices"][0]["finish_reason"] == "length"
         )
-    told = server.post(
+    body = server.post(
         CHAT, {**TALK, "max_completion_tokens": 3, "logit_bias": {str(eos): 100}}
     ).json()
     assert (
-        told["choices"][0]["finish_reason"] == "stop"
-        and told["choices"][0]["message"]["content"] == ""
+        body["choices"][0]["finish_reason"] == "stop"
+        and body["choices"][0]["message"]["content"] == ""
     )
 
 
@@ -108,11 +110,15 @@ def test_d9_embeddings_of_several_ids_and_their_usage(server: Server) -> None:
         for text in texts
     ]
     by_text, by_ids = (
-        server.post("/v1/embeddings", {"model": "vectors", "input": one}).json()
-        for one in (texts, ids)
+        server.post("/v1/embeddings", {"model": "vectors", "input": item}).json()
+        for item in (texts, ids)
     )
-    for one, other in zip(by_text["data"], by_ids["data"], strict=True):
-        assert one["embedding"] == pytest.approx(other["embedding"], abs=1e-6)
-    read = by_text["usage"]["prompt_tokens"]
-    assert by_text["usage"] == by_ids["usage"] == {"prompt_tokens": read, "total_tokens": read}
-    assert read >= sum(map(len, ids))
+    for item, by_id in zip(by_text["data"], by_ids["data"], strict=True):
+        assert item["embedding"] == pytest.approx(by_id["embedding"], abs=1e-6)
+    second_ids = by_text["usage"]["prompt_tokens"]
+    assert (
+        by_text["usage"]
+        == by_ids["usage"]
+        == {"prompt_tokens": second_ids, "total_tokens": second_ids}
+    )
+    assert second_ids >= sum(map(len, ids))

@@ -40,10 +40,12 @@ def client(server: Server) -> Any:
 
 
 def test_openai_completions(client: Any) -> None:
-    whole = client.completions.create(prompt="O Romeo", **ASKED)
-    parts = list(client.completions.create(prompt="O Romeo", stream=True, **ASKED))
-    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
-    assert whole.usage.completion_tokens == 12 and parts[-1].choices[0].finish_reason == "length"
+    response = client.completions.create(prompt="O Romeo", **ASKED)
+    pieces = list(client.completions.create(prompt="O Romeo", stream=True, **ASKED))
+    assert "".join(piece.choices[0].text for piece in pieces) == response.choices[0].text != ""
+    assert (
+        response.usage.completion_tokens == 12 and pieces[-1].choices[0].finish_reason == "length"
+    )
     scored = client.completions.create(
         model="tiny", prompt="O Romeo", max_tokens=0, echo=True, logprobs=2
     )
@@ -54,17 +56,17 @@ def test_openai_completions(client: Any) -> None:
 
 
 def test_openai_chat(client: Any) -> None:
-    whole = client.chat.completions.create(messages=TALK, logprobs=True, top_logprobs=2, **ASKED)
-    parts = list(
+    response = client.chat.completions.create(messages=TALK, logprobs=True, top_logprobs=2, **ASKED)
+    pieces = list(
         client.chat.completions.create(
             messages=TALK, stream=True, stream_options={"include_usage": True}, **ASKED
         )
     )
-    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-    assert text == whole.choices[0].message.content and parts[-1].usage == whole.usage
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    assert text == response.choices[0].message.content and pieces[-1].usage == response.usage
     assert (
-        parts[0].choices[0].delta.role == "assistant"
-        and len(whole.choices[0].logprobs.content) == 12
+        pieces[0].choices[0].delta.role == "assistant"
+        and len(response.choices[0].logprobs.content) == 12
     )
     with client.chat.completions.stream(
         messages=TALK, **ASKED, extra_body={"guided_regex": "yes|no"}
@@ -86,12 +88,12 @@ def test_openai_fields_that_change_no_answer(client: Any) -> None:
     plain = client.chat.completions.create(messages=TALK, **ASKED)
     more = client.chat.completions.create(messages=TALK, **harmless, **ASKED)
     assert more.choices[0].message == plain.choices[0].message
-    said = [
+    messages = [
         plain.choices[0].message,
         plain.choices[0].message.model_dump(),
         {"role": "assistant", "content": None},
     ]
-    for message in said:
+    for message in messages:
         again = client.chat.completions.create(messages=[*TALK, message, *TALK], **ASKED)
         assert again.choices[0].finish_reason == "length"
     with pytest.raises(openai.BadRequestError, match="min_tokens is no field here"):
@@ -113,17 +115,17 @@ def test_openai_async_models_and_raw_responses(server: Server, client: Any) -> N
     )
 
     async def ask() -> str:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as one:
-            stream = await one.completions.create(prompt="O", stream=True, **ASKED)
-            return "".join([part.choices[0].text async for part in stream])
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as item:
+            stream = await item.completions.create(prompt="O", stream=True, **ASKED)
+            return "".join([piece.choices[0].text async for piece in stream])
 
     assert asyncio.run(ask()) == raw.parse().choices[0].text
 
 
 def test_openai_errors_have_their_classes(client: Any) -> None:
-    with pytest.raises(openai.NotFoundError) as found:
+    with pytest.raises(openai.NotFoundError) as result:
         client.completions.create(**{**ASKED, "model": "nothing"}, prompt="a")
-    assert found.value.code == "model_not_found" and found.value.param == "model"
+    assert result.value.code == "model_not_found" and result.value.param == "model"
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(**{**ASKED, "max_tokens": 999}, prompt="a")
     with pytest.raises(openai.BadRequestError, match="tools"):
@@ -135,20 +137,20 @@ def test_openai_errors_have_their_classes(client: Any) -> None:
 @pytest.fixture(scope="module")
 def narrow(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     words = ("--use", FAULTS, "--max-queue", "1", "--max-sequences", "1")
-    with started(tmp_path_factory.mktemp("narrow"), str(chat_model), *words) as one:
-        yield one
+    with started(tmp_path_factory.mktemp("narrow"), str(chat_model), *words) as item:
+        yield item
 
 
 def test_openai_retries_until_there_is_room(narrow: Server) -> None:
-    async def ask(one: Any) -> str:
-        told = await one.completions.create(prompt="O", model="tiny", max_tokens=4, seed=SLOW)
-        return str(told.choices[0].text)
+    async def ask(item: Any) -> str:
+        response = await item.completions.create(prompt="O", model="tiny", max_tokens=4, seed=SLOW)
+        return str(response.choices[0].text)
 
     async def crowd() -> list[str]:
         async with openai.AsyncOpenAI(
             base_url=f"{narrow.url}/v1", api_key="none", max_retries=20
-        ) as one:
-            return await asyncio.gather(*(ask(one) for _ in range(8)))
+        ) as item:
+            return await asyncio.gather(*(ask(item) for _ in range(8)))
 
     assert len(set(asyncio.run(crowd()))) == 1
     assert any(line["status"] == 429 for line in narrow.lines()), "some were sent away first"
@@ -165,12 +167,12 @@ def test_openai_raises_what_fails_in_a_stream(narrow: Server) -> None:
 
 def test_a_crowd_of_whom_half_leave(server: Server) -> None:
     """200 clients; nothing stays behind, and those that stay get what they would get alone."""
-    asked = {"prompt": "O Romeo", "max_tokens": 8, "seed": 1, "temperature": 0}
-    alone = server.post("/v1/completions", asked).json()["choices"][0]["text"]
+    body = {"prompt": "O Romeo", "max_tokens": 8, "seed": 1, "temperature": 0}
+    alone = server.post("/v1/completions", body).json()["choices"][0]["text"]
     luck = random.Random(1)
 
     async def stay(client: httpx.AsyncClient) -> str:
-        answer = await client.post("/v1/completions", json=asked)
+        answer = await client.post("/v1/completions", json=body)
         return (
             str(answer.json()["choices"][0]["text"])
             if answer.status_code == 200
@@ -178,7 +180,7 @@ def test_a_crowd_of_whom_half_leave(server: Server) -> None:
         )
 
     async def leave(client: httpx.AsyncClient) -> str:
-        long = {**asked, "max_tokens": 200, "stream": luck.random() < 0.5}
+        long = {**body, "max_tokens": 200, "stream": luck.random() < 0.5}
         try:
             await asyncio.wait_for(client.post("/v1/completions", json=long), luck.random())
         except TimeoutError:
@@ -190,11 +192,11 @@ def test_a_crowd_of_whom_half_leave(server: Server) -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
             return await asyncio.gather(*((stay if n % 2 else leave)(client) for n in range(200)))
 
-    told = asyncio.run(crowd())
-    stayed = set(told[1::2])
-    assert stayed <= {alone, "429"} and alone in stayed and "left" in told
+    result = asyncio.run(crowd())
+    stayed = set(result[1::2])
+    assert stayed <= {alone, "429"} and alone in stayed and "left" in result
     assert server.idle(30) and server.metric("kv_cache_usage_perc") == 0
-    assert server.post("/v1/completions", asked).json()["choices"][0]["text"] == alone
+    assert server.post("/v1/completions", body).json()["choices"][0]["text"] == alone
 
 
 @pytest.mark.slow
@@ -256,20 +258,25 @@ def test_lm_eval_gets_the_scores_that_it_gets_in_process(
     folder = tmp_path / "tokenizer"
     shutil.copytree(chat_model, folder)
     url = f"{server.url}/v1/completions"
-    how = {"model": "tiny", "base_url": url, "tokenizer_backend": reads, "tokenizer": str(folder)}
-    over = models.LocalCompletionsAPI(**how, max_length=256, batch_size=3)
+    options = {
+        "model": "tiny",
+        "base_url": url,
+        "tokenizer_backend": reads,
+        "tokenizer": str(folder),
+    }
+    over = models.LocalCompletionsAPI(**options, max_length=256, batch_size=3)
     pairs = [
         ("O Romeo, Romeo", " wherefore art thou"),
         ("What is", " your name"),
         ("The king", " is dead"),
         ("A", " B C D"),
     ]
-    made = [
+    result = [
         instances.Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=n)
         for n, pair in enumerate(pairs)
     ]
     model, tokenizer = glassformer.load(chat_model, dtype="float32")
-    here = harness_model(model, tokenizer).loglikelihood(made)
-    there = over.loglikelihood(made)
-    assert [one[0] for one in there] == pytest.approx([one[0] for one in here], abs=1e-4)
-    assert [one[1] for one in there] == [one[1] for one in here]
+    local = harness_model(model, tokenizer).loglikelihood(result)
+    present = over.loglikelihood(result)
+    assert [item[0] for item in present] == pytest.approx([item[0] for item in local], abs=1e-4)
+    assert [item[1] for item in present] == [item[1] for item in local]

@@ -21,7 +21,7 @@ ASKED = {"prompt": "O Romeo", "max_tokens": 24, "temperature": 0.8, "seed": 7}
 
 def joined(chunks: list[Any], index: int = 0) -> str:
     return "".join(
-        one["text"] for chunk in chunks for one in chunk["choices"] if one["index"] == index
+        item["text"] for chunk in chunks for item in chunk["choices"] if item["index"] == index
     )
 
 
@@ -36,22 +36,22 @@ def test_the_tokens_are_those_of_generate(
 ) -> None:
     """Reference: glassformer.generate on the same weights."""
     model, tokenizer = glassformer.load(chat_model, dtype="float32")
-    told = glassformer.generate(
+    output = glassformer.generate(
         model, tokenizer, "O Romeo", max_new=24, temperature=temperature, seed=seed, top_k=50
     ).run()
-    asked = {**ASKED, "temperature": temperature, "seed": seed, "top_k": 50, "logprobs": 0}
-    answer = server.post("/v1/completions", asked).json()
+    body = {**ASKED, "temperature": temperature, "seed": seed, "top_k": 50, "logprobs": 0}
+    answer = server.post("/v1/completions", body).json()
     (choice,) = answer["choices"]
-    assert choice["text"] == told.text and choice["finish_reason"] == "length"
-    assert choice["logprobs"]["token_logprobs"] == pytest.approx(told.logprobs[0], abs=2e-5)
+    assert choice["text"] == output.text and choice["finish_reason"] == "length"
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(output.logprobs[0], abs=2e-5)
     assert answer["usage"]["completion_tokens"] == 24 and answer["object"] == "text_completion"
 
 
 def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
-    asked = {**ASKED, "n": 3, "prompt": ["O Romeo", "What is"], "logprobs": 2, "echo": True}
-    whole = server.post("/v1/completions", asked).json()
+    body = {**ASKED, "n": 3, "prompt": ["O Romeo", "What is"], "logprobs": 2, "echo": True}
+    full = server.post("/v1/completions", body).json()
     streamed = server.post(
-        "/v1/completions", {**asked, "stream": True, "stream_options": {"include_usage": True}}
+        "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
     )
     *chunks, last = events(streamed)
     assert len({chunk["id"] for chunk in chunks}) == 1 and {
@@ -59,22 +59,24 @@ def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
     } == {"text_completion"}
     assert (
         last["choices"] == []
-        and last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 6 * 24
+        and last["usage"]["completion_tokens"] == full["usage"]["completion_tokens"] == 6 * 24
     )
     assert all(chunk["usage"] is None for chunk in chunks)
-    assert [one["index"] for one in whole["choices"]] == list(range(6))
-    for one in whole["choices"]:
-        mine = [
+    assert [item["index"] for item in full["choices"]] == list(range(6))
+    for item in full["choices"]:
+        pieces = [
             piece
             for chunk in chunks
             for piece in chunk["choices"]
-            if piece["index"] == one["index"]
+            if piece["index"] == item["index"]
         ]
-        assert joined(chunks, one["index"]) == one["text"]
-        assert [piece["finish_reason"] for piece in mine] == [None] * (len(mine) - 1) + ["length"]
+        assert joined(chunks, item["index"]) == item["text"]
+        assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + [
+            "length"
+        ]
         for name in ("tokens", "text_offset"):
-            assert flat(piece["logprobs"][name] for piece in mine) == one["logprobs"][name]
-    assert len({one["text"] for one in whole["choices"]}) == 6, "each choice has its own luck"
+            assert flat(piece["logprobs"][name] for piece in pieces) == item["logprobs"][name]
+    assert len({item["text"] for item in full["choices"]}) == 6, "each choice has its own luck"
 
 
 def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) -> None:
@@ -85,48 +87,52 @@ def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) 
     ids = tokenizer.encode("What is your name?")
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-    own = [float(logits[place, token]) for place, token in enumerate(ids[1:])]
-    asked = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 3}
-    (choice,) = server.post("/v1/completions", asked).json()["choices"]
-    told = choice["logprobs"]
+    numbers = [float(logits[place, token]) for place, token in enumerate(ids[1:])]
+    body = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 3}
+    (choice,) = server.post("/v1/completions", body).json()["choices"]
+    output = choice["logprobs"]
     assert (
-        choice["text"] == "What is your name?" == "".join(told["tokens"])
+        choice["text"] == "What is your name?" == "".join(output["tokens"])
         and choice["finish_reason"] == "length"
     )
-    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
-    assert told["token_logprobs"][1:] == pytest.approx(own, abs=2e-5)
-    assert told["text_offset"] == [
-        len("".join(told["tokens"][:place])) for place in range(len(ids))
+    assert output["token_logprobs"][0] is None and output["top_logprobs"][0] is None
+    assert output["token_logprobs"][1:] == pytest.approx(numbers, abs=2e-5)
+    assert output["text_offset"] == [
+        len("".join(output["tokens"][:place])) for place in range(len(ids))
     ]
     for token, logprob, top in list(
-        zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True)
+        zip(output["tokens"], output["token_logprobs"], output["top_logprobs"], strict=True)
     )[1:]:
         assert top[token] == logprob and 3 <= len(top) <= 4 and max(top.values()) <= 0
-    one = server.post("/v1/completions", {**asked, "max_tokens": 1, "temperature": 0}).json()[
+    item = server.post("/v1/completions", {**body, "max_tokens": 1, "temperature": 0}).json()[
         "choices"
     ][0]
-    assert len(one["logprobs"]["tokens"]) == len(ids) + 1 and one["text"].startswith(choice["text"])
+    assert len(item["logprobs"]["tokens"]) == len(ids) + 1 and item["text"].startswith(
+        choice["text"]
+    )
 
 
 @pytest.mark.parametrize("stops", [["the"], "e", ["zzz", "ou", "our"]])
 def test_a_stop_string_is_not_in_the_text(server: Server, stops: Any) -> None:
     free = server.post("/v1/completions", {**ASKED, "max_tokens": 200}).json()["choices"][0]["text"]
-    asked = {**ASKED, "max_tokens": 200, "stop": stops, "logprobs": 0}
-    whole = server.post("/v1/completions", asked).json()["choices"][0]
+    body = {**ASKED, "max_tokens": 200, "stop": stops, "logprobs": 0}
+    full = server.post("/v1/completions", body).json()["choices"][0]
     listed = [stops] if isinstance(stops, str) else stops
-    first = min((free.index(one) + len(one), free.index(one)) for one in listed if one in free)[1]
-    assert whole["text"] == free[:first] and whole["finish_reason"] == "stop"
-    assert "".join(whole["logprobs"]["tokens"]).startswith(whole["text"])
-    chunks = events(server.post("/v1/completions", {**asked, "stream": True}))
-    assert joined(chunks) == whole["text"]
-    pieces = (one["logprobs"]["tokens"] for chunk in chunks for one in chunk["choices"])
-    assert flat(pieces) == whole["logprobs"]["tokens"]
+    first = min(
+        (free.index(item) + len(item), free.index(item)) for item in listed if item in free
+    )[1]
+    assert full["text"] == free[:first] and full["finish_reason"] == "stop"
+    assert "".join(full["logprobs"]["tokens"]).startswith(full["text"])
+    chunks = events(server.post("/v1/completions", {**body, "stream": True}))
+    assert joined(chunks) == full["text"]
+    pieces = (item["logprobs"]["tokens"] for chunk in chunks for item in chunk["choices"])
+    assert flat(pieces) == full["logprobs"]["tokens"]
 
 
 def test_a_prompt_that_was_read_before_is_not_read_again(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
-    asked = {"prompt": [*range(10, 110)], "max_tokens": 8, "temperature": 0}
-    first, again = (server.post("/v1/completions", asked).json() for _ in range(2))
+    body = {"prompt": [*range(10, 110)], "max_tokens": 8, "temperature": 0}
+    first, again = (server.post("/v1/completions", body).json() for _ in range(2))
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
     assert again["choices"] == first["choices"] and tokenizer.size > 110
@@ -142,19 +148,19 @@ def test_without_a_model_the_first_one_answers_and_says_so(server: Server) -> No
 def test_bias_and_bans(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     forced = tokenizer.encode(" king")[0]
-    asked = {**ASKED, "max_tokens": 3, "logit_bias": {str(forced): 100}}
-    assert server.post("/v1/completions", asked).json()["choices"][0]["text"] == tokenizer.decode(
+    body = {**ASKED, "max_tokens": 3, "logit_bias": {str(forced): 100}}
+    assert server.post("/v1/completions", body).json()["choices"][0]["text"] == tokenizer.decode(
         [forced] * 3
     )
 
 
 def test_the_end_of_text_ends_it_unless_it_is_ignored(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
-    asked = {**ASKED, "max_tokens": 5, "logit_bias": {str(tokenizer.eos): 100}, "logprobs": 0}
-    choice = server.post("/v1/completions", asked).json()["choices"][0]
+    body = {**ASKED, "max_tokens": 5, "logit_bias": {str(tokenizer.eos): 100}, "logprobs": 0}
+    choice = server.post("/v1/completions", body).json()["choices"][0]
     assert choice["text"] == "" and choice["finish_reason"] == "stop"
     assert choice["logprobs"]["tokens"] == ["<|endoftext|>"], "as the harness counts on"
-    ignored = server.post("/v1/completions", {**asked, "ignore_eos": True}).json()
+    ignored = server.post("/v1/completions", {**body, "ignore_eos": True}).json()
     assert (
         ignored["usage"]["completion_tokens"] == 5
         and ignored["choices"][0]["finish_reason"] == "length"
@@ -167,28 +173,28 @@ def test_a_character_in_several_tokens_is_never_shown_in_halves(
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     ids = tokenizer.encode("鸟")
     assert len(ids) > 1
-    asked = {
+    body = {
         "prompt": [*tokenizer.encode("a"), *ids[:1]],
         "max_tokens": len(ids) - 1,
         "temperature": 0,
         "stream": True,
     }
     for place, id in enumerate(ids[1:]):
-        row = [*asked["prompt"], *ids[1 : 1 + place]]  # type: ignore[misc]
-        one = {**asked, "prompt": row, "max_tokens": 1, "logit_bias": {str(id): 100}}
-        told = joined(events(server.post("/v1/completions", one)))
-        assert told == ("鸟" if place == len(ids) - 2 else "\ufffd"), (
+        row = [*body["prompt"], *ids[1 : 1 + place]]  # type: ignore[misc]
+        item = {**body, "prompt": row, "max_tokens": 1, "logit_bias": {str(id): 100}}
+        output = joined(events(server.post("/v1/completions", item)))
+        assert output == ("鸟" if place == len(ids) - 2 else "\ufffd"), (
             "an unfinished end is shown once, as what it is"
         )
-    both = {**asked, "prompt": "a", "max_tokens": 9, "guided_regex": "鸟鸟鸟", "stream": True}
-    chunks = events(server.post("/v1/completions", both))
+    pair = {**body, "prompt": "a", "max_tokens": 9, "guided_regex": "鸟鸟鸟", "stream": True}
+    chunks = events(server.post("/v1/completions", pair))
     assert joined(chunks) == "鸟鸟鸟" and all("\ufffd" not in joined([chunk]) for chunk in chunks)
 
 
 def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     listed = server.client().get("/v1/models").json()
-    assert [one["id"] for one in listed["data"]] == [
+    assert [item["id"] for item in listed["data"]] == [
         "tiny",
         "vectors",
         "labels",
@@ -198,12 +204,12 @@ def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
     ]
     assert listed["data"][0]["max_model_len"] == 256
     assert server.client().get("/v1/models/tiny").json() == listed["data"][0]
-    told = server.post(
+    body = server.post(
         "/tokenize", {"model": "tiny", "prompt": "O Romeo", "return_token_strs": True}
     ).json()
-    assert told["tokens"] == tokenizer.encode("O Romeo") and told["count"] == len(told["tokens"])
-    assert told["token_strs"] == [tokenizer.token(id) for id in told["tokens"]]
-    assert server.post("/detokenize", {"tokens": told["tokens"]}).json() == {"prompt": "O Romeo"}
+    assert body["tokens"] == tokenizer.encode("O Romeo") and body["count"] == len(body["tokens"])
+    assert body["token_strs"] == [tokenizer.token(id) for id in body["tokens"]]
+    assert server.post("/detokenize", {"tokens": body["tokens"]}).json() == {"prompt": "O Romeo"}
     chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}).json()
     assert tokenizer.decode(chat["tokens"]) == "user: hi\nassistant:"
     info = server.client().get("/tokenizer_info").json()

@@ -28,9 +28,9 @@ def test_the_unit_starts_the_server_and_lets_it_drain(tmp_path: Path) -> None:
     unit.read_string((DEPLOY / "glassformer.service").read_text())
     program, *words = unit["Service"]["ExecStart"].split()
     assert program.endswith("/bin/glassformer") and words[0] == "serve"
-    given = understood(words)
-    assert given.api_key_file and given.host == "0.0.0.0"  # type: ignore[attr-defined]
-    assert int(unit["Service"]["TimeoutStopSec"]) > given.drain  # type: ignore[attr-defined]
+    args = understood(words)
+    assert args.api_key_file and args.host == "0.0.0.0"  # type: ignore[attr-defined]
+    assert int(unit["Service"]["TimeoutStopSec"]) > args.drain  # type: ignore[attr-defined]
     assert unit["Service"]["KillSignal"] == "SIGTERM" and unit["Service"]["User"] != "root"
 
 
@@ -47,14 +47,14 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     done = subprocess.run(
         [analyze, "verify", str(tmp_path / "glassformer.service")], capture_output=True, text=True
     )
-    ours = [line for line in done.stderr.splitlines() if "glassformer.service" in line]
-    assert not ours, ours
+    lines = [line for line in done.stderr.splitlines() if "glassformer.service" in line]
+    assert not lines, lines
 
 
 def test_the_image_starts_the_server_and_copies_what_is_there() -> None:
     lines = re.sub(r"\\\n", " ", (DEPLOY / "Dockerfile").read_text()).splitlines()
     steps = [line.split(maxsplit=1) for line in lines if line.strip() and not line.startswith("#")]
-    known = {
+    listed = {
         "FROM",
         "WORKDIR",
         "RUN",
@@ -67,21 +67,21 @@ def test_the_image_starts_the_server_and_copies_what_is_there() -> None:
         "ENTRYPOINT",
         "CMD",
     }
-    assert {step for step, _ in steps} == known
+    assert {step for step, _ in steps} == listed
     entry, words = (
-        json.loads(next(rest for step, rest in steps if step == name))
+        json.loads(next(remaining for step, remaining in steps if step == name))
         for name in ("ENTRYPOINT", "CMD")
     )
     assert entry[-1] == "serve" and understood(["serve", *words]).api_key_file  # type: ignore[attr-defined]
-    for step, rest in steps:
-        if step == "COPY" and "--from" not in rest:
-            *sources, _ = rest.split()
-            assert all((DEPLOY.parent / one).exists() for one in sources), rest
+    for step, remaining in steps:
+        if step == "COPY" and "--from" not in remaining:
+            *sources, _ = remaining.split()
+            assert all((DEPLOY.parent / source).exists() for source in sources), remaining
     assert dict(map(tuple, steps))["STOPSIGNAL"] == "SIGTERM"  # type: ignore[arg-type]
     order = [step for step, _ in steps]
     assert order.index("USER") < order.index("ENTRYPOINT"), "it does not run as root"
     built = (DEPLOY.parent / "pyproject.toml").read_text()
     for name in re.findall(r'"/?(runs|hatch_build\.py)"', built):
-        assert any(step == "COPY" and name in rest for step, rest in steps), (
+        assert any(step == "COPY" and name in remaining for step, remaining in steps), (
             f"the build needs {name}"
         )

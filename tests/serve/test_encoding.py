@@ -26,23 +26,23 @@ def opened(path: Path) -> tuple[Any, Any]:
 
 def test_embeddings(server: Server, others: dict[str, Path]) -> None:
     model, tokenizer = opened(others["vectors"])
-    own = generation.embed(model, tokenizer, TEXTS)
-    told = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS}).json()
-    assert [one["index"] for one in told["data"]] == [0, 1, 2] and told["object"] == "list"
+    vectors = generation.embed(model, tokenizer, TEXTS)
+    body = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS}).json()
+    assert [item["index"] for item in body["data"]] == [0, 1, 2] and body["object"] == "list"
     torch.testing.assert_close(
-        torch.tensor([one["embedding"] for one in told["data"]]), own, atol=1e-5, rtol=1e-5
+        torch.tensor([item["embedding"] for item in body["data"]]), vectors, atol=1e-5, rtol=1e-5
     )
     ids = tokenizer.encode(TEXTS[0])
     by_ids = server.post("/v1/embeddings", {"model": "vectors", "input": ids}).json()["data"][0][
         "embedding"
     ]
-    assert by_ids == pytest.approx(told["data"][0]["embedding"], abs=1e-6), (
+    assert by_ids == pytest.approx(body["data"][0]["embedding"], abs=1e-6), (
         "alone and by its ids as among others"
     )
     short = server.post(
         "/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "dimensions": 8}
     ).json()
-    expected = torch.nn.functional.normalize(own[:1, :8], dim=-1)
+    expected = torch.nn.functional.normalize(vectors[:1, :8], dim=-1)
     torch.testing.assert_close(
         torch.tensor([short["data"][0]["embedding"]]), expected, atol=1e-5, rtol=1e-5
     )
@@ -54,8 +54,8 @@ def test_embeddings_as_openais_client_asks_for_them(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     plain = client.embeddings.create(model="vectors", input=TEXTS, encoding_format="float")
     coded = client.embeddings.create(model="vectors", input=TEXTS)
-    for one, other in zip(plain.data, coded.data, strict=True):
-        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+    for item, second in zip(plain.data, coded.data, strict=True):
+        assert item.embedding == pytest.approx(second.embedding, abs=1e-6)
     raw = server.post(
         "/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "encoding_format": "base64"}
     ).json()
@@ -67,21 +67,21 @@ def test_embeddings_as_openais_client_asks_for_them(server: Server) -> None:
 
 def test_a_decoder_embeds_too(server: Server, chat_model: Path) -> None:
     model, tokenizer = opened(chat_model)
-    own = generation.embed(model, tokenizer, ["O Romeo"])[0].tolist()
-    told = server.post("/v1/embeddings", {"model": "tiny", "input": "O Romeo"}).json()["data"][0][
+    values = generation.embed(model, tokenizer, ["O Romeo"])[0].tolist()
+    body = server.post("/v1/embeddings", {"model": "tiny", "input": "O Romeo"}).json()["data"][0][
         "embedding"
     ]
-    assert told == pytest.approx(own, abs=1e-4)
+    assert body == pytest.approx(values, abs=1e-4)
 
 
 def test_classify(server: Server, others: dict[str, Path]) -> None:
     model, tokenizer = opened(others["labels"])
-    own = generation.classify(model, tokenizer, TEXTS)
-    told = server.post("/classify", {"model": "labels", "input": TEXTS}).json()
+    logits = generation.classify(model, tokenizer, TEXTS)
+    body = server.post("/classify", {"model": "labels", "input": TEXTS}).json()
     torch.testing.assert_close(
-        torch.tensor([one["probs"] for one in told["data"]]), own, atol=1e-5, rtol=1e-5
+        torch.tensor([item["probs"] for item in body["data"]]), logits, atol=1e-5, rtol=1e-5
     )
-    assert [one["label"] for one in told["data"]] == [str(int(row.argmax())) for row in own]
+    assert [item["label"] for item in body["data"]] == [str(int(row.argmax())) for row in logits]
     pairs = generation.classify(model, tokenizer, [(TEXTS[0], TEXTS[1])])
     two = server.post(
         "/classify", {"model": "labels", "input": TEXTS[0], "second": TEXTS[1]}
@@ -91,22 +91,22 @@ def test_classify(server: Server, others: dict[str, Path]) -> None:
 
 def test_score_by_vectors_and_by_a_model_for_pairs(server: Server, others: dict[str, Path]) -> None:
     unit = generation.embed(*opened(others["vectors"]), TEXTS, unit=True)
-    told = server.post("/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
+    body = server.post("/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
         "data"
     ]
-    assert [one["score"] for one in told] == pytest.approx((unit @ unit[0]).tolist(), abs=1e-5)
-    own = generation.classify(
-        *opened(others["pairs"]), [(TEXTS[0], one) for one in TEXTS]
+    assert [item["score"] for item in body] == pytest.approx((unit @ unit[0]).tolist(), abs=1e-5)
+    individual = generation.classify(
+        *opened(others["pairs"]), [(TEXTS[0], text) for text in TEXTS]
     ).sigmoid()[:, 0]
-    told = server.post("/score", {"model": "pairs", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
+    body = server.post("/score", {"model": "pairs", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
         "data"
     ]
-    assert [one["score"] for one in told] == pytest.approx(own.tolist(), abs=1e-5)
+    assert [item["score"] for item in body] == pytest.approx(individual.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("model", ["vectors", "pairs"])
 def test_rerank_gives_the_best_first_with_its_place(server: Server, model: str) -> None:
-    asked = {
+    body = {
         "model": model,
         "query": TEXTS[0],
         "documents": [TEXTS[2], {"text": TEXTS[0]}, TEXTS[1]],
@@ -114,15 +114,15 @@ def test_rerank_gives_the_best_first_with_its_place(server: Server, model: str) 
     scores = server.post(
         "/score", {"model": model, "text_1": TEXTS[0], "text_2": [TEXTS[2], *TEXTS[:2]]}
     ).json()["data"]
-    told = server.post("/v2/rerank", {**asked, "return_documents": True}).json()["results"]
-    assert [one["index"] for one in told] == sorted(
+    output = server.post("/v2/rerank", {**body, "return_documents": True}).json()["results"]
+    assert [item["index"] for item in output] == sorted(
         range(3), key=lambda place: -scores[place]["score"]
     )
-    for one in told:
-        assert one["relevance_score"] == pytest.approx(scores[one["index"]]["score"], abs=1e-6)
-        assert one["document"]["text"] == [TEXTS[2], TEXTS[0], TEXTS[1]][one["index"]]
-    assert server.post("/v2/rerank", {**asked, "top_n": 2}).json()["results"] == [
-        {name: one[name] for name in ("index", "relevance_score")} for one in told[:2]
+    for item in output:
+        assert item["relevance_score"] == pytest.approx(scores[item["index"]]["score"], abs=1e-6)
+        assert item["document"]["text"] == [TEXTS[2], TEXTS[0], TEXTS[1]][item["index"]]
+    assert server.post("/v2/rerank", {**body, "top_n": 2}).json()["results"] == [
+        {name: item[name] for name in ("index", "relevance_score")} for item in output[:2]
     ]
 
 
@@ -136,34 +136,34 @@ def test_rerank_as_coheres_client_asks_for_it(server: Server, model: str) -> Non
     two = cohere.ClientV2(api_key="none", base_url=server.url).rerank(
         model=model, query=TEXTS[0], documents=TEXTS, top_n=2
     )
-    assert [one.index for one in two.results] == order[:2]
+    assert [result.index for result in two.results] == order[:2]
     assert two.results[0].relevance_score == pytest.approx(scores[order[0]]["score"], abs=1e-6)
-    one = cohere.Client(api_key="none", base_url=server.url).rerank(
+    item = cohere.Client(api_key="none", base_url=server.url).rerank(
         model=model, query=TEXTS[0], documents=[TEXTS[0], {"text": TEXTS[1]}], return_documents=True
     )
-    assert {item.document.text for item in one.results} == set(TEXTS[:2])
+    assert {item.document.text for item in item.results} == set(TEXTS[:2])
 
 
 def test_tags(server: Server, others: dict[str, Path]) -> None:
     model, tokenizer = opened(others["names"])
     sentences = [TEXTS[0].split(), ["dog"], TEXTS[2].split()]
-    own = generation.tag(model, tokenizer, sentences)
-    told = server.post("/v1/tag", {"model": "names", "input": [TEXTS[0], ["dog"], TEXTS[2]]}).json()
-    assert [one["words"] for one in told["data"]] == sentences and told["labels"] == [
+    tags = generation.tag(model, tokenizer, sentences)
+    body = server.post("/v1/tag", {"model": "names", "input": [TEXTS[0], ["dog"], TEXTS[2]]}).json()
+    assert [item["words"] for item in body["data"]] == sentences and body["labels"] == [
         "O",
         "B-PER",
         "I-PER",
     ]
-    for one, probs in zip(told["data"], own, strict=True):
-        torch.testing.assert_close(torch.tensor(one["probs"]), probs, atol=1e-5, rtol=1e-5)
-        assert one["labels"] == [told["labels"][int(row.argmax())] for row in probs]
+    for item, probs in zip(body["data"], tags, strict=True):
+        torch.testing.assert_close(torch.tensor(item["probs"]), probs, atol=1e-5, rtol=1e-5)
+        assert item["labels"] == [body["labels"][int(row.argmax())] for row in probs]
     single = server.post("/v1/tag", {"model": "names", "input": TEXTS[0]}).json()
     assert (
-        single["data"][0]["labels"] == told["data"][0]["labels"]
+        single["data"][0]["labels"] == body["data"][0]["labels"]
         and single["usage"]["prompt_tokens"] >= 6
     )
     cards = {
-        one["id"]: one["abilities"] for one in server.client().get("/v1/models").json()["data"]
+        item["id"]: item["abilities"] for item in server.client().get("/v1/models").json()["data"]
     }
     assert "tag" in cards["names"] and "tag" not in cards["labels"]
 
@@ -171,27 +171,27 @@ def test_tags(server: Server, others: dict[str, Path]) -> None:
 @pytest.mark.parametrize("order", ["apart", "left", "sure"])
 def test_fill(server: Server, others: dict[str, Path], order: Any) -> None:
     model, tokenizer = opened(others["labels"])
-    own = generation.fill(model, tokenizer, "the ___ sat on the ___", top=3, order=order)
-    asked = {"model": "labels", "input": "the ___ sat on the ___", "top": 3, "order": order}
-    told = server.post("/v1/fill", asked).json()["data"]
-    assert [[one["tokens"] for one in blank] for blank in told] == [
-        [one.tokens for one in blank] for blank in own
+    fills = generation.fill(model, tokenizer, "the ___ sat on the ___", top=3, order=order)
+    body = {"model": "labels", "input": "the ___ sat on the ___", "top": 3, "order": order}
+    output = server.post("/v1/fill", body).json()["data"]
+    assert [[item["tokens"] for item in blank] for blank in output] == [
+        [item.tokens for item in blank] for blank in fills
     ]
-    assert told[0][0]["probability"] == pytest.approx(own[0][0].probability, rel=1e-4)
+    assert output[0][0]["probability"] == pytest.approx(fills[0][0].probability, rel=1e-4)
 
 
 def test_translate(server: Server, others: dict[str, Path]) -> None:
     model, tokenizer = opened(others["translator"])
-    own = generation.search(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
-    asked = {"model": "translator", "input": TEXTS, "beams": 3, "best": 2, "max_new": 8}
-    told = server.post("/v1/translate", asked).json()["data"]
-    assert [[one["tokens"] for one in some["best"]] for some in told] == [
-        [one.tokens for one in some] for some in own
+    results = generation.search(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
+    body = {"model": "translator", "input": TEXTS, "beams": 3, "best": 2, "max_new": 8}
+    output = server.post("/v1/translate", body).json()["data"]
+    assert [[item["tokens"] for item in group["best"]] for group in output] == [
+        [item.tokens for item in result] for result in results
     ]
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "said"),
+    ("path", "body", "message"),
     [
         ("/v1/embeddings", {"model": "labels", "input": "a"}, "does not give vectors"),
         ("/v1/embeddings", {"model": "vectors", "input": ""}, "empty"),
@@ -236,6 +236,6 @@ def test_translate(server: Server, others: dict[str, Path]) -> None:
     ],
 )
 def test_bad_input_is_a_sentence(
-    server: Server, path: str, body: dict[str, Any], said: str
+    server: Server, path: str, body: dict[str, Any], message: str
 ) -> None:
-    assert said in refused(server.post(path, body))
+    assert message in refused(server.post(path, body))

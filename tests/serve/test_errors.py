@@ -44,8 +44,8 @@ def client(chat_model: Path, others: dict[str, Path]) -> Iterator[TestClient]:
         [str(chat_model), *map(str, others.values())], registry.EngineLimits(), dtype="float32"
     )
     outer, _ = app.application(models, "0", hosts=None)
-    with TestClient(outer, raise_server_exceptions=True) as one:
-        yield one
+    with TestClient(outer, raise_server_exceptions=True) as item:
+        yield item
     models.close()
 
 
@@ -59,22 +59,24 @@ def failing(error: Exception) -> Any:
 def logged(text: str, error: Exception) -> str:
     """The request's id in the one line of the log that holds the traceback."""
     lines = [json.loads(line) for line in text.splitlines()]
-    (line,) = [one for one in lines if "traceback" in one]
+    (line,) = [line for line in lines if "traceback" in line]
     assert line["error"] == type(error).__name__ and "in fail" in line["traceback"]
-    assert len([one for one in lines if one.get("status") == 500 and one["id"] == line["id"]]) <= 1
+    assert (
+        len([item for item in lines if item.get("status") == 500 and item["id"] == line["id"]]) <= 1
+    )
     return str(line["id"])
 
 
 def check(answer: Any, error: Exception, log: str) -> None:
     """The form of a 500."""
-    told = answer.json()
-    assert answer.status_code == 500 and set(told) == {"error", "request_id"}
+    body = answer.json()
+    assert answer.status_code == 500 and set(body) == {"error", "request_id"}
     assert (
-        set(told["error"]) == {"message", "type", "param", "code"}
-        and told["error"]["type"] == "server_error"
+        set(body["error"]) == {"message", "type", "param", "code"}
+        and body["error"]["type"] == "server_error"
     )
-    assert type(error).__name__ in told["error"]["message"] and "Traceback" not in answer.text
-    assert told["request_id"] == answer.headers["x-request-id"] == logged(log, error)
+    assert type(error).__name__ in body["error"]["message"] and "Traceback" not in answer.text
+    assert body["request_id"] == answer.headers["x-request-id"] == logged(log, error)
     assert answer.headers["content-type"] == "application/json"
 
 
@@ -137,12 +139,12 @@ def test_the_middle_of_a_stream(
         return
     *chunks, last, done, nothing = answer.text.split("\n\n")
     assert answer.status_code == 200 and done == "data: [DONE]" and nothing == "" and chunks
-    told = json.loads(last.removeprefix("data: "))
+    data = json.loads(last.removeprefix("data: "))
     assert (
-        told["error"]["type"] == "server_error" and type(error).__name__ in told["error"]["message"]
+        data["error"]["type"] == "server_error" and type(error).__name__ in data["error"]["message"]
     )
     assert (
-        told["request_id"]
+        data["request_id"]
         == answer.headers["x-request-id"]
         == logged(capsys.readouterr().err, error)
     )
@@ -168,7 +170,7 @@ def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
     clients, submit = list[str](), RequestTracker.submit
 
     def submitted(self: RequestTracker, served: Any, requests: Any) -> Any:
-        clients.extend(one.client for one in requests)
+        clients.extend(request.client for request in requests)
         return submit(self, served, requests)
 
     monkeypatch.setattr(RequestTracker, "submit", submitted)
@@ -176,10 +178,10 @@ def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
     outer, _ = app.application(models, "0", hosts=None, keys=["secret-1", "secret-2"])
     try:
         for address, key in (("1.1.1.1", 1), ("2.2.2.2", 1), ("1.1.1.1", 2)):
-            with TestClient(outer, client=(address, 5000)) as one:
+            with TestClient(outer, client=(address, 5000)) as item:
                 header = {"authorization": f"Bearer secret-{key}", "x-forwarded-for": "9.9.9.9"}
                 for path in ("/v1/completions", "/v1/chat/completions"):
-                    assert one.post(path, json=COMPUTED[path], headers=header).status_code == 200
+                    assert item.post(path, json=COMPUTED[path], headers=header).status_code == 200
     finally:
         models.close()
     assert clients == ["key 0"] * 4 + ["key 1"] * 2

@@ -35,41 +35,44 @@ def test_values_are_those_of_look(server: Server, chat_model: Path) -> None:
     threads = torch.get_num_threads()
     # as the server of these tests has: how sums are cut moves the last bits
     torch.set_num_threads(1)
-    own = glassformer.look(model, tokenizer, PROMPT, *names)
+    look = glassformer.look(model, tokenizer, PROMPT, *names)
     torch.set_num_threads(threads)
-    told = server.post(INSPECT, {"prompt": PROMPT, "inspect": names}).json()
-    assert list(told["values"]) == list(own) and told["tokens"] == tokenizer.encode(PROMPT)
-    for path, value in own.items():
-        torch.testing.assert_close(torch.tensor(told["values"][path]["values"]), value[0], **NEAR)
-    some = server.post(INSPECT, {"prompt": PROMPT, "inspect": names, "positions": [0, -1]}).json()[
+    body = server.post(INSPECT, {"prompt": PROMPT, "inspect": names}).json()
+    assert list(body["values"]) == list(look) and body["tokens"] == tokenizer.encode(PROMPT)
+    for path, value in look.items():
+        torch.testing.assert_close(torch.tensor(body["values"][path]["values"]), value[0], **NEAR)
+    group = server.post(INSPECT, {"prompt": PROMPT, "inspect": names, "positions": [0, -1]}).json()[
         "values"
     ]
-    for path, value in own.items():
+    for path, value in look.items():
         torch.testing.assert_close(
-            torch.tensor(some[path]["values"]), value[0][..., [0, -1], :], **NEAR
+            torch.tensor(group[path]["values"]), value[0][..., [0, -1], :], **NEAR
         )
 
 
 def test_the_logit_lens_and_the_likeliest_tokens(server: Server, chat_model: Path) -> None:
     model, tokenizer = opened(chat_model)
-    asked = {
+    body = {
         "prompt": PROMPT,
         "inspect": ["lens", "top_tokens"],
         "top": 3,
         "track": [" love"],
         "positions": [-1],
     }
-    told = server.post(INSPECT, asked).json()
-    own = inspection.logit_lens(model, tokenizer, PROMPT, positions=[-1], track=[" love"], top=3)
+    output = server.post(INSPECT, body).json()
+    logit_lens = inspection.logit_lens(
+        model, tokenizer, PROMPT, positions=[-1], track=[" love"], top=3
+    )
     assert (
-        told["lens"]["top"] == own.top and told["lens"]["tracked"][0]["rank"] == own.tracked[0].rank
+        output["lens"]["top"] == logit_lens.top
+        and output["lens"]["tracked"][0]["rank"] == logit_lens.tracked[0].rank
     )
     scored = server.post(
         TEXT, {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, "logprobs": 3}
     ).json()
-    (row,) = told["top_tokens"]
+    (row,) = output["top_tokens"]
     listed = scored["choices"][0]["logprobs"]["top_logprobs"][0]
-    assert [one["logprob"] for one in row["next"]] == pytest.approx(
+    assert [item["logprob"] for item in row["next"]] == pytest.approx(
         sorted(listed.values(), reverse=True)[:3], abs=1e-4
     )
 
@@ -77,48 +80,46 @@ def test_the_logit_lens_and_the_likeliest_tokens(server: Server, chat_model: Pat
 def test_an_ablation(server: Server, chat_model: Path) -> None:
     model, tokenizer = opened(chat_model)
     edit = 'head_off("decoder.blocks.1.attn", 2)'
-    own = glassformer.look(model, tokenizer, PROMPT, "logits", edits=[edits.parse(edit)])["logits"][
-        0, -1
-    ]
-    asked = {"prompt": PROMPT, "inspect": ["logits"], "positions": [-1]}
-    plain = server.post(INSPECT, asked).json()["values"]["logits"]["values"][0]
-    told = server.post(INSPECT, {**asked, "edits": [edit]}).json()
-    assert told["values"]["logits"]["values"][0] == pytest.approx(own.tolist(), abs=1e-4) and told[
-        "edits"
-    ] == [edit]
-    assert plain != pytest.approx(own.tolist(), abs=1e-3)
+    look = glassformer.look(model, tokenizer, PROMPT, "logits", edits=[edits.parse(edit)])[
+        "logits"
+    ][0, -1]
+    body = {"prompt": PROMPT, "inspect": ["logits"], "positions": [-1]}
+    plain = server.post(INSPECT, body).json()["values"]["logits"]["values"][0]
+    output = server.post(INSPECT, {**body, "edits": [edit]}).json()
+    assert output["values"]["logits"]["values"][0] == pytest.approx(
+        look.tolist(), abs=1e-4
+    ) and output["edits"] == [edit]
+    assert plain != pytest.approx(look.tolist(), abs=1e-3)
 
 
 WISHES = ["decoder.blocks.*.attn.pattern", "*.2.resid", "logits", "lens", "top_tokens"]
 
 
 def held(
-    model: Any, tokenizer: Any, seen: dict[str, Any], read: list[int], edit: str | None = None
+    model: Any, tokenizer: Any, observed: dict[str, Any], ids: list[int], edit: str | None = None
 ) -> None:
     """What is told of some places equals the same looks in process at the whole text."""
     changes = [] if edit is None else [edits.parse(edit)]
-    begin, end = seen["start"], seen["start"] + len(seen["tokens"])
-    assert read[begin:end] == seen["tokens"]
-    own = glassformer.look(model, tokenizer, read[:end], *WISHES[:3], edits=changes)
-    assert list(seen["values"]) == list(own)
-    for path, value in own.items():
-        rows = value[0][:, begin:end] if path.endswith("pattern") else value[0][begin:end]
-        told = torch.tensor(seen["values"][path]["values"])
-        torch.testing.assert_close(told, rows, **NEAR)
-    predicted = inspection.predictions(model, tokenizer, read[:end], 3, edits=changes)[begin:end]
-    for row, mine in zip(seen["top_tokens"], predicted, strict=True):
-        assert row["token"] == mine["token"] and row["piece"] == mine["piece"]
-        assert row["logprob"] == pytest.approx(mine["logprob"], abs=1e-4)
-        assert [one["logprob"] for one in row["next"]] == pytest.approx(
-            [one["logprob"] for one in mine["next"]], abs=1e-4
+    start, end = observed["start"], observed["start"] + len(observed["tokens"])
+    assert ids[start:end] == observed["tokens"]
+    look = glassformer.look(model, tokenizer, ids[:end], *WISHES[:3], edits=changes)
+    assert list(observed["values"]) == list(look)
+    for path, value in look.items():
+        rows = value[0][:, start:end] if path.endswith("pattern") else value[0][start:end]
+        output = torch.tensor(observed["values"][path]["values"])
+        torch.testing.assert_close(output, rows, **NEAR)
+    predicted = inspection.predictions(model, tokenizer, ids[:end], 3, edits=changes)[start:end]
+    for row, local in zip(observed["top_tokens"], predicted, strict=True):
+        assert row["token"] == local["token"] and row["piece"] == local["piece"]
+        assert row["logprob"] == pytest.approx(local["logprob"], abs=1e-4)
+        assert [item["logprob"] for item in row["next"]] == pytest.approx(
+            [item["logprob"] for item in local["next"]], abs=1e-4
         )
-    asked = seen["lens"]["positions"]
-    lens = inspection.logit_lens(
-        model, tokenizer, read[:end], positions=asked, top=3, edits=changes
-    )
-    for depth, rows in zip(lens.probability, seen["lens"]["probability"], strict=True):
-        for one, other in zip(depth, rows, strict=True):
-            assert other == pytest.approx(one, abs=1e-4)
+    query = observed["lens"]["positions"]
+    lens = inspection.logit_lens(model, tokenizer, ids[:end], positions=query, top=3, edits=changes)
+    for depth, rows in zip(lens.probability, observed["lens"]["probability"], strict=True):
+        for item, second in zip(depth, rows, strict=True):
+            assert second == pytest.approx(item, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -136,114 +137,117 @@ def test_a_completion_with_a_look_inside(
     no look."""
     model, tokenizer = opened(chat_model)
     more = {} if edit is None else {"edits": [edit]}
-    asked = {"prompt": PROMPT, "max_tokens": 6, "seed": 4, "n": 2, **more}
-    plain = server.post(TEXT, asked).json()["choices"]
-    look = {**asked, "inspect": WISHES, "top": 3}
-    told = server.post(TEXT, look).json()["choices"]
-    assert [one["text"] for one in told] == [one["text"] for one in plain]
-    assert (edit is None) == (plain == server.post(TEXT, {**asked, "edits": []}).json()["choices"])
-    for one in told:
-        seen = one["inspect"]
-        assert seen["by"] == "the engine's own steps" and seen["start"] == 0
-        assert len(seen["tokens"]) == len(tokenizer.encode(PROMPT)) + 5, (
+    body = {"prompt": PROMPT, "max_tokens": 6, "seed": 4, "n": 2, **more}
+    plain = server.post(TEXT, body).json()["choices"]
+    look = {**body, "inspect": WISHES, "top": 3}
+    output = server.post(TEXT, look).json()["choices"]
+    assert [item["text"] for item in output] == [item["text"] for item in plain]
+    assert (edit is None) == (plain == server.post(TEXT, {**body, "edits": []}).json()["choices"])
+    for item in output:
+        observed = item["inspect"]
+        assert observed["by"] == "the engine's own steps" and observed["start"] == 0
+        assert len(observed["tokens"]) == len(tokenizer.encode(PROMPT)) + 5, (
             "the last token is drawn and not read"
         )
-        held(model, tokenizer, seen, seen["tokens"], edit)
+        held(model, tokenizer, observed, observed["tokens"], edit)
     chunks = events(server.post(TEXT, {**look, "stream": True}))
-    for index, one in enumerate(told):
-        parts = [c["choices"][0]["inspect"] for c in chunks if c["choices"][0]["index"] == index]
-        read = [token for part in parts for token in part["tokens"]]
-        assert read == one["inspect"]["tokens"] and len(parts) > 3
-        for part in (parts[0], parts[-1]):
-            held(model, tokenizer, part, read, edit)
+    for index, item in enumerate(output):
+        inspects = [c["choices"][0]["inspect"] for c in chunks if c["choices"][0]["index"] == index]
+        tokens = [token for piece in inspects for token in piece["tokens"]]
+        assert tokens == item["inspect"]["tokens"] and len(inspects) > 3
+        for piece in (inspects[0], inspects[-1]):
+            held(model, tokenizer, piece, tokens, edit)
 
 
 def test_only_the_places_that_are_asked_for(server: Server) -> None:
     prompt = PROMPT * 8
-    asked = {
+    body = {
         "prompt": prompt,
         "max_tokens": 4,
         "temperature": 0,
         "inspect": ["*.0.attn.pattern", "top_tokens"],
     }
-    (whole,) = server.post(TEXT, asked).json()["choices"]
-    (new,) = server.post(TEXT, {**asked, "positions": "new"}).json()["choices"]
-    length = len(whole["inspect"]["tokens"])
+    (full,) = server.post(TEXT, body).json()["choices"]
+    (new,) = server.post(TEXT, {**body, "positions": "new"}).json()["choices"]
+    length = len(full["inspect"]["tokens"])
     (path, rows), *_ = new["inspect"]["values"].items()
     assert (
         rows["positions"]
         == [*range(length - 4, length)]
-        == [one["position"] for one in new["inspect"]["top_tokens"]]
+        == [item["position"] for item in new["inspect"]["top_tokens"]]
     )
     assert rows["values"] == [
-        head[length - 4 :] for head in whole["inspect"]["values"][path]["values"]
+        head[length - 4 :] for head in full["inspect"]["values"][path]["values"]
     ]
-    answer = server.post(TEXT, {**asked, "positions": "new"}).json()
+    answer = server.post(TEXT, {**body, "positions": "new"}).json()
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32, (
         "the pages hold what stands before"
     )
-    (some,) = server.post(TEXT, {**asked, "positions": [2, length - 1]}).json()["choices"]
-    assert [one["position"] for one in some["inspect"]["top_tokens"]] == [2, length - 1]
+    (group,) = server.post(TEXT, {**body, "positions": [2, length - 1]}).json()["choices"]
+    assert [item["position"] for item in group["inspect"]["top_tokens"]] == [2, length - 1]
 
 
 def test_a_chat_with_a_look_inside(server: Server) -> None:
-    asked = {
+    body = {
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 4,
         "seed": 1,
         "inspect": ["lens", "*.resid"],
     }
-    (one,) = server.post(CHAT, asked).json()["choices"]
-    parts = [
+    (item,) = server.post(CHAT, body).json()["choices"]
+    responses = [
         chunk["choices"][0].get("inspect")
-        for chunk in events(server.post(CHAT, {**asked, "stream": True}))
+        for chunk in events(server.post(CHAT, {**body, "stream": True}))
     ]
-    read = [token for part in parts if part for token in part["tokens"]]
+    tokens = [token for response in responses if response for token in response["tokens"]]
     assert (
-        read == one["inspect"]["tokens"] and one["inspect"]["lens"]["depths"][0] == "decoder.embed"
+        tokens == item["inspect"]["tokens"]
+        and item["inspect"]["lens"]["depths"][0] == "decoder.embed"
     )
 
 
 def test_nobodys_answer_changes_while_others_look(server: Server) -> None:
     """Answers and their numbers, alone and beside a crowd that looks."""
-    asked = {"prompt": PROMPT, "max_tokens": 40, "seed": 9, "logprobs": 5}
-    alone = server.post(TEXT, asked).json()["choices"]
+    body = {"prompt": PROMPT, "max_tokens": 40, "seed": 9, "logprobs": 5}
+    alone = server.post(TEXT, body).json()["choices"]
     look = {"prompt": PROMPT * 5, "inspect": ["*.pattern", "lens"], "positions": [-1]}
 
     async def together() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
             looks = [client.post(INSPECT, json=look) for _ in range(6)]
-            return await asyncio.gather(client.post(TEXT, json=asked), *looks)
+            return await asyncio.gather(client.post(TEXT, json=body), *looks)
 
-    first, *others = asyncio.run(together())
-    assert first.json()["choices"] == alone and {one.status_code for one in others} == {200}
+    first, *remaining = asyncio.run(together())
+    assert first.json()["choices"] == alone and {item.status_code for item in remaining} == {200}
 
 
 def test_an_encoder_too(server: Server, others: dict[str, Path]) -> None:
     model, tokenizer = opened(others["vectors"])
-    told = server.post(
+    body = server.post(
         INSPECT, {"model": "vectors", "prompt": "the cat sat", "inspect": ["*.0.attn.pattern"]}
     ).json()
-    (path, one), *_ = told["values"].items()
-    own = glassformer.look(model, tokenizer, torch.tensor([told["tokens"]]), path)[path][0]
-    torch.testing.assert_close(torch.tensor(one["values"]), own, atol=1e-6, rtol=1e-5)
+    (path, item), *_ = body["values"].items()
+    look = glassformer.look(model, tokenizer, torch.tensor([body["tokens"]]), path)[path][0]
+    torch.testing.assert_close(torch.tensor(item["values"]), look, atol=1e-6, rtol=1e-5)
 
 
 CELLS = 1e-5  # a cell's products are PyTorch's, whose sums depend on how many rows there are
 
 
 def of_look(
-    told: dict[str, Any], own: Any, positions: list[int] | None = None, bound: float = 1e-6
+    output: dict[str, Any], individual: Any, positions: list[int] | None = None, bound: float = 1e-6
 ) -> None:
     """Values over HTTP equal a look in process; only those of the text's own tokens are cut."""
-    assert list(own) and {*told} == {*own}
-    for path, value in own.items():
+    assert list(individual) and {*output} == {*individual}
+    for path, value in individual.items():
         source = path.startswith(("encoder.", "source_embed.")) or path.endswith(
             (".cross.k", ".cross.v")
         )
         rows = value[0] if source or positions is None else value[0][..., positions, :]
-        assert told[path]["positions"] == (None if source else positions)
-        torch.testing.assert_close(torch.tensor(told[path]["values"]), rows, atol=bound, rtol=1e-5)
+        assert output[path]["positions"] == (None if source else positions)
+        torch.testing.assert_close(
+            torch.tensor(output[path]["values"]), rows, atol=bound, rtol=1e-5
+        )
 
 
 def test_an_encoder_decoder_and_its_source(server: Server, others: dict[str, Path]) -> None:
@@ -257,69 +261,72 @@ def test_an_encoder_decoder_and_its_source(server: Server, others: dict[str, Pat
         "*.cross.k",
         "logits",
     ]
-    asked = {
+    body = {
         "model": "translator",
         "source": "the cat sat",
         "prompt": "dog",
         "inspect": [*names, "lens", "top_tokens"],
     }
     for more in ({}, {"positions": [-1]}, {"edits": ["head_off('decoder.blocks.0.cross', 1)"]}):
-        told = server.post(INSPECT, {**asked, **more}).json()
-        ids, source = told["tokens"], told["source"]["tokens"]
-        changes = [edits.parse(one) for one in more.get("edits", ())]
-        own = glassformer.look(model, tokenizer, "dog", *names, source="the cat sat", edits=changes)
-        of_look(told["values"], own, [len(ids) - 1] if "positions" in more else None)
-        assert torch.tensor(told["values"]["decoder.blocks.0.cross.pattern"]["values"]).shape[
+        output = server.post(INSPECT, {**body, **more}).json()
+        ids, source = output["tokens"], output["source"]["tokens"]
+        changes = [edits.parse(item) for item in more.get("edits", ())]
+        look = glassformer.look(
+            model, tokenizer, "dog", *names, source="the cat sat", edits=changes
+        )
+        of_look(output["values"], look, [len(ids) - 1] if "positions" in more else None)
+        assert torch.tensor(output["values"]["decoder.blocks.0.cross.pattern"]["values"]).shape[
             -1
         ] == len(source)
-        how = {
+        options = {
             "source": source,
             "edits": changes,
             "positions": [-1] if "positions" in more else None,
         }
-        mine = inspection.logit_lens(model, tokenizer, ids, **how)  # type: ignore[arg-type]
-        assert told["lens"]["top"] == mine.top
+        logit_lens = inspection.logit_lens(model, tokenizer, ids, **options)  # type: ignore[arg-type]
+        assert output["lens"]["top"] == logit_lens.top
         likely = inspection.predictions(model, tokenizer, ids, 5, source=source, edits=changes)
-        assert told["top_tokens"][-1]["next"][0]["token"] == likely[-1]["next"][0]["token"]
+        assert output["top_tokens"][-1]["next"][0]["token"] == likely[-1]["next"][0]["token"]
 
 
 def test_translations_with_a_look_inside(server: Server, others: dict[str, Path]) -> None:
     """Each that is found, at the tokens that were read for it; the search and others beside it find
     what they found."""
     model, _ = opened(others["translator"])
-    asked = {
+    body = {
         "model": "translator",
         "input": ["the cat sat", "a dog"],
         "best": 2,
         "beams": 3,
         "max_new": 6,
     }
-    plain = server.post("/v1/translate", asked).json()["data"]
-    look = {**asked, "inspect": ["*.cross.pattern", "*.resid"]}
+    plain = server.post("/v1/translate", body).json()["data"]
+    look = {**body, "inspect": ["*.cross.pattern", "*.resid"]}
 
     async def together() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
             return await asyncio.gather(
-                *(client.post("/v1/translate", json=one) for one in (look, asked, look, asked))
+                *(client.post("/v1/translate", json=item) for item in (look, body, look, body))
             )
 
     watched, *beside = [answer.json()["data"] for answer in asyncio.run(together())]
     assert beside[0] == beside[2] == plain
     for answer, before in zip(watched, plain, strict=True):
-        for one, other in zip(answer["best"], before["best"], strict=True):
-            seen = one.pop("inspect")
-            assert one == other and seen["tokens"][-len(one["tokens"][:-1]) :] == one["tokens"][:-1]
-            source = seen["source"]["tokens"]
+        for item, second in zip(answer["best"], before["best"], strict=True):
+            observed = item.pop("inspect")
+            assert (
+                item == second
+                and observed["tokens"][-len(item["tokens"][:-1]) :] == item["tokens"][:-1]
+            )
+            source = observed["source"]["tokens"]
             of_look(
-                seen["values"],
-                glassformer.look(model, None, seen["tokens"], *look["inspect"], source=source),
+                observed["values"],
+                glassformer.look(model, None, observed["tokens"], *look["inspect"], source=source),
             )
     assert "not edited" in refused(
         server.post("/v1/translate", {**look, "edits": ["scale('logits', 2.0)"]})
     )
-    assert "inspect is missing" in refused(
-        server.post("/v1/translate", {**asked, "positions": [0]})
-    )
+    assert "inspect is missing" in refused(server.post("/v1/translate", {**body, "positions": [0]}))
 
 
 def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -330,43 +337,43 @@ def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
     model, tokenizer = opened(home / "gru")
     names = ["decoder.cells.*.state", "logits"]
     with started(home, str(home / "gru"), "--dtype", "float32") as server:
-        told = server.post(
+        body = server.post(
             INSPECT, {"prompt": "the cat", "inspect": [*names, "top_tokens"], "positions": [-1]}
         ).json()
-        ids = told["tokens"]
-        of_look(told["values"], glassformer.look(model, None, ids, *names), [len(ids) - 1], CELLS)
-        asked = {"prompt": "the cat", "max_tokens": 5, "seed": 2, "ignore_eos": True}
-        (plain,) = server.post(TEXT, asked).json()["choices"]
-        look = {**asked, "inspect": [*names, "top_tokens"]}
-        (one,) = server.post(TEXT, look).json()["choices"]
-        assert one["text"] == plain["text"] and len(one["inspect"]["tokens"]) == len(ids) + 4
-        read = one["inspect"]["tokens"]
-        own = glassformer.look(model, None, read, *names)
-        of_look(one["inspect"]["values"], own, [*range(len(read))], CELLS)
-        parts = [
+        ids = body["tokens"]
+        of_look(body["values"], glassformer.look(model, None, ids, *names), [len(ids) - 1], CELLS)
+        query = {"prompt": "the cat", "max_tokens": 5, "seed": 2, "ignore_eos": True}
+        (plain,) = server.post(TEXT, query).json()["choices"]
+        look = {**query, "inspect": [*names, "top_tokens"]}
+        (item,) = server.post(TEXT, look).json()["choices"]
+        assert item["text"] == plain["text"] and len(item["inspect"]["tokens"]) == len(ids) + 4
+        second_ids = item["inspect"]["tokens"]
+        individual = glassformer.look(model, None, second_ids, *names)
+        of_look(item["inspect"]["values"], individual, [*range(len(second_ids))], CELLS)
+        inspects = [
             chunk["choices"][0]["inspect"]
             for chunk in events(server.post(TEXT, {**look, "stream": True}))
         ]
-        assert [token for part in parts for token in part["tokens"]] == read
-        for part in parts:
-            rows = [*range(part["start"], part["start"] + len(part["tokens"]))]
+        assert [token for piece in inspects for token in piece["tokens"]] == second_ids
+        for piece in inspects:
+            rows = [*range(piece["start"], piece["start"] + len(piece["tokens"]))]
             if rows:
-                of_look(part["values"], own, rows, CELLS)
-                assert [row["position"] for row in part["top_tokens"]] == rows
+                of_look(piece["values"], individual, rows, CELLS)
+                assert [row["position"] for row in piece["top_tokens"]] == rows
         assert "Edits of a completion" in refused(
             server.post(TEXT, {**look, "edits": ["scale('logits', 2.0)"]})
         )
-        assert "No value" in refused(server.post(TEXT, {**asked, "inspect": ["*.pattern"]}))
+        assert "No value" in refused(server.post(TEXT, {**query, "inspect": ["*.pattern"]}))
         lens = server.post(INSPECT, {"prompt": "the cat", "inspect": ["lens"]}).json()["lens"]
         assert lens["top"] == inspection.logit_lens(model, tokenizer, ids).top and lens["notes"]
-        (some,) = server.post(TEXT, {**asked, "inspect": ["lens"], "positions": "new"}).json()[
+        (group,) = server.post(TEXT, {**query, "inspect": ["lens"], "positions": "new"}).json()[
             "choices"
         ]
-        assert some["inspect"]["lens"]["positions"] == [*range(len(ids) - 1, len(ids) + 4)]
+        assert group["inspect"]["lens"]["positions"] == [*range(len(ids) - 1, len(ids) + 4)]
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"inspect": ["nothing.like.it"]}, "No value is called"),
         ({"inspect": []}, "inspect"),
@@ -384,12 +391,12 @@ def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
         ({"inspect": ["lens"], "source": "a"}, "Only an encoder-decoder"),
     ],
 )
-def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], said: str) -> None:
-    assert said in refused(server.post(INSPECT, {"prompt": PROMPT, **body}))
+def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], message: str) -> None:
+    assert message in refused(server.post(INSPECT, {"prompt": PROMPT, **body}))
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"inspect": ["decoder.blocks.0.attn.patern"]}, "decoder.blocks.0.attn.pattern"),
         ({"inspect": ["*.pattern"], "max_tokens": 240}, "numbers"),
@@ -403,36 +410,37 @@ def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], said: str
 )
 @pytest.mark.parametrize("path", [TEXT, CHAT])
 def test_bad_wishes_of_a_completion(
-    server: Server, body: dict[str, Any], said: str, path: str
+    server: Server, body: dict[str, Any], message: str, path: str
 ) -> None:
     for stream in (False, True):
         text = (
             {"prompt": PROMPT} if path == TEXT else {"messages": [{"role": "user", "content": "a"}]}
         )
-        asked = {**text, "max_tokens": 8, "stream": stream}
-        assert said in refused(server.post(path, {**asked, **body}))
+        query = {**text, "max_tokens": 8, "stream": stream}
+        assert message in refused(server.post(path, {**query, **body}))
 
 
 def test_positions_end_with_what_may_be_read(server: Server, chat_model: Path) -> None:
     """The prompt and all new tokens but the last; without a bound on these, the context."""
     model, tokenizer = opened(chat_model)
-    asked = {"prompt": PROMPT, "max_tokens": 4, "inspect": ["*.0.resid"], "ignore_eos": True}
+    body = {"prompt": PROMPT, "max_tokens": 4, "inspect": ["*.0.resid"], "ignore_eos": True}
     end = len(tokenizer.encode(PROMPT)) + 3
-    (choice,) = server.post(TEXT, {**asked, "positions": [end - 1]}).json()["choices"]
+    (choice,) = server.post(TEXT, {**body, "positions": [end - 1]}).json()["choices"]
     assert next(iter(choice["inspect"]["values"].values()))["positions"] == [end - 1]
     assert f"at most {end} tokens are read" in refused(
-        server.post(TEXT, {**asked, "positions": [end]}), 400
+        server.post(TEXT, {**body, "positions": [end]}), 400
     )
     chat = {"messages": [{"role": "user", "content": "hi"}], "inspect": ["*.0.resid"]}
     context = model.config.context
-    said = refused(server.post(CHAT, {**chat, "positions": [context]}), 400)
-    assert f"at most {context} tokens are read, 0 to {context - 1}." in said
+    message = refused(server.post(CHAT, {**chat, "positions": [context]}), 400)
+    assert f"at most {context} tokens are read, 0 to {context - 1}." in message
 
 
 def test_an_encoder_reads_special_tokens_in_a_text(server: Server, others: dict[str, Path]) -> None:
     _, tokenizer = opened(others["vectors"])
-    asked = {"model": "vectors", "prompt": "the [MASK] sat", "inspect": ["*.0.resid"]}
-    told = server.post(INSPECT, asked).json()["tokens"]
+    body = {"model": "vectors", "prompt": "the [MASK] sat", "inspect": ["*.0.resid"]}
+    output = server.post(INSPECT, body).json()["tokens"]
     assert (
-        told == tokenizer.encode_pair("the [MASK] sat", special=True)[0] and tokenizer.mask in told
+        output == tokenizer.encode_pair("the [MASK] sat", special=True)[0]
+        and tokenizer.mask in output
     )

@@ -9,8 +9,8 @@ from glassformer.tokenizer import train
 
 def told(*events: Event) -> list[list[int]]:
     """The tokens that come with each event."""
-    shown = TokenBuffer(train("byte", []), True)
-    return [[one.token for one in shown.push(event)] for event in events]
+    token_buffer = TokenBuffer(train("byte", []), True)
+    return [[item.token for item in token_buffer.push(event)] for event in events]
 
 
 def token(letter: str, text: str = "", **more: object) -> Event:
@@ -26,8 +26,8 @@ def test_a_token_is_told_with_its_text() -> None:
 
 
 def test_what_is_held_back_is_told_later_and_in_order() -> None:
-    found = told(token("a"), token("b"), token("c", "abc"), token("d", finish_reason="length"))
-    assert found == [[], [], ids("abc"), ids("d")]
+    result = told(token("a"), token("b"), token("c", "abc"), token("d", finish_reason="length"))
+    assert result == [[], [], ids("abc"), ids("d")]
     assert told(token("a"), token("b", "a"), token("c", "bc"))[1:] == [ids("a"), ids("bc")]
 
 

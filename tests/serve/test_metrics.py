@@ -66,12 +66,12 @@ def test_blanks_and_translations_are_counted_too(server: Server) -> None:
     before = counted(server)
     fill = {"model": "labels", "input": "the ___ sat on the ___", "top": 2, "order": "left"}
     assert server.post("/v1/fill", fill).status_code == 200
-    told = server.post(
+    body = server.post(
         "/v1/translate", {"model": "translator", "input": ["the cat", "a log"], "beams": 2}
     ).json()
     after = counted(server)
     assert after["request_success_total"] - before["request_success_total"] == 3 + 2
-    written = sum(len(one["tokens"]) for some in told["data"] for one in some["best"])
+    written = sum(len(item["tokens"]) for group in body["data"] for item in group["best"])
     assert after["generation_tokens_total"] - before["generation_tokens_total"] == written
     assert server.idle() and server.metric("kv_cache_usage_perc") == 0
 
@@ -84,9 +84,9 @@ def test_what_is_refused_is_not_counted_and_who_leaves_is(server: Server) -> Non
     long = {"prompt": "O", "max_tokens": 250, "stream": True, "ignore_eos": True}
     with (
         httpx.Client(base_url=server.url) as client,
-        client.stream("POST", "/v1/completions", json=long) as told,
+        client.stream("POST", "/v1/completions", json=long) as output,
     ):
-        next(told.iter_lines())
+        next(output.iter_lines())
     until = time.monotonic() + 20
     while (
         time.monotonic() < until
@@ -122,5 +122,5 @@ def test_times_add_up(server: Server) -> None:
             ).status_code
             == 200
         )
-    first, whole = (server.metric(name) - was for name, was in zip(names, before, strict=True))
-    assert 0 < first < whole
+    first, full = (server.metric(name) - was for name, was in zip(names, before, strict=True))
+    assert 0 < first < full

@@ -49,8 +49,8 @@ def faulty(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "--drain",
         "20",
     )
-    with started(tmp_path_factory.mktemp("faulty"), str(chat_model), *words) as one:
-        yield one
+    with started(tmp_path_factory.mktemp("faulty"), str(chat_model), *words) as item:
+        yield item
 
 
 def raw(body: dict[str, Any]) -> bytes:
@@ -63,13 +63,13 @@ def raw(body: dict[str, Any]) -> bytes:
     "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b"]
 )
 def test_c4_headers_that_do_not_come(faulty: Server, sent: bytes) -> None:
-    with socket.create_connection(address(faulty)) as one:
-        one.sendall(sent)
-        one.settimeout(20)
-        begun = time.monotonic()
+    with socket.create_connection(address(faulty)) as item:
+        item.sendall(sent)
+        item.settimeout(20)
+        start = time.monotonic()
         with _either():
-            assert one.recv(100) == b""
-        assert 0.5 < time.monotonic() - begun < 15
+            assert item.recv(100) == b""
+        assert 0.5 < time.monotonic() - start < 15
 
 
 class _either:
@@ -82,21 +82,21 @@ class _either:
 
 
 def test_c4_headers_that_drip(faulty: Server) -> None:
-    with socket.create_connection(address(faulty)) as one:
-        begun = time.monotonic()
-        one.sendall(b"GET /health HTTP/1.1\r\n")
+    with socket.create_connection(address(faulty)) as item:
+        start = time.monotonic()
+        item.sendall(b"GET /health HTTP/1.1\r\n")
         with _either():
-            while time.monotonic() - begun < 15:
-                one.sendall(b"X-A: b\r\n")
+            while time.monotonic() - start < 15:
+                item.sendall(b"X-A: b\r\n")
                 time.sleep(0.1)
-        assert time.monotonic() - begun < 14, "each line would be in time, all together are not"
+        assert time.monotonic() - start < 14, "each line would be in time, all together are not"
 
 
 def test_c4_a_body_that_does_not_come(faulty: Server) -> None:
-    with socket.create_connection(address(faulty)) as one:
-        one.sendall(raw(LONG)[:-5])
-        one.settimeout(20)
-        assert b" 408 " in one.recv(4096).split(b"\r\n")[0]
+    with socket.create_connection(address(faulty)) as item:
+        item.sendall(raw(LONG)[:-5])
+        item.settimeout(20)
+        assert b" 408 " in item.recv(4096).split(b"\r\n")[0]
     assert faulty.client().get("/load").json() == {"server_load": 0}
 
 
@@ -110,11 +110,13 @@ def test_c15_a_full_queue(faulty: Server) -> None:
             return await asyncio.gather(*(ask(client) for _ in range(40)))
 
     answers = asyncio.run(all_at_once())
-    told = [one for one in answers if one.status_code == 429]
-    assert {one.status_code for one in answers} == {200, 429} and len(answers) - len(told) >= 8
+    output = [answer for answer in answers if answer.status_code == 429]
+    assert {answer.status_code for answer in answers} == {200, 429} and len(answers) - len(
+        output
+    ) >= 8
     assert all(
-        one.headers["retry-after"] == "1" and one.json()["error"]["code"] == "queue_full"
-        for one in told
+        item.headers["retry-after"] == "1" and item.json()["error"]["code"] == "queue_full"
+        for item in output
     )
     assert faulty.idle()
 
@@ -139,15 +141,15 @@ def test_c16_a_client_leaves(faulty: Server) -> None:
         lines = going.iter_lines()
         next(lines)
         for _ in range(6):
-            with socket.create_connection(address(faulty)) as one:
-                one.sendall(raw(stream))
+            with socket.create_connection(address(faulty)) as item:
+                item.sendall(raw(stream))
         for body in (LONG, stream):
-            with socket.create_connection(address(faulty)) as one:
-                one.sendall(raw(body))
+            with socket.create_connection(address(faulty)) as item:
+                item.sendall(raw(body))
                 time.sleep(0.4)
-    begun = time.monotonic()
+    start = time.monotonic()
     assert faulty.idle(), "everything is given up"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - start < 5
     assert faulty.metric("kv_cache_usage_perc") == 0 and faulty.client().get("/load").json() == {
         "server_load": 0
     }
@@ -165,31 +167,31 @@ def test_c17_a_client_that_does_not_read(faulty: Server, seed: int, n: int) -> N
         return [line.get("generated_tokens", 0) for line in faulty.lines() if line["status"] == 499]
 
     before = len(dropped())
-    wanted = {**LONG, "n": n, "logprobs": 20, "stream": True, "seed": seed}
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        one.connect(address(faulty))
-        one.sendall(raw(wanted))
+    expected = {**LONG, "n": n, "logprobs": 20, "stream": True, "seed": seed}
+    with socket.socket() as item:
+        item.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        item.connect(address(faulty))
+        item.sendall(raw(expected))
         time.sleep(1)
-        begun = time.monotonic()
+        start = time.monotonic()
         assert faulty.post(TEXT, {"prompt": "O", "max_tokens": 2}).status_code == 200
-        assert faulty.idle(60) and time.monotonic() - begun < 60
-        while len(dropped()) == before and time.monotonic() - begun < 60:
+        assert faulty.idle(60) and time.monotonic() - start < 60
+        while len(dropped()) == before and time.monotonic() - start < 60:
             time.sleep(0.05)
-        one.settimeout(20)
-        read = 0
+        item.settimeout(20)
+        ids = 0
         with _either():
-            while piece := one.recv(1 << 20):
-                read += len(piece)
-        assert read < 1 << 20, "most of it was never sent"
+            while piece := item.recv(1 << 20):
+                ids += len(piece)
+        assert ids < 1 << 20, "most of it was never sent"
     *_, written = dropped()
     assert len(dropped()) == before + 1 and 8 < written <= n * 240
     assert seed != SLOW or written < n * 240, "nothing is computed for a client that was dropped"
 
 
 def test_c18_c26_what_fails_on_the_way(faulty: Server) -> None:
-    whole = faulty.post(TEXT, {**LONG, "seed": FAILS})
-    assert "RuntimeError" in refused(whole, 500)
+    response = faulty.post(TEXT, {**LONG, "seed": FAILS})
+    assert "RuntimeError" in refused(response, 500)
     *chunks, last = events(faulty.post(TEXT, {**LONG, "seed": FAILS, "stream": True}))
     assert len(chunks) >= 1 and last["error"]["type"] == "server_error"
     assert "memory" in refused(faulty.post(TEXT, {**LONG, "seed": NO_MEMORY}), 500)
@@ -199,98 +201,98 @@ def test_c18_c26_what_fails_on_the_way(faulty: Server) -> None:
 
 
 def test_c19_a_dead_engine(chat_model: Path, tmp_path: Path) -> None:
-    with started(tmp_path, str(chat_model), "--use", FAULTS) as one:
-        *_, last = events(one.post(TEXT, {**LONG, "seed": DIES, "stream": True}))
+    with started(tmp_path, str(chat_model), "--use", FAULTS) as item:
+        *_, last = events(item.post(TEXT, {**LONG, "seed": DIES, "stream": True}))
         assert "ended" in last["error"]["message"]
-        begun = time.monotonic()
-        refused(one.client().get("/health"), 503)
-        refused(one.post(TEXT, LONG), 503)
-        assert time.monotonic() - begun < 5
+        start = time.monotonic()
+        refused(item.client().get("/health"), 503)
+        refused(item.post(TEXT, LONG), 503)
+        assert time.monotonic() - start < 5
 
 
 def test_c20_sigterm_drains(chat_model: Path, tmp_path: Path) -> None:
-    with started(tmp_path, str(chat_model), "--use", FAULTS) as one:
+    with started(tmp_path, str(chat_model), "--use", FAULTS) as item:
         with (
-            one.client() as client,
-            client.stream("POST", TEXT, json={**LONG, "max_tokens": 40, "stream": True}) as told,
+            item.client() as client,
+            client.stream("POST", TEXT, json={**LONG, "max_tokens": 40, "stream": True}) as output,
         ):
-            lines = told.iter_lines()
+            lines = output.iter_lines()
             next(lines)
-            one.process.send_signal(signal.SIGTERM)
+            item.process.send_signal(signal.SIGTERM)
             time.sleep(0.5)
             with pytest.raises(httpx.TransportError):
-                httpx.get(f"{one.url}/health", timeout=5)
-            rest = list(lines)
+                httpx.get(f"{item.url}/health", timeout=5)
+            remaining = list(lines)
         assert (
-            rest[-2:] == ["data: [DONE]", ""]
-            and sum("finish_reason" in line for line in rest) >= 30
+            remaining[-2:] == ["data: [DONE]", ""]
+            and sum("finish_reason" in line for line in remaining) >= 30
         )
-        assert one.process.wait(20) == 0
+        assert item.process.wait(20) == 0
 
 
 def test_c20_a_request_that_was_accepted_is_answered(chat_model: Path, tmp_path: Path) -> None:
     """Bytes that the system has taken and the server has not read; headers in halves; a connection
     without a byte."""
     body = raw({"prompt": "O", "max_tokens": 2})
-    with started(tmp_path, str(chat_model)) as one, contextlib.ExitStack() as stack:
-        early = [stack.enter_context(socket.create_connection(address(one))) for _ in range(2)]
+    with started(tmp_path, str(chat_model)) as item, contextlib.ExitStack() as stack:
+        early = [stack.enter_context(socket.create_connection(address(item))) for _ in range(2)]
         early[0].sendall(body[:40])
         time.sleep(0.5)
-        one.process.send_signal(signal.SIGSTOP)
-        late = [stack.enter_context(socket.create_connection(address(one))) for _ in range(20)]
-        for held in late:
-            held.sendall(body)
-        one.process.send_signal(signal.SIGTERM)
-        one.process.send_signal(signal.SIGCONT)
+        item.process.send_signal(signal.SIGSTOP)
+        late = [stack.enter_context(socket.create_connection(address(item))) for _ in range(20)]
+        for stored in late:
+            stored.sendall(body)
+        item.process.send_signal(signal.SIGTERM)
+        item.process.send_signal(signal.SIGCONT)
         time.sleep(0.3)
         early[0].sendall(body[40:])
         early[1].sendall(body)
-        for held in (*late, *early):
-            held.settimeout(20)
+        for stored in (*late, *early):
+            stored.settimeout(20)
             answer = b""
-            while piece := held.recv(65_536):
+            while piece := stored.recv(65_536):
                 answer += piece
             assert b" 200 " in answer.split(b"\r\n")[0], "and then the connection is closed"
-        assert one.process.wait(20) == 0
+        assert item.process.wait(20) == 0
 
 
 def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(
     chat_model: Path, tmp_path: Path
 ) -> None:
     with (
-        started(tmp_path, str(chat_model), "--drain", "60") as one,
-        socket.create_connection(address(one)),
+        started(tmp_path, str(chat_model), "--drain", "60") as item,
+        socket.create_connection(address(item)),
     ):
         time.sleep(0.3)
-        begun = time.monotonic()
-        one.process.send_signal(signal.SIGTERM)
-        assert one.process.wait(30) == 0 and time.monotonic() - begun < 15
+        start = time.monotonic()
+        item.process.send_signal(signal.SIGTERM)
+        assert item.process.wait(30) == 0 and time.monotonic() - start < 15
 
 
 def test_c20_the_drain_is_bounded(chat_model: Path, tmp_path: Path) -> None:
     words = (str(chat_model), "--use", FAULTS, "--drain", "1")
-    with started(tmp_path, *words) as one, socket.create_connection(address(one)) as held:
-        held.sendall(raw(LONG))
+    with started(tmp_path, *words) as item, socket.create_connection(address(item)) as stored:
+        stored.sendall(raw(LONG))
         time.sleep(0.5)
-        begun = time.monotonic()
-        one.process.send_signal(signal.SIGTERM)
-        assert one.process.wait(20) == 0 and time.monotonic() - begun < 15
+        start = time.monotonic()
+        item.process.send_signal(signal.SIGTERM)
+        assert item.process.wait(20) == 0 and time.monotonic() - start < 15
 
 
 def test_c20_a_second_sigterm_does_not_wait(chat_model: Path, tmp_path: Path) -> None:
     """The first drains; the second ends at once, says so, and still ends with 0."""
     words = (str(chat_model), "--use", FAULTS, "--drain", "60")
-    with started(tmp_path, *words) as one, socket.create_connection(address(one)) as held:
-        held.sendall(raw(LONG))
+    with started(tmp_path, *words) as item, socket.create_connection(address(item)) as stored:
+        stored.sendall(raw(LONG))
         time.sleep(0.5)
-        one.process.send_signal(signal.SIGTERM)
+        item.process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
-            one.process.wait(1.5)
-        assert "second signal" not in one.log.read_text()
-        begun = time.monotonic()
-        one.process.send_signal(signal.SIGTERM)
-        assert one.process.wait(20) == 0 and time.monotonic() - begun < 10
-        assert one.log.read_text().count("A second signal: ended at once") == 1
+            item.process.wait(1.5)
+        assert "second signal" not in item.log.read_text()
+        start = time.monotonic()
+        item.process.send_signal(signal.SIGTERM)
+        assert item.process.wait(20) == 0 and time.monotonic() - start < 10
+        assert item.log.read_text().count("A second signal: ended at once") == 1
 
 
 @pytest.mark.skipif(
@@ -298,27 +300,27 @@ def test_c20_a_second_sigterm_does_not_wait(chat_model: Path, tmp_path: Path) ->
 )
 def test_c25_no_port_but_its_own(faulty: Server) -> None:
     process = Path(f"/proc/{faulty.process.pid}")
-    held = {str(one.readlink()) for one in (process / "fd").iterdir()}
+    texts = {str(item.readlink()) for item in (process / "fd").iterdir()}
     rows = [
         line.split()
         for name in ("tcp", "tcp6")
         for line in (process / "net" / name).read_text().splitlines()[1:]
     ]
-    listening = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held]
+    listening = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in texts]
     assert listening == [f"0100007F:{address(faulty)[1]:04X}"], "this machine alone, one port"
 
 
 def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -> None:
-    asked = [
+    query = [
         {**LONG, "seed": seed, "max_tokens": 20, "prompt": "O Romeo, Romeo"}
         for seed in (1, 1, 2, 3)
     ]
-    alone = [faulty.post(TEXT, one).json()["choices"][0]["text"] for one in asked]
+    alone = [faulty.post(TEXT, item).json()["choices"][0]["text"] for item in query]
 
     async def together() -> list[str]:
         async with httpx.AsyncClient(base_url=faulty.url, timeout=60) as client:
-            told = await asyncio.gather(*(client.post(TEXT, json=one) for one in asked))
-        return [one.json()["choices"][0]["text"] for one in told]
+            output = await asyncio.gather(*(client.post(TEXT, json=item) for item in query))
+        return [item.json()["choices"][0]["text"] for item in output]
 
     assert asyncio.run(together()) == alone and alone[0] == alone[1] != alone[2]
 
@@ -326,13 +328,13 @@ def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -
 def test_the_page_over_what_is_served(chat_model: Path, tmp_path: Path) -> None:
     """Its numbers are of the very weights, of 8 bits here; answers stay the same bits; both end at
     SIGTERM."""
-    with started(tmp_path, str(chat_model), "--bits", "8", "--dtype", "float32", "--page") as one:
-        asked = {"prompt": "O Romeo", "max_tokens": 8, "seed": 3, "logprobs": 5}
-        alone = one.post(TEXT, asked).json()["choices"]
-        said = next(
-            line for line in one.log.read_text().splitlines() if line.startswith("The page is at ")
+    with started(tmp_path, str(chat_model), "--bits", "8", "--dtype", "float32", "--page") as item:
+        body = {"prompt": "O Romeo", "max_tokens": 8, "seed": 3, "logprobs": 5}
+        alone = item.post(TEXT, body).json()["choices"]
+        message = next(
+            line for line in item.log.read_text().splitlines() if line.startswith("The page is at ")
         )
-        url = said.split()[-1]
+        url = message.split()[-1]
         (card,) = httpx.get(f"{url}api/models", timeout=60).json()
         run = httpx.post(
             f"{url}api/runs", json={"model": card["name"], "text": "O Romeo"}, timeout=60
@@ -340,12 +342,12 @@ def test_the_page_over_what_is_served(chat_model: Path, tmp_path: Path) -> None:
         address = {"address": f"logits[{len(run['tokens']) - 1},5]"}
         cell = httpx.get(f"{url}api/runs/{run['run']}/cell", params=address, timeout=60).json()
         look = {"prompt": "O Romeo", "inspect": ["logits"], "positions": [-1]}
-        logits = one.post("/v1/inspect", look).json()["values"]["logits"]["values"]
+        logits = item.post("/v1/inspect", look).json()["values"]["logits"]["values"]
         assert cell["value"] == pytest.approx(logits[0][5], abs=1e-3)
-        assert one.post(TEXT, asked).json()["choices"] == alone
+        assert item.post(TEXT, body).json()["choices"] == alone
         assert httpx.get(url, headers={"host": "evil.example"}, timeout=60).status_code == 403
-        one.process.send_signal(signal.SIGTERM)
-        assert one.process.wait(30) == 0
+        item.process.send_signal(signal.SIGTERM)
+        assert item.process.wait(30) == 0
 
 
 def test_the_page_of_a_server_with_keys_asks_for_one(chat_model: Path, tmp_path: Path) -> None:
@@ -353,9 +355,9 @@ def test_the_page_of_a_server_with_keys_asks_for_one(chat_model: Path, tmp_path:
     keys = tmp_path / "keys"
     keys.write_text("secret-1\nschlüssel\n")
     keys.chmod(0o640)
-    with started(tmp_path, str(chat_model), "--page", "--api-key-file", str(keys)) as one:
+    with started(tmp_path, str(chat_model), "--page", "--api-key-file", str(keys)) as item:
         url = next(
-            line for line in one.log.read_text().splitlines() if line.startswith("The page is at ")
+            line for line in item.log.read_text().splitlines() if line.startswith("The page is at ")
         ).split()[-1]
         for wrong in (None, ("me", "secret"), ("secret-1", ""), ("me", "secret-1x")):
             for path in ("", "api/models", "app.js"):
@@ -388,9 +390,9 @@ def test_names_hosts_and_origins_of_a_server_without_keys(chat_model: Path, tmp_
         "--allow-host",
         "llm.example",
     )
-    with started(tmp_path, str(chat_model), *words) as one:
-        port = one.url.rpartition(":")[2]
-        one.url = f"http://127.0.0.1:{port}"
+    with started(tmp_path, str(chat_model), *words) as item:
+        port = item.url.rpartition(":")[2]
+        item.url = f"http://127.0.0.1:{port}"
         for name in (
             "127.0.0.1",
             "10.1.2.3",
@@ -400,25 +402,25 @@ def test_names_hosts_and_origins_of_a_server_without_keys(chat_model: Path, tmp_
             socket.gethostname(),
             "llm.example",
         ):
-            with one.client() as client:
+            with item.client() as client:
                 assert (
                     client.get("/v1/models", headers={"host": f"{name}:{port}"}).status_code == 200
                 ), name
         for name in ("evil.example", "127.0.0.1.evil.example", "x.llm.example", "1.2.3", "::1::"):
-            answer = one.client().get("/v1/models", headers={"host": f"{name}:{port}"})
+            answer = item.client().get("/v1/models", headers={"host": f"{name}:{port}"})
             assert "--allow-host" in refused(answer, 403), name
         for header in (
             {"origin": "http://evil.example"},
             {"origin": "null"},
             {"sec-fetch-site": "cross-site"},
         ):
-            refused(one.post(TEXT, {"prompt": "a"}, headers=header), 403)
-        refused(one.post(TEXT, {"prompt": "a"}, headers={"content-type": "text/plain"}), 415)
+            refused(item.post(TEXT, {"prompt": "a"}, headers=header), 403)
+        refused(item.post(TEXT, {"prompt": "a"}, headers={"content-type": "text/plain"}), 415)
         assert (
-            one.post(TEXT, {"prompt": "a", "model": "mine/a-1", "max_tokens": 1}).json()["model"]
+            item.post(TEXT, {"prompt": "a", "model": "mine/a-1", "max_tokens": 1}).json()["model"]
             == "mine/a-1"
         )
-        assert one.client().get("/v1/models/mine/a-1").json()["root"] == "mine/a-1"
+        assert item.client().get("/v1/models/mine/a-1").json()["root"] == "mine/a-1"
 
 
 def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(
@@ -430,11 +432,11 @@ def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(
     )
     (line,) = [line for line in faulty.lines() if line["id"] == "forged"]
     assert line["client"] == "127.0.0.1"
-    with started(tmp_path, str(chat_model), "--proxy", "127.0.0.1") as one:
-        one.post(
+    with started(tmp_path, str(chat_model), "--proxy", "127.0.0.1") as item:
+        item.post(
             TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "believed"}
         )
-        (line,) = [line for line in one.lines() if line["id"] == "believed"]
+        (line,) = [line for line in item.lines() if line["id"] == "believed"]
     assert line["client"] == "9.9.9.9"
 
 
@@ -446,14 +448,14 @@ def test_a_file_of_keys_that_all_can_read_is_said(
 
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
-    for mode, said in ((0o600, 0), (0o640, 0), (0o644, 1), (0o604, 1)):
+    for mode, message in ((0o600, 0), (0o640, 0), (0o644, 1), (0o604, 1)):
         keys.chmod(mode)
         assert keys_of(keys) == ["secret"]
-        told = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         assert (
-            told.count("\n") == said
-            and ("chmod 640" in told) == bool(said)
-            and "secret" not in told
+            stderr.count("\n") == message
+            and ("chmod 640" in stderr) == bool(message)
+            and "secret" not in stderr
         )
 
 
@@ -474,9 +476,9 @@ def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> Non
             str(port),
         ]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    told = ended.stderr.splitlines()
-    assert ended.returncode == 2 and f"Port {port} is in use; port" in told[-1]
-    assert not [line for line in told if line.endswith("| torch")], (
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 2 and f"Port {port} is in use; port" in lines[-1]
+    assert not [line for line in lines if line.endswith("| torch")], (
         "torch was not imported before it was known"
     )
 
@@ -489,7 +491,7 @@ def test_what_starts_wrong_is_a_sentence(
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for %}")
     model = str(chat_model)
-    for words, said in (
+    for words, message in (
         (["--host", "0.0.0.0"], "--api-key-file"),
         (["--api-key-file", str(empty)], "holds no key"),
         (["--api-key-file", str(tmp_path / "nothing")], "cannot be read"),
@@ -504,8 +506,8 @@ def test_what_starts_wrong_is_a_sentence(
         (["--chat-template", str(tmp_path / "nothing"), "--port", "0"], "there is no such file"),
     ):
         assert main(["serve", model, *words]) == 2, words
-        told = capsys.readouterr().err
-        assert said in told and told.count("\n") == 1, told
+        stderr = capsys.readouterr().err
+        assert message in stderr and stderr.count("\n") == 1, stderr
 
 
 def test_whole_headers_stop_their_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_a_name_that_is_not_there_is_said_with_those_that_are() -> None:
     registry = Registry([])
     registry.entries.update(one=1, two=2)  # type: ignore[arg-type]
     assert registry["two"] == 2 and registry[None] == 1
-    with pytest.raises(HttpError) as found:
+    with pytest.raises(HttpError) as result:
         registry["th\nree"]
-    message = str(found.value)
-    assert found.value.status == 404 and "one, two" in message and "\n" not in message
+    message = str(result.value)
+    assert result.value.status == 404 and "one, two" in message and "\n" not in message

@@ -31,47 +31,47 @@ LONG = Request([1, 2], max_new=60, stop_tokens=())
 
 def test_what_is_dropped_is_cancelled_and_forgotten() -> None:
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        ours, served = followers(engine)
-        handles = ours.submit(served, [LONG] * 20)  # type: ignore[arg-type]
-        assert {*ours.open} == {*handles}
-        ours.drop(handles)
+        actual, served = followers(engine)
+        handles = actual.submit(served, [LONG] * 20)  # type: ignore[arg-type]
+        assert {*actual.open} == {*handles}
+        actual.drop(handles)
         reasons = {handle.result().completions[0].finish_reason for handle in handles}
-        assert "cancelled" in reasons and not ours.open
-        ours.drop(handles)
+        assert "cancelled" in reasons and not actual.open
+        actual.drop(handles)
 
 
 def test_all_are_submitted_or_none() -> None:
     with Engine(tiny.model(tiny.DECODERS["llama"]), max_queue=2, max_sequences=1) as engine:
-        ours, served = followers(engine)
-        first = ours.submit(served, [LONG])  # type: ignore[arg-type]
+        actual, served = followers(engine)
+        first = actual.submit(served, [LONG])  # type: ignore[arg-type]
         with pytest.raises(QueueFull):
             for _ in range(50):
-                ours.submit(served, [LONG] * 2)  # type: ignore[arg-type]
-        ours.drop([*ours.open])
-        assert not ours.open and first
+                actual.submit(served, [LONG] * 2)  # type: ignore[arg-type]
+        actual.drop([*actual.open])
+        assert not actual.open and first
 
 
 def test_a_reader_that_stops_early_cancels() -> None:
     async def some() -> None:
-        (handle,) = ours.submit(served, [LONG])  # type: ignore[arg-type]
-        events = ours.events(handle, RequestStats())
+        (handle,) = actual.submit(served, [LONG])  # type: ignore[arg-type]
+        events = actual.events(handle, RequestStats())
         await anext(events)
         await events.aclose()
-        assert not ours.open
+        assert not actual.open
 
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        ours, served = followers(engine)
+        actual, served = followers(engine)
         asyncio.run(some())
-        assert b'finished_reason="abort"' in ours.metrics.text()
+        assert b'finished_reason="abort"' in actual.metrics.text()
 
 
 def test_a_reader_of_several_that_stops_early_ends_quietly() -> None:
     async def some() -> None:
-        events = ours.merge_events(ours.submit(served, [LONG] * 3), RequestStats())  # type: ignore[arg-type]
+        events = actual.merge_events(actual.submit(served, [LONG] * 3), RequestStats())  # type: ignore[arg-type]
         await anext(events)
         await events.aclose()
-        assert not ours.open
+        assert not actual.open
 
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        ours, served = followers(engine)
+        actual, served = followers(engine)
         asyncio.run(some())

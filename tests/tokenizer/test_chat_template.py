@@ -56,10 +56,10 @@ def test_a_published_template_gives_what_transformers_makes_of_it(
     """Reference: transformers' own rendering."""
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     words = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-    told, _ = utils.render_jinja_template(
+    output, _ = utils.render_jinja_template(
         [MESSAGES], chat_template=source, add_generation_prompt=True, **words
     )
-    assert ChatTemplate(source, tokenizer).render(MESSAGES) == told[0]
+    assert ChatTemplate(source, tokenizer).render(MESSAGES) == output[0]
 
 
 BOMBS = [
@@ -99,16 +99,16 @@ ESCAPES = [
 
 @pytest.mark.parametrize("source", BOMBS)
 def test_a_bomb_ends_soon_in_a_sentence(source: str, tokenizer: Tokenizer) -> None:
-    begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match="template"):
         ChatTemplate(source, tokenizer).render(MESSAGES)
-    assert time.monotonic() - begun < 20, "two seconds on a machine that is not busy"
+    assert time.monotonic() - start < 20, "two seconds on a machine that is not busy"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
 
 
 @pytest.mark.parametrize("source", ESCAPES)
 def test_a_template_reaches_nothing_of_pythons(source: str, tokenizer: Tokenizer) -> None:
-    messages = [dict(one) for one in MESSAGES]
+    messages = [dict(message) for message in MESSAGES]
     with contextlib.suppress(UserError):
         assert ChatTemplate(source, tokenizer).render(messages) == ""
     assert messages == MESSAGES

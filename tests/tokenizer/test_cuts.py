@@ -42,17 +42,17 @@ def article(length: int) -> str:
     ["tok-llama2/tokenizer.model", "tok-phi3", "tok-t5/spiece.model", "tok-gpt2", "tok-bert-cased"],
 )
 def test_pieces_have_the_ids_of_the_whole(shared_data: Path, name: str, tmp_path: Path) -> None:
-    whole = article(300_000)
-    (tmp_path / "long.txt").write_text(whole, encoding="utf-8")
+    full = article(300_000)
+    (tmp_path / "long.txt").write_text(full, encoding="utf-8")
     tokenizer = open_tokenizer(shared_data / name)
     source = find_corpus(tmp_path / "long.txt")
     assert len(list(source.pieces())) > 2
-    made = tokenise(source, tokenizer, cache=tmp_path / "cache")
+    shards = tokenise(source, tokenizer, cache=tmp_path / "cache")
     opening = [tokenizer.bos] if tokenizer.bos not in (None, tokenizer.eos) else []
-    assert made.tokens.tolist() == [*opening, *tokenizer.encode(whole), tokenizer.eos]
+    assert shards.tokens.tolist() == [*opening, *tokenizer.encode(full), tokenizer.eos]
     for share in (0.3, 0.6):
-        early, late = made.split(share)
-        assert early.bytes + late.bytes == made.bytes == len(whole.encode())
+        early, late = shards.split(share)
+        assert early.bytes + late.bytes == shards.bytes == len(full.encode())
         decoded = tokenizer.decode(early.tokens.tolist())
         if tokenizer.decode(tokenizer.encode("a\nb")) == "a\nb":
             assert abs(len(decoded.encode()) - early.bytes) <= 3
@@ -70,25 +70,25 @@ def test_bytes_before_any_token_are_those_of_the_whole(
     tokenizer = open_tokenizer(shared_data / name)
     source = find_corpus(tmp_path / "long.txt")
     assert len(list(source.pieces())) > 8
-    made = tokenise(source, tokenizer, cache=tmp_path / "cache")
+    shards = tokenise(source, tokenizer, cache=tmp_path / "cache")
     opening = int(tokenizer.bos not in (None, tokenizer.eos))
     for count, (_, end) in enumerate(tokenizer.offsets(text), 1):
-        assert made.corpus.bytes_before(opening + count) == len(text[:end].encode())
+        assert shards.corpus.bytes_before(opening + count) == len(text[:end].encode())
 
 
 def test_no_published_split_reaches_over_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_streams, "PIECE", 200)
-    whole = article(20_000) + "\nend */\n/ x*/\n/\n y"
+    full = article(20_000) + "\nend */\n/ x*/\n/\n y"
     pieces = [
         piece
         for piece, _ in text_streams.cut(
-            iter([whole[at : at + 150] for at in range(0, len(whole), 150)])
+            iter([full[at : at + 150] for at in range(0, len(full), 150)])
         )
     ]
-    assert "".join(pieces) == whole and len(pieces) > 40
+    assert "".join(pieces) == full and len(pieces) > 40
     gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     for name, kind in byte_bpe.KINDS.items():
         pattern = kind.pattern or gpt2
         assert [
             word for piece in pieces for word in regex.findall(pattern, piece)
-        ] == regex.findall(pattern, whole), name
+        ] == regex.findall(pattern, full), name

@@ -33,8 +33,8 @@ def samples(shared_data: Path) -> list[str]:
         "multi30k/train.fr",
         "tinyshakespeare/input.txt",
     ]
-    found = [(shared_data / name).read_text(encoding="utf-8")[:30_000] for name in names]
-    return [*NASTY, *SPECIAL, *found]
+    result = [(shared_data / name).read_text(encoding="utf-8")[:30_000] for name in names]
+    return [*NASTY, *SPECIAL, *result]
 
 
 def same(tokenizer: Tokenizer, reference: Encode, samples: list[str]) -> None:
@@ -48,14 +48,16 @@ def tiktoken_of(path: Path, pattern: str) -> Encode:
     tiktoken = pytest.importorskip("tiktoken")
     lines = (line.split() for line in path.read_bytes().splitlines())
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-    theirs = tiktoken.Encoding("theirs", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    return lambda sample: theirs.encode(sample, disallowed_special=())
+    encoding = tiktoken.Encoding(
+        "theirs", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}
+    )
+    return lambda sample: encoding.encode(sample, disallowed_special=())
 
 
 def sentencepiece_of(path: Path) -> Encode:
     sentencepiece = pytest.importorskip("sentencepiece")
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    return lambda sample: theirs.encode(sample)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return lambda sample: processor.encode(sample)
 
 
 def test_gpt2_three_files(shared_data: Path, samples: list[str]) -> None:
@@ -71,22 +73,22 @@ def test_gpt2_three_files(shared_data: Path, samples: list[str]) -> None:
 @pytest.mark.parametrize("name", ["val", "test"])
 def test_gpt2_gives_the_published_ids_of_tinystories(shared_data: Path, name: str) -> None:
     folder = shared_data / "tinystories"
-    theirs = np.fromfile(folder / f"{name}.bin", dtype=np.uint16).tolist()
+    values = np.fromfile(folder / f"{name}.bin", dtype=np.uint16).tolist()
     stories = (folder / f"{name}.txt").read_bytes().decode()
     tokenizer = open_tokenizer(shared_data / "tok-gpt2")
-    assert tokenizer.encode(stories, special=True) == theirs
+    assert tokenizer.encode(stories, special=True) == values
     assert (
-        tokenizer.decode(theirs, special=True)
+        tokenizer.decode(values, special=True)
         == stories
-        == streamed(tokenizer, theirs, special=True)
+        == streamed(tokenizer, values, special=True)
     )
 
 
 def test_a_story_has_its_published_ids(shared_data: Path) -> None:
     folder = shared_data / "tinystories"
-    theirs = np.fromfile(folder / "val.bin", dtype=np.uint16, count=60_000).tolist()
+    values = np.fromfile(folder / "val.bin", dtype=np.uint16, count=60_000).tolist()
     tokenizer = open_tokenizer(shared_data / "tok-gpt2" / "gpt2.tiktoken")
-    assert tokenizer.encode(tokenizer.decode(theirs, special=True), special=True) == theirs
+    assert tokenizer.encode(tokenizer.decode(values, special=True), special=True) == values
 
 
 def test_cl100k(shared_data: Path, samples: list[str]) -> None:
@@ -124,22 +126,26 @@ def test_llama3(shared_data: Path, samples: list[str]) -> None:
 
 def test_qwen(shared_data: Path, samples: list[str]) -> None:
     path = shared_data / "tok-qwen" / "qwen.lf.tiktoken"
-    theirs = tiktoken_of(path, LLAMA3.replace("{1,3}", ""))
-    same(open_tokenizer(path), lambda sample: theirs(unicodedata.normalize("NFC", sample)), samples)
+    reference = tiktoken_of(path, LLAMA3.replace("{1,3}", ""))
+    same(
+        open_tokenizer(path),
+        lambda sample: reference(unicodedata.normalize("NFC", sample)),
+        samples,
+    )
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])
 def test_bert(shared_data: Path, samples: list[str], case: str) -> None:
     transformers = pytest.importorskip("transformers")
     path = shared_data / f"tok-bert-{case}" / "vocab.txt"
-    theirs = transformers.BertTokenizer(str(path), do_lower_case=case == "uncased")
+    bert_tokenizer = transformers.BertTokenizer(str(path), do_lower_case=case == "uncased")
     tokenizer = open_tokenizer(path)
     # theirs reads these out of any text
     plain = [sample for sample in samples if "[CLS]" not in sample]
-    same(tokenizer, lambda sample: theirs.encode(sample, add_special_tokens=False), plain)
-    assert tokenizer.encode("Hi", bos=True, eos=True) == theirs.encode("Hi")
-    ids = theirs.encode("Don't stop, now .")
-    assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    same(tokenizer, lambda sample: bert_tokenizer.encode(sample, add_special_tokens=False), plain)
+    assert tokenizer.encode("Hi", bos=True, eos=True) == bert_tokenizer.encode("Hi")
+    ids = bert_tokenizer.encode("Don't stop, now .")
+    assert tokenizer.decode(ids) == bert_tokenizer.decode(ids, skip_special_tokens=True)
     assert open_tokenizer(path, kind=f"bert-{case}").fingerprint == tokenizer.fingerprint
 
 
@@ -223,12 +229,12 @@ def test_transformers_opens_what_is_saved(
     tokenizer = open_tokenizer(shared_data / name)
     tokenizer.save(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for sample in NASTY:
         ids = tokenizer.encode(sample)
-        assert theirs.encode(sample, add_special_tokens=False) == ids
-        assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
-    assert (theirs.bos_token_id, theirs.eos_token_id) == (tokenizer.bos, tokenizer.eos)
+        assert reference.encode(sample, add_special_tokens=False) == ids
+        assert reference.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
+    assert (reference.bos_token_id, reference.eos_token_id) == (tokenizer.bos, tokenizer.eos)
     assert open_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
 
 

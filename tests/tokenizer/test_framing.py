@@ -16,20 +16,20 @@ def made(*specials: str) -> Tokenizer:
 
 
 def test_a_text_opens_with_bos_and_where_there_is_none_with_the_end_of_the_one_before() -> None:
-    both, alone = made("<s>", "</s>"), made("<|endoftext|>")
-    assert (framing.document_start(both), framing.text_start(both)) == (
-        both.id("<s>"),
-        both.id("<s>"),
+    pair, alone = made("<s>", "</s>"), made("<|endoftext|>")
+    assert (framing.document_start(pair), framing.text_start(pair)) == (
+        pair.id("<s>"),
+        pair.id("<s>"),
     )
     assert framing.text_start(alone) == alone.eos == alone.id("<|endoftext|>")
     assert framing.document_start(alone) is None
 
 
 def test_a_target_opens_with_bos_or_as_in_t5_with_the_padding_and_closes_with_eos() -> None:
-    both, t5 = made("<s>", "</s>", "<pad>"), made("<pad>", "</s>")
-    assert (framing.decoder_start(both), framing.end_of_target(both)) == (
-        both.id("<s>"),
-        both.id("</s>"),
+    pair, t5 = made("<s>", "</s>", "<pad>"), made("<pad>", "</s>")
+    assert (framing.decoder_start(pair), framing.end_of_target(pair)) == (
+        pair.id("<s>"),
+        pair.id("</s>"),
     )
     assert framing.decoder_start(t5) == t5.id("<pad>")
     a, b = t5.id("a"), t5.id("b")
@@ -37,9 +37,9 @@ def test_a_target_opens_with_bos_or_as_in_t5_with_the_padding_and_closes_with_eo
 
 
 def test_a_decoders_question_ends_with_sep_or_with_what_opens_a_target() -> None:
-    both, bert = made("<s>", "</s>"), made("<s>", "</s>", "[SEP]")
-    a, start = both.id("a"), both.id("<s>")
-    assert framing.question(both, [a]) == [start, a, start]
+    pair, bert = made("<s>", "</s>"), made("<s>", "</s>", "[SEP]")
+    a, start = pair.id("a"), pair.id("<s>")
+    assert framing.question(pair, [a]) == [start, a, start]
     assert framing.question(bert, [bert.id("a")]) == [
         bert.id("<s>"),
         bert.id("a"),

@@ -53,10 +53,10 @@ def files(folder: Path) -> dict[str, bytes]:
     """A small good file of each format."""
     import sentencepiece
 
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(STORY),
-        model_writer=made,
+        model_writer=buffer,
         vocab_size=40,
         hard_vocab_limit=False,
         minloglevel=2,
@@ -69,21 +69,21 @@ def files(folder: Path) -> dict[str, bytes]:
         "unigram/tokenizer.json": json.dumps(unigram).encode(),
         "wordpiece/tokenizer.json": json.dumps(words).encode(),
         "tiny.model": MODEL,
-        "charsmap.model": made.getvalue(),
+        "charsmap.model": buffer.getvalue(),
         "vocab.txt": VOCAB,
         "ranks.tiktoken": RANKS,
         "vocabulary.gguf": written(folder / "good.gguf", bpe_fields("qwen2")[0]).read_bytes(),
     }
 
 
-def places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def places(value: Any, result: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Every container in a JSON value and a key in it; long lists by a few."""
     pairs = list(value.items())[:40] if isinstance(value, dict) else list(enumerate(value))[:6]
     for key, inner in pairs:
-        found.append((value, key))
+        result.append((value, key))
         if isinstance(inner, dict | list):
-            places(inner, found)
-    return found
+            places(inner, result)
+    return result
 
 
 def damaged(data: bytes, name: str, chance: random.Random) -> bytes:
@@ -91,12 +91,12 @@ def damaged(data: bytes, name: str, chance: random.Random) -> bytes:
     if name.endswith(".json") and chance.random() < 0.8:
         raw = json.loads(data)
         for _ in range(chance.randint(1, 3)):
-            where, key = chance.choice(places(raw, []))
+            second_places, key = chance.choice(places(raw, []))
             try:
                 if chance.random() < 0.2:
-                    del where[key]
+                    del second_places[key]
                 else:
-                    where[key] = chance.choice(VALUES)
+                    second_places[key] = chance.choice(VALUES)
             except (KeyError, IndexError):
                 continue
         return json.dumps(raw).encode()
@@ -168,8 +168,8 @@ def test_a_damaged_file_is_used_or_refused(
         path.parent.mkdir(parents=True, exist_ok=True)
         for turn in range(turns):
             path.write_bytes(damaged(data, name, chance))
-            found = alone(lambda path=path: use(path), tmp_path / "report")
-            if found:
-                findings[f"{name} {turn}"] = found
+            result = alone(lambda path=path: use(path), tmp_path / "report")
+            if result:
+                findings[f"{name} {turn}"] = result
                 (tmp_path / f"{turn}-{path.name}").write_bytes(path.read_bytes())
     assert not findings, f"{len(findings)} findings, files in {tmp_path}: {findings}"

@@ -53,20 +53,20 @@ def written(path: Path, fields: dict[str, Any], tail: int = 0) -> Path:
     def named(word: str) -> bytes:
         return struct.pack("<Q", len(word.encode())) + word.encode()
 
-    def value(one: Any) -> tuple[int, bytes]:
-        if isinstance(one, str):
-            return 8, named(one)
-        if isinstance(one, list):
-            parts = [value(item) for item in one]
-            return 9, struct.pack("<IQ", parts[0][0] if parts else 8, len(one)) + b"".join(
-                part for _, part in parts
+    def value(item: Any) -> tuple[int, bytes]:
+        if isinstance(item, str):
+            return 8, named(item)
+        if isinstance(item, list):
+            pieces = [value(item) for item in item]
+            return 9, struct.pack("<IQ", pieces[0][0] if pieces else 8, len(item)) + b"".join(
+                piece for _, piece in pieces
             )
-        code, letter = CODES[type(one)]
-        return code, struct.pack(letter, one)
+        code, letter = CODES[type(item)]
+        return code, struct.pack(letter, item)
 
     body = b""
-    for name, one in fields.items():
-        code, data = value(one)
+    for name, field in fields.items():
+        code, data = value(field)
         body += named(name) + struct.pack("<I", code) + data
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields)) + body)
@@ -76,10 +76,15 @@ def written(path: Path, fields: dict[str, Any], tail: int = 0) -> Path:
 
 def tokenizer_fields(model: str, names: list[str], kinds: list[str], **more: Any) -> dict[str, Any]:
     """The fields of a vocabulary, among others."""
-    held = {"model": model, "tokens": names, "token_type": [TYPES[kind] for kind in kinds], **more}
+    stored = {
+        "model": model,
+        "tokens": names,
+        "token_type": [TYPES[kind] for kind in kinds],
+        **more,
+    }
     return {
         "general.architecture": "llama",
-        **{f"tokenizer.ggml.{name}": one for name, one in held.items()},
+        **{f"tokenizer.ggml.{name}": value for name, value in stored.items()},
     }
 
 
@@ -111,9 +116,9 @@ def split(rules: list[str], sample: str) -> list[str]:
         cut: list[str] = []
         for piece in pieces:
             at = 0
-            for found in regex.finditer(rule, piece):
-                cut += [piece[at : found.start()], found[0]]
-                at = found.end()
+            for result in regex.finditer(rule, piece):
+                cut += [piece[at : result.start()], result[0]]
+                at = result.end()
             cut.append(piece[at:])
         pieces = [piece for piece in cut if piece]
     return pieces
@@ -123,33 +128,33 @@ def split(rules: list[str], sample: str) -> list[str]:
 def test_byte_level_words_are_split_by_the_rule_that_is_named(pre: str, tmp_path: Path) -> None:
     tiktoken = pytest.importorskip("tiktoken")
     fields, ids = bpe_fields(pre)
-    ours = open_tokenizer(written(tmp_path / "model.gguf", fields))
-    ranks = {ours.bytes_of(id): id for id in ids.values()}
-    theirs = tiktoken.Encoding(
+    actual = open_tokenizer(written(tmp_path / "model.gguf", fields))
+    ranks = {actual.bytes_of(id): id for id in ids.values()}
+    encoding = tiktoken.Encoding(
         "theirs", pat_str=r"[\s\S]+", mergeable_ranks=ranks, special_tokens={}
     )
     byte_of = {letter: byte for byte, letter in byte_alphabet().items()}
     for sample in [*NASTY, *SPECIAL, "3333 33.3 ½²", "I'VE told 'em; we're 12345 strong\n\n\n  x"]:
-        whole = unicodedata.normalize("NFC", sample) if pre in COMPOSING else sample
-        pieces = [piece.encode() for piece in split(RULES[pre], whole)]
+        full = unicodedata.normalize("NFC", sample) if pre in COMPOSING else sample
+        pieces = [piece.encode() for piece in split(RULES[pre], full)]
         if BYTES in RULES[pre]:
             pieces = [bytes(map(byte_of.__getitem__, piece.decode())) for piece in pieces]
-        expected = [id for piece in pieces for id in theirs._encode_bytes(piece)]
-        assert ours.encode(sample) == expected, repr(sample)
-        assert streamed(ours, expected) == ours.decode(expected) == whole
-    assert ours.eos == len(ids) and ours.bos == ours.unk is None
+        expected = [id for piece in pieces for id in encoding._encode_bytes(piece)]
+        assert actual.encode(sample) == expected, repr(sample)
+        assert streamed(actual, expected) == actual.decode(expected) == full
+    assert actual.eos == len(ids) and actual.bos == actual.unk is None
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_sentencepieces_kinds(kind: str, tmp_path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
-    chance, made = random.Random(0), io.BytesIO()
+    chance, buffer = random.Random(0), io.BytesIO()
     words = [word for sentence in {*STORY} for word in sentence.split()]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(
             [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
         ),
-        model_writer=made,
+        model_writer=buffer,
         vocab_size=400 if kind == "llama" else 150,
         model_type="bpe" if kind == "llama" else "unigram",
         byte_fallback=kind == "llama",
@@ -159,27 +164,31 @@ def test_sentencepieces_kinds(kind: str, tmp_path: Path) -> None:
         hard_vocab_limit=False,
         minloglevel=2,
     )
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
-    every = range(theirs.get_piece_size())
-    told = {"unknown": theirs.is_unknown, "control": theirs.is_control, "unused": theirs.is_unused}
-    told["byte"] = theirs.is_byte
-    kinds = [next((name for name, asks in told.items() if asks(id)), "normal") for id in every]
-    names = [theirs.id_to_piece(id) for id in every]
+    processor = sentencepiece.SentencePieceProcessor(model_proto=buffer.getvalue())
+    every = range(processor.get_piece_size())
+    fields = {
+        "unknown": processor.is_unknown,
+        "control": processor.is_control,
+        "unused": processor.is_unused,
+    }
+    fields["byte"] = processor.is_byte
+    kinds = [next((name for name, asks in fields.items() if asks(id)), "normal") for id in every]
+    names = [processor.id_to_piece(id) for id in every]
     kinds[names.index("<sep>")] = "user"
-    scores = [float(theirs.get_score(id)) for id in every]
+    scores = [float(processor.get_score(id)) for id in every]
     more = {
         "bos_token_id": 1,
         "eos_token_id": 2,
         "unknown_token_id": 0,
         "remove_extra_whitespaces": kind == "t5",
     }
-    ours = open_tokenizer(
+    actual = open_tokenizer(
         written(tmp_path / "a.gguf", tokenizer_fields(kind, names, kinds, scores=scores, **more))
     )
     for sample in [*NASTY, *SPECIAL, *STORY[:1], "a<sep>b <sep>"]:
-        assert ours.encode(sample) == theirs.encode(sample), repr(sample)
-        assert streamed(ours, ours.encode(sample)) == ours.decode(theirs.encode(sample))
-    assert (ours.bos, ours.eos, ours.unk) == (1, 2, 0)
+        assert actual.encode(sample) == processor.encode(sample), repr(sample)
+        assert streamed(actual, actual.encode(sample)) == actual.decode(processor.encode(sample))
+    assert (actual.bos, actual.eos, actual.unk) == (1, 2, 0)
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])
@@ -199,34 +208,37 @@ def test_berts_kind(shared_data: Path, case: str, tmp_path: Path) -> None:
         for name in names
     ]
     fields = tokenizer_fields("bert", bare, kinds, cls_token_id=names.index("[CLS]"))
-    ours, theirs = open_tokenizer(written(tmp_path / "bert.gguf", fields)), open_tokenizer(path)
-    assert (
-        ours.encode_batch(NASTY) == theirs.encode_batch(NASTY)
-        and ours.cls == theirs.cls == ours.bos
+    actual, reference = (
+        open_tokenizer(written(tmp_path / "bert.gguf", fields)),
+        open_tokenizer(path),
     )
-    assert ours.encode_pair("a", "b") == theirs.encode_pair("a", "b")
+    assert (
+        actual.encode_batch(NASTY) == reference.encode_batch(NASTY)
+        and actual.cls == reference.cls == actual.bos
+    )
+    assert actual.encode_pair("a", "b") == reference.encode_pair("a", "b")
 
 
 def test_phi3_is_its_tokenizer_json(shared_data: Path) -> None:
     folder = shared_data / "tok-phi3"
-    ours, theirs = (
+    actual, reference = (
         open_tokenizer(folder / "ggml-vocab-phi-3.gguf"),
         open_tokenizer(folder / "tokenizer.json"),
     )
     for sample in [*NASTY, *SPECIAL]:
-        assert ours.encode(sample) == theirs.encode(sample)
+        assert actual.encode(sample) == reference.encode(sample)
     assert (
-        ours.encode("<|end|>", special=True)[-1] == theirs.id("<|end|>")
-        and ours.token(ours.eos or 0) == "<|endoftext|>"
+        actual.encode("<|end|>", special=True)[-1] == reference.id("<|end|>")
+        and actual.token(actual.eos or 0) == "<|endoftext|>"
     )
 
 
 def test_user_defined_tokens_are_found_whole(tmp_path: Path) -> None:
     fields, ids = bpe_fields("gpt-2", user=("    ", "<tool>"))
-    ours = open_tokenizer(written(tmp_path / "a.gguf", fields))
-    assert ours.encode("a    b<tool>")[1::2] == [len(ids) + 1, len(ids) + 2]
-    assert ours.decode(ours.encode("a    b<tool>")) == "a    b<tool>"
-    assert ours.specials == {"<|end|>": len(ids)}
+    actual = open_tokenizer(written(tmp_path / "a.gguf", fields))
+    assert actual.encode("a    b<tool>")[1::2] == [len(ids) + 1, len(ids) + 2]
+    assert actual.decode(actual.encode("a    b<tool>")) == "a    b<tool>"
+    assert actual.specials == {"<|end|>": len(ids)}
 
 
 def test_the_weights_are_not_read(tmp_path: Path) -> None:

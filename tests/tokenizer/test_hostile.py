@@ -29,9 +29,9 @@ SLOW = {"type": "Split", "pattern": {"Regex": r"\s+$"}, "behavior": "Isolated", 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 
 
-def changed(**parts: Any) -> Tokenizer:
+def changed(**kwargs: Any) -> Tokenizer:
     """A byte tokenizer with these parts in its file."""
-    return Tokenizer.from_json(spec(lambda raw: raw.update(parts)).decode())
+    return Tokenizer.from_json(spec(lambda raw: raw.update(kwargs)).decode())
 
 
 def hostile() -> Tokenizer:
@@ -67,15 +67,15 @@ def test_errors_and_results_come_through_a_thread_with_a_budget() -> None:
         tokenizer.encode("ab" * budget.LARGE + "c")
 
 
-@pytest.mark.parametrize("way", ["encode", "tokenise"])
-def test_ctrl_c_is_heard_while_a_text_is_encoded(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["encode", "tokenise"])
+def test_ctrl_c_is_heard_while_a_text_is_encoded(kind: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(hostile().to_json())
     (tmp_path / "corpus.txt").write_text(" " * 120_000 + "a")
     act = {
         "encode": "tokenizer.encode(open(folder / 'corpus.txt').read())",
         "tokenise": "tokenise(find_corpus(folder / 'corpus.txt'), tokenizer, cache=folder / "
         "'cache')",
-    }[way]
+    }[kind]
     code = (
         # in case a shell ignores it
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -93,8 +93,8 @@ def test_ctrl_c_is_heard_while_a_text_is_encoded(way: str, tmp_path: Path) -> No
     assert running.poll() is None
     running.send_signal(signal.SIGINT)
     sent = time.monotonic()
-    _, told = running.communicate(timeout=60)
-    assert "KeyboardInterrupt" in told and running.returncode in (1, -signal.SIGINT, 130)
+    _, output = running.communicate(timeout=60)
+    assert "KeyboardInterrupt" in output and running.returncode in (1, -signal.SIGINT, 130)
     assert time.monotonic() - sent < 8  # the whole text takes minutes
 
 
@@ -113,12 +113,12 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
 ) -> None:
     """Damaged tables: of each a sentence, or a tokenizer that encodes everything; the library says
     nothing."""
-    whole, chance = charsmap(shared_data), np.random.default_rng(0)
-    assert validation.charsmap(whole) == 18  # U+FDFA
+    full, chance = charsmap(shared_data), np.random.default_rng(0)
+    assert validation.charsmap(full) == 18  # U+FDFA
     refused = 0
     for turn in range(turns):
-        table = np.frombuffer(whole, np.uint8).copy()
-        size = int.from_bytes(whole[:4], "little")
+        table = np.frombuffer(full, np.uint8).copy()
+        size = int.from_bytes(full[:4], "little")
         if turn % 4:
             at = chance.integers(
                 4, 4 + size if turn % 4 < 3 else len(table), chance.integers(1, 400)
@@ -126,7 +126,7 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
             table[at] = chance.integers(0, 256, len(at))
         data = table.tobytes()[: None if turn % 4 else int(chance.integers(1, len(table)))]
         try:
-            found = changed(
+            result = changed(
                 normalizer={
                     "type": "Precompiled",
                     "precompiled_charsmap": base64.b64encode(data).decode(),
@@ -136,23 +136,23 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
             assert "its table of character replacements" in str(error) or "decode" in str(error)
             refused += 1
             continue
-        found.encode_batch(NASTY)
-        found.offsets(NASTY[7])
+        result.encode_batch(NASTY)
+        result.offsets(NASTY[7])
     assert refused > turns / 2 and capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("part", ["normalizer", "decoder"])
-def test_replacements_that_blow_a_text_up_are_refused(part: str) -> None:
+@pytest.mark.parametrize("name", ["normalizer", "decoder"])
+def test_replacements_that_blow_a_text_up_are_refused(name: str) -> None:
     doubling = replacing(*[("String", "a", "aa")] * 40)
     inserting = replacing(*[("Regex", "", "a")] * 40)
     for steps in (doubling, inserting):
         steps = (
             steps
-            if part == "normalizer"
+            if name == "normalizer"
             else {"type": "Sequence", "decoders": steps["normalizers"]}
         )
-        with pytest.raises(UserError, match=f"replacements of its {part} make over 256"):
-            changed(**{part: steps})
+        with pytest.raises(UserError, match=f"replacements of its {name} make over 256"):
+            changed(**{name: steps})
     growing = changed(normalizer=replacing(("String", "a", "aa"), ("Regex", "b+", "c")))
     assert growing.encode("abbb") == list(b"aac")
 

@@ -96,44 +96,57 @@ def test_xlm_rs_files_have_fairseqs_ids(tmp_path: Path) -> None:
         pytest.importorskip("sentencepiece"),
         pytest.importorskip("transformers"),
     )
-    chance, made = random.Random(0), io.BytesIO()
+    chance, buffer = random.Random(0), io.BytesIO()
     words = [word for sentence in {*STORY} for word in sentence.split()]
     lines = [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
-        model_writer=made,
+        model_writer=buffer,
         vocab_size=80,
         normalization_rule_name="identity",
         hard_vocab_limit=False,
         minloglevel=2,
     )
     config = {"tokenizer_class": "XLMRobertaTokenizer"}
-    ours = open_tokenizer(
-        put(tmp_path, sentencepiece__bpe__model=made.getvalue(), tokenizer_config__json=config)
+    actual = open_tokenizer(
+        put(tmp_path, sentencepiece__bpe__model=buffer.getvalue(), tokenizer_config__json=config)
     )
-    original = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+    original = sentencepiece.SentencePieceProcessor(model_proto=buffer.getvalue())
     pieces = [
         (original.id_to_piece(id), original.get_score(id))
         for id in range(3, original.get_piece_size())
     ]
     special = [(name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
-    theirs = transformers.XLMRobertaTokenizer(vocab=[*special[:4], *pieces, special[4]])
+    xlm_roberta_tokenizer = transformers.XLMRobertaTokenizer(
+        vocab=[*special[:4], *pieces, special[4]]
+    )
     for sample in [*STORY[:1], *lines[:40], "", " a  b ", "日本"]:
         fairseq = [id + 1 if id else 3 for id in original.encode(sample)]
-        assert ours.encode(sample) == fairseq == theirs.encode(sample, add_special_tokens=False), (
-            repr(sample)
+        assert (
+            actual.encode(sample)
+            == fairseq
+            == xlm_roberta_tokenizer.encode(sample, add_special_tokens=False)
+        ), repr(sample)
+        assert (
+            actual.encode_pair(sample)[0]
+            == xlm_roberta_tokenizer.encode(sample)
+            == [0, *fairseq, 2]
         )
-        assert ours.encode_pair(sample)[0] == theirs.encode(sample) == [0, *fairseq, 2]
-    assert ours.encode_pair("a", "b")[0] == theirs("a", "b").input_ids
+    assert actual.encode_pair("a", "b")[0] == xlm_roberta_tokenizer("a", "b").input_ids
     masked = "glass <mask> house"
-    assert ours.encode(masked, special=True).count(ours.mask or -1) == 1
-    assert ours.encode(masked, special=True) == theirs.encode(masked, add_special_tokens=False)
-    parts = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
-    assert all(getattr(ours, part) == getattr(theirs, f"{part}_token_id") for part in parts)
-    assert ours.size == len(theirs) == original.get_piece_size() + 2
+    assert actual.encode(masked, special=True).count(actual.mask or -1) == 1
+    assert actual.encode(masked, special=True) == xlm_roberta_tokenizer.encode(
+        masked, add_special_tokens=False
+    )
+    second_pieces = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
+    assert all(
+        getattr(actual, second_piece) == getattr(xlm_roberta_tokenizer, f"{second_piece}_token_id")
+        for second_piece in second_pieces
+    )
+    assert actual.size == len(xlm_roberta_tokenizer) == original.get_piece_size() + 2
     assert (
         open_tokenizer(tmp_path / "sentencepiece.bpe.model", kind="xlm-roberta").fingerprint
-        == ours.fingerprint
+        == actual.fingerprint
     )
 
 
@@ -149,18 +162,18 @@ def test_clips_files(tmp_path: Path) -> None:
         config__json={"model_type": "clip"},
     )
     pairs = [tuple(line.split()) for line in merges.decode().splitlines()[1:]]
-    ours, theirs = (
+    actual, clip_tokenizer = (
         open_tokenizer(folder),
         transformers.CLIPTokenizer(vocab=vocabulary, merges=pairs),
     )
     for sample in [*NASTY, STORY[0], "The GLASS stands.", "two  words\n\nand 12 numbers"]:
-        ids = ours.encode(sample)
-        assert ids == theirs.encode(sample, add_special_tokens=False), repr(sample)
-        assert ours.encode_pair(sample)[0] == theirs.encode(sample)
-        assert ours.decode(ids).strip() == theirs.decode(ids) and streamed(
-            ours, ids
-        ) == ours.decode(ids)
-    assert (ours.bos, ours.eos, ours.unk) == (
+        ids = actual.encode(sample)
+        assert ids == clip_tokenizer.encode(sample, add_special_tokens=False), repr(sample)
+        assert actual.encode_pair(sample)[0] == clip_tokenizer.encode(sample)
+        assert actual.decode(ids).strip() == clip_tokenizer.decode(ids) and streamed(
+            actual, ids
+        ) == actual.decode(ids)
+    assert (actual.bos, actual.eos, actual.unk) == (
         len(vocabulary) - 2,
         len(vocabulary) - 1,
         len(vocabulary) - 1,
@@ -186,8 +199,8 @@ def test_cut_merges_make_no_special_tokens(tmp_path: Path) -> None:
     folder = put(tmp_path / "a", vocab__json=vocabulary, merges__txt=merges)
     assert open_tokenizer(folder).specials.keys() == {"<|endoftext|>", "[own]", "madeupword0001"}
     lines = merges.splitlines()
-    for kept in (1, 2, len(lines) // 2, len(lines) - 1):
-        put(folder, merges__txt=b"\n".join(lines[:kept]))
+    for saved in (1, 2, len(lines) // 2, len(lines) - 1):
+        put(folder, merges__txt=b"\n".join(lines[:saved]))
         with pytest.raises(UserError, match="by no merge, such as"):
             open_tokenizer(folder)
     odd = {**vocabulary, "END OF ALL": len(vocabulary)}
@@ -203,18 +216,18 @@ def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path: Path) -> None:
     library = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     library.add_special_tokens(["<end>"])
     library.save(str(tmp_path / "tokenizer.json"))
-    ours = open_tokenizer(tmp_path)
+    actual = open_tokenizer(tmp_path)
     assert (
-        ours.encode("abba") == [2, 1, 0]
-        and ours.encode("ab<end>a", special=True) == [2, 3, 0]
-        and ours.size == 4
+        actual.encode("abba") == [2, 1, 0]
+        and actual.encode("ab<end>a", special=True) == [2, 3, 0]
+        and actual.size == 4
     )
-    assert ours.vocabulary() == {"a": 0, "b": 1, "ab": 2, "<end>": 3}
+    assert actual.vocabulary() == {"a": 0, "b": 1, "ab": 2, "<end>": 3}
     for sample in ("abxa", "<end>", "ab\nc"):
         with pytest.raises(UserError, match=r"does not know the character .* \(number "):
-            ours.encode(sample)
-    again = Tokenizer.from_json(ours.to_json())
-    assert again.fingerprint == ours.fingerprint
+            actual.encode(sample)
+    again = Tokenizer.from_json(actual.to_json())
+    assert again.fingerprint == actual.fingerprint
 
 
 @pytest.mark.slow
@@ -257,13 +270,13 @@ def test_added_tokens_have_the_ids_that_the_file_gives_them(kind: str) -> None:
         {"id": 9, "content": "<x>", "special": True, **rules},
         {"id": 5, "content": "!!", "special": False, **rules},
     ]
-    whole = {
+    full = {
         "version": "1.0",
         "added_tokens": added,
         "model": raw,
         "pre_tokenizer": {"type": "Whitespace"},
     }
-    tokenizer = Tokenizer.from_json(json.dumps(whole))
+    tokenizer = Tokenizer.from_json(json.dumps(full))
     assert tokenizer.encode("a!!b<x>", special=True) == [0, 5, 1, 9] and tokenizer.size == 10
     assert tokenizer.encode("a!!b") == [0, 5, 1] and 9 not in tokenizer.encode("<x>")
     assert tokenizer.token(9) == "<x>" and tokenizer.token(7) == ""
@@ -297,13 +310,13 @@ def test_a_flag_is_true_or_false_and_nothing_else(tmp_path: Path) -> None:
 def test_special_tokens_of_a_wordpiece_stand_apart(shared_data: Path) -> None:
     transformers = pytest.importorskip("transformers")
     path = shared_data / "tok-bert-uncased" / "vocab.txt"
-    ours, theirs = open_tokenizer(path), transformers.BertTokenizer(str(path))
+    actual, bert_tokenizer = open_tokenizer(path), transformers.BertTokenizer(str(path))
     for pair in (("hello there", "glass , house"), ("[MASK] . a", "don't")):
-        ids, _ = ours.encode_pair(*pair, special=True)
+        ids, _ = actual.encode_pair(*pair, special=True)
         assert (
-            ours.decode(ids, special=True)
-            == theirs.decode(ids)
-            == streamed(ours, ids, special=True)
+            actual.decode(ids, special=True)
+            == bert_tokenizer.decode(ids)
+            == streamed(actual, ids, special=True)
         )
     words = train_tokenizer("words", ["once upon a time"])
     ids = words.encode("once upon", eos=True)
@@ -312,16 +325,16 @@ def test_special_tokens_of_a_wordpiece_stand_apart(shared_data: Path) -> None:
 
 def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(STORY),
-        model_writer=made,
+        model_writer=buffer,
         vocab_size=50,
         model_type="bpe",
         normalization_rule_name="identity",
         minloglevel=2,
     )
-    data, path = made.getvalue(), tmp_path / "a.model"
+    data, path = buffer.getvalue(), tmp_path / "a.model"
     path.write_bytes(data)
     assert json.loads(open_tokenizer(path).to_json())["model"]["type"] == "BPE"
     opened = 0

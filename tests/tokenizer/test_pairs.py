@@ -37,63 +37,75 @@ def test_bert_pairs_are_those_of_transformers(shared_data: Path, case: str) -> N
     """Ids and segments, cut to many lengths, against a tokenizer we did not write."""
     transformers = pytest.importorskip("transformers")
     path = shared_data / f"tok-bert-{case}" / "vocab.txt"
-    theirs = transformers.BertTokenizer(str(path), do_lower_case=case == "uncased")
-    ours = open_tokenizer(path)
-    assert (ours.cls, ours.sep, ours.mask, ours.pad) == (101, 102, 103, 0) and ours.sentinels == []
+    bert_tokenizer = transformers.BertTokenizer(str(path), do_lower_case=case == "uncased")
+    actual = open_tokenizer(path)
+    assert (actual.cls, actual.sep, actual.mask, actual.pad) == (
+        101,
+        102,
+        103,
+        0,
+    ) and actual.sentinels == []
     chance = random.Random(0)
     for most in (None, 5, 6, 7, 8, 11, 12, 20):
         for _ in range(20):
-            given = [" ".join(chance.choices(WORDS, k=chance.randrange(1, 16))) for _ in range(2)]
-            for texts in (given, given[:1]):
-                expected = theirs(*texts, max_length=most, truncation=most is not None)
-                found = ours.encode_pair(*texts, most=most)
-                assert found == (expected["input_ids"], expected["token_type_ids"]), (most, texts)
+            args = [" ".join(chance.choices(WORDS, k=chance.randrange(1, 16))) for _ in range(2)]
+            for texts in (args, args[:1]):
+                expected = bert_tokenizer(*texts, max_length=most, truncation=most is not None)
+                result = actual.encode_pair(*texts, most=most)
+                assert result == (expected["input_ids"], expected["token_type_ids"]), (most, texts)
     pairs = [(WORDS[0], WORDS[1]), WORDS[2], (" ".join(WORDS), "")]
-    assert ours.encode_pairs(pairs) == [
-        ours.encode_pair(*([p] if isinstance(p, str) else p)) for p in pairs
+    assert actual.encode_pairs(pairs) == [
+        actual.encode_pair(*([p] if isinstance(p, str) else p)) for p in pairs
     ]
 
 
 def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data: Path) -> None:
     transformers = pytest.importorskip("transformers")
     folder = shared_data / "tok-t5"
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    pre_trained_tokenizer_fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json")
+    )
     for name in ("spiece.model", "tokenizer.json"):
-        ours = open_tokenizer(folder / name)
-        assert ours.sentinels == list(range(32099, 31999, -1)) and ours.mask is None
-        assert ours.token(ours.sentinels[0]) == "<extra_id_0>" and ours.pad == 0 and ours.eos == 1
+        actual = open_tokenizer(folder / name)
+        assert actual.sentinels == list(range(32099, 31999, -1)) and actual.mask is None
         assert (
-            ours.encode_pair("A cat.", "Two dogs.")[0] == theirs("A cat.", "Two dogs.")["input_ids"]
+            actual.token(actual.sentinels[0]) == "<extra_id_0>"
+            and actual.pad == 0
+            and actual.eos == 1
         )
         assert (
-            ours.encode_pair("A cat.")[0]
-            == theirs("A cat.")["input_ids"]
-            == ours.encode("A cat.", eos=True)
+            actual.encode_pair("A cat.", "Two dogs.")[0]
+            == pre_trained_tokenizer_fast("A cat.", "Two dogs.")["input_ids"]
+        )
+        assert (
+            actual.encode_pair("A cat.")[0]
+            == pre_trained_tokenizer_fast("A cat.")["input_ids"]
+            == actual.encode("A cat.", eos=True)
         )
 
 
 def test_a_mask_survives_a_folder_and_another_name(tmp_path: Path) -> None:
-    ours = train_tokenizer(
+    actual = train_tokenizer(
         "char", ["abc "], specials=("[CLS]", "[SEP]", "[MASK]", "<extra_id_1>", "<extra_id_0>")
     )
-    names = [ours.token(id) for id in (ours.cls, ours.sep, ours.mask, *ours.sentinels)]
+    names = [actual.token(id) for id in (actual.cls, actual.sep, actual.mask, *actual.sentinels)]
     assert names == ["[CLS]", "[SEP]", "[MASK]", "<extra_id_0>", "<extra_id_1>"]
-    cls, sep, a, b, c = (ours.id(name) for name in ("[CLS]", "[SEP]", "a", "b", "c"))
-    assert ours.encode_pair("ab", "c") == ([cls, a, b, sep, c, sep], [0, 0, 0, 0, 1, 1])
-    ours.save(tmp_path)
+    cls, sep, a, b, c = (actual.id(name) for name in ("[CLS]", "[SEP]", "a", "b", "c"))
+    assert actual.encode_pair("ab", "c") == ([cls, a, b, sep, c, sep], [0, 0, 0, 0, 1, 1])
+    actual.save(tmp_path)
     again = open_tokenizer(tmp_path)
     assert (again.cls, again.sep, again.mask, again.sentinels) == (
-        ours.cls,
-        ours.sep,
-        ours.mask,
-        ours.sentinels,
+        actual.cls,
+        actual.sep,
+        actual.mask,
+        actual.sentinels,
     )
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({**settings, "mask_token": "c", "sep_token": "gone"})
     )
-    other = open_tokenizer(tmp_path)
-    assert (other.mask, other.sep) == (c, None) and other.hides(c)
+    second = open_tokenizer(tmp_path)
+    assert (second.mask, second.sep) == (c, None) and second.hides(c)
 
 
 def test_what_cannot_be_joined_is_one_sentence() -> None:

@@ -67,8 +67,8 @@ def test_ids_and_texts_of_the_original(name: str, tmp_path: Path) -> None:
     )
     path = tmp_path / "trained.model"
     path.write_bytes(written.getvalue())
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    ours = open_tokenizer(path)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    actual = open_tokenizer(path)
     cases = [
         "a <sep> b",
         "<sep>a",
@@ -80,14 +80,18 @@ def test_ids_and_texts_of_the_original(name: str, tmp_path: Path) -> None:
     for sample in [*NASTY, *SPECIAL, *cases, *corpus[:40]]:
         if sample == "\r\n" and settings.get("normalization_rule_name") != "identity":
             continue
-        ids = theirs.encode(sample)
-        assert ours.encode(sample) == ids, repr(sample)
-        assert streamed(ours, ids) == ours.decode(ids)
-        if theirs.unk_id() not in ids and "▁" not in sample:
-            assert ours.decode(ids) == theirs.decode(ids)
-    assert ours.size == theirs.get_piece_size()
-    parts = [(ours.bos, theirs.bos_id()), (ours.eos, theirs.eos_id()), (ours.pad, theirs.pad_id())]
+        ids = processor.encode(sample)
+        assert actual.encode(sample) == ids, repr(sample)
+        assert streamed(actual, ids) == actual.decode(ids)
+        if processor.unk_id() not in ids and "▁" not in sample:
+            assert actual.decode(ids) == processor.decode(ids)
+    assert actual.size == processor.get_piece_size()
+    pieces = [
+        (actual.bos, processor.bos_id()),
+        (actual.eos, processor.eos_id()),
+        (actual.pad, processor.pad_id()),
+    ]
     assert (
-        all(mine == (None if other < 0 else other) for mine, other in parts)
-        and ours.unk == theirs.unk_id()
+        all(local == (None if second < 0 else second) for local, second in pieces)
+        and actual.unk == processor.unk_id()
     )

@@ -31,26 +31,26 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def randoms(count: int) -> list[str]:
     chance = random.Random(5)
-    found = []
+    results = []
     for at in range(count):
         letters = (TIGHT, WIDE, WIDE[:128], [chr(i) for i in range(0x20, 0x3000)])[at % 4]
-        found.append("".join(chance.choices(letters, k=chance.randrange(1, 10))))
-    return found
+        results.append("".join(chance.choices(letters, k=chance.randrange(1, 10))))
+    return results
 
 
 def same(tokenizer: Tokenizer, samples: list[str]) -> int:
     """How many of the texts tiktoken could read; each to the library's ids."""
-    other = tokenizer._tiktoken
-    assert other is not None
-    read = 0
+    second = tokenizer._tiktoken
+    assert second is not None
+    second_ids = 0
     for sample in samples:
-        ids = other.encode(sample)
+        ids = second.encode(sample)
         if ids is not None:
-            read += 1
+            second_ids += 1
             assert ids.tolist() == tokenizer._plain.encode(sample, add_special_tokens=False).ids, (
                 repr(sample)
             )
-    return read
+    return second_ids
 
 
 def real(folder: Path, most: int | None = 40_000) -> list[str]:
@@ -67,18 +67,18 @@ def words(tokenizer: Tokenizer, count: int) -> list[str]:
     """Words that are hard on merges: one or two entries again and again, and entries in the middle
     of entries."""
     chance = random.Random(3)
-    known = [
+    names = [
         name for name in (tokenizer.decode([id]) for id in range(256, 20_000, 7)) if name.isalpha()
     ]
-    found = []
+    results = []
     for at in range(count):
-        first, second = chance.choices(known, k=2)
+        first, second = chance.choices(names, k=2)
         cut = chance.randrange(len(first) + 1)
         runs = "".join(chance.choices("abe-= 0", k=chance.randrange(1, 4))) * chance.randrange(
             2, 40
         )
-        found.append((first[:cut] + second + first[cut:], first * 7 + second * 5, runs)[at % 3])
-    return found
+        results.append((first[:cut] + second + first[cut:], first * 7 + second * 5, runs)[at % 3])
+    return results
 
 
 def test_gpt2_is_the_library(shared_data: Path) -> None:
@@ -86,8 +86,8 @@ def test_gpt2_is_the_library(shared_data: Path) -> None:
     samples = [*NASTY, *SPECIAL, *randoms(2_000), *real(shared_data), *words(tokenizer, 3_000)]
     assert same(tokenizer, samples) > 0.7 * len(samples)
     assert all(
-        tokenizer._tiktoken is not None and tokenizer._tiktoken.encode(one) is not None
-        for one in real(shared_data)
+        tokenizer._tiktoken is not None and tokenizer._tiktoken.encode(item) is not None
+        for item in real(shared_data)
     )
 
 
@@ -97,11 +97,11 @@ def test_a_file_of_ranks_is_encoded_without_a_copy_in_the_library(shared_data: P
     tokenizer = open_tokenizer(shared_data / "tok-gpt2" / "gpt2.tiktoken")
     samples = [*NASTY, *SPECIAL, *randoms(200), *real(shared_data)]
     ready = [text for text in samples if "ſ" not in text]
-    found = tokenizer.encode_batch(ready)
-    assert tokenizer.decode(found[-1]) == ready[-1] and tokenizer.backend == "tiktoken"
+    result = tokenizer.encode_batch(ready)
+    assert tokenizer.decode(result[-1]) == ready[-1] and tokenizer.backend == "tiktoken"
     assert {"_plain", "_spec", "_special"}.isdisjoint(vars(tokenizer))
     listed = Tokenizer.from_json(tokenizer.to_json())
-    assert found == [listed._plain.encode(text, add_special_tokens=False).ids for text in ready]
+    assert result == [listed._plain.encode(text, add_special_tokens=False).ids for text in ready]
     assert tokenizer.encode("ſ") == listed.encode("ſ") and "_plain" in vars(tokenizer)
     assert tokenizer.fingerprint == listed.fingerprint
     assert (
@@ -149,33 +149,33 @@ def test_gpt4s_split_on_a_small_vocabulary() -> None:
 
 def test_each_character_is_the_same_to_both_or_is_left_to_the_library() -> None:
     tokenizer = train_tokenizer("bpe", ["a b"], 257)
-    other = tokenizer._tiktoken
-    assert other is not None
+    second = tokenizer._tiktoken
+    assert second is not None
     letters = [chr(i) for i in range(0x12000) if not 0xD800 <= i < 0xE000 and chr(i) != "ſ"]
-    other._prove(letters)
-    assert other.encode("ſ") is None and other.encode("\ud800") is None
-    plain = [letter for letter in letters if other.known[ord(letter)] == backend.PROVEN]
+    second._prove(letters)
+    assert second.encode("ſ") is None and second.encode("\ud800") is None
+    plain = [letter for letter in letters if second.known[ord(letter)] == backend.PROVEN]
     assert len(plain) > 0.99 * len(letters)
     chance = random.Random(1)
     for _ in range(1000):
         sample = "".join(chance.choices(plain, k=20))
-        assert other.encode(sample) is not None
+        assert second.encode(sample) is not None
         assert same(tokenizer, [sample]) == 1
 
 
 def test_a_character_that_splits_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof can fail: engines that took é for different things would be told apart."""
     tokenizer = train_tokenizer("bpe", ["a b"], 257)
-    other = tokenizer._tiktoken
-    assert other is not None and other.encode("né") is not None
-    split = other.split
+    second = tokenizer._tiktoken
+    assert second is not None and second.encode("né") is not None
+    split = second.split
     monkeypatch.setattr(
-        other,
+        second,
         "split",
         lambda probe: [*split(probe), ("", (0, 0))] if "é" in probe else split(probe),
     )
-    other.known[ord("é")] = 0
-    assert other.encode("né") is None and other.encode("ne") is not None
+    second.known[ord("é")] = 0
+    assert second.encode("né") is None and second.encode("ne") is not None
 
 
 def test_what_is_not_proven_has_no_tiktoken(shared_data: Path) -> None:
@@ -199,13 +199,13 @@ def test_merges_that_tiktoken_would_do_otherwise_have_no_tiktoken() -> None:
     )._tiktoken
     # an entry that has its pair, but whose own letters join otherwise before: "abc" is a + bc, and
     # comes out as ab + c
-    made = {letter: at for at, letter in enumerate(byte_alphabet().values())}
-    made |= {"ab": 256, "bc": 257, "abc": 258}
-    one_way = {"vocab": made, "merges": [["a", "b"], ["b", "c"], ["ab", "c"]]}
+    result = {letter: at for at, letter in enumerate(byte_alphabet().values())}
+    result |= {"ab": 256, "bc": 257, "abc": 258}
+    one_way = {"vocab": result, "merges": [["a", "b"], ["b", "c"], ["ab", "c"]]}
     assert small(**one_way)._tiktoken is not None
     # whole words first, and a list that is not every cut
     assert small(**one_way, ignore_merges=True)._tiktoken is None
-    odd = small(vocab=made, merges=[["a", "b"], ["b", "c"], ["a", "bc"]])
+    odd = small(vocab=result, merges=[["a", "b"], ["b", "c"], ["a", "bc"]])
     assert odd._tiktoken is None
     assert [odd.token(id) for id in odd.encode("abc")] == ["ab", "c"]
 
@@ -232,8 +232,8 @@ def test_the_face_of_the_tokenizer_is_the_same(
 
 def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train_tokenizer("bpe", ["a b"], 257)
-    other = tokenizer._tiktoken
-    assert other is not None
+    second = tokenizer._tiktoken
+    assert second is not None
 
     class Panic(BaseException):
         pass
@@ -242,21 +242,21 @@ def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch: pytest.Monk
         def encode_to_numpy(self, *_: object, **__: object) -> None:
             raise Panic
 
-    monkeypatch.setattr(other, "encoding", Broken())
-    assert other.encode("a b") is None
+    monkeypatch.setattr(second, "encoding", Broken())
+    assert second.encode("a b") is None
     assert [list(ids) for ids in tokenizer.encoder(face.LARGE)(["a b"])] == [
         tokenizer.encode("a b")
     ]
 
 
 def test_a_new_script_costs_a_few_encodings_not_one_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, made = small(), backend._encoding
+    tokenizer, result = small(), backend._encoding
     built: list[int] = []
-    monkeypatch.setattr(backend, "_encoding", lambda *parts: built.append(1) or made(*parts))
+    monkeypatch.setattr(backend, "_encoding", lambda *args: built.append(1) or result(*args))
     texts = [chr(0x4E00 + 7 * number) * 3 for number in range(400)]
-    found = tokenizer.encoder(face.LARGE)(texts)
-    assert [list(ids) for ids in found] == [tokenizer.encode(one) for one in texts]
-    blocks = {ord(one[0]) // backend.BLOCK for one in texts}
+    actual_result = tokenizer.encoder(face.LARGE)(texts)
+    assert [list(ids) for ids in actual_result] == [tokenizer.encode(text) for text in texts]
+    blocks = {ord(text[0]) // backend.BLOCK for text in texts}
     assert len(built) == len(blocks) + 2, "one for the entries, one for ASCII, one a block"
 
 

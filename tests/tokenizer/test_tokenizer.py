@@ -111,8 +111,8 @@ def test_special_tokens_are_read_only_when_asked(byte_level: Tokenizer) -> None:
 def test_a_stream_never_shows_half_a_character() -> None:
     tokenizer = train_tokenizer("byte")
     stream = tokenizer.stream()
-    shown = [stream.push(byte) for byte in "a👩é".encode()]
-    assert shown == ["a", "", "", "", "👩", "", "é"] and stream.flush() == ""
+    displayed = [stream.push(byte) for byte in "a👩é".encode()]
+    assert displayed == ["a", "", "", "", "👩", "", "é"] and stream.flush() == ""
     assert stream.push(0xF0) == "" and stream.flush() == "\ufffd"
     words = train_tokenizer("words", ["a b"], None, ("<unk>",))
     twice = words.stream()
@@ -144,9 +144,9 @@ def test_json_and_folder_give_the_same_tokenizer(kind: str, tmp_path: Path) -> N
         kind, STORY, 300 if kind == "bpe" else None, specials=("<|end|>", "<|endoftext|>")
     )
     tokenizer.save(tmp_path / "model")
-    for other in (Tokenizer.from_json(tokenizer.to_json()), open_tokenizer(tmp_path / "model")):
-        assert other.fingerprint == tokenizer.fingerprint
-        assert other.encode(STORY[0], eos=True) == tokenizer.encode(STORY[0], eos=True)
+    for second in (Tokenizer.from_json(tokenizer.to_json()), open_tokenizer(tmp_path / "model")):
+        assert second.fingerprint == tokenizer.fingerprint
+        assert second.encode(STORY[0], eos=True) == tokenizer.encode(STORY[0], eos=True)
     json.loads(tokenizer.to_json())["model"]
 
 
@@ -165,11 +165,11 @@ def test_transformers_opens_what_is_saved(tmp_path: Path) -> None:
     for kind in ("char", "byte", "bpe"):
         tokenizer = train_tokenizer(kind, STORY, 300 if kind == "bpe" else None)
         tokenizer.save(tmp_path / kind)
-        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / kind)
+        reference = transformers.AutoTokenizer.from_pretrained(tmp_path / kind)
         samples = STORY[:1] if kind == "char" else NASTY
         for sample in samples:
-            assert theirs.encode(sample, add_special_tokens=False) == tokenizer.encode(sample)
-        assert theirs.eos_token_id == tokenizer.eos and len(theirs) == tokenizer.size
+            assert reference.encode(sample, add_special_tokens=False) == tokenizer.encode(sample)
+        assert reference.eos_token_id == tokenizer.eos and len(reference) == tokenizer.size
 
 
 def test_pieces_of_a_unigram_that_look_special_stay_text() -> None:
@@ -239,7 +239,7 @@ def test_transformers_begins_a_text_as_we_do(shared_data: Path, tmp_path: Path) 
     for folder in ("stories260K", "tok-llama2", "tok-llama3", "tok-gpt2"):
         tokenizer = open_tokenizer(shared_data / folder)
         tokenizer.save(tmp_path / folder)
-        theirs = AutoTokenizer.from_pretrained(tmp_path / folder)
-        ours = tokenizer.encode("Once upon a time", bos=tokenizer.bos != tokenizer.eos)
-        assert theirs("Once upon a time").input_ids == ours
+        reference = AutoTokenizer.from_pretrained(tmp_path / folder)
+        ids = tokenizer.encode("Once upon a time", bos=tokenizer.bos != tokenizer.eos)
+        assert reference("Once upon a time").input_ids == ids
         assert open_tokenizer(tmp_path / folder).fingerprint == tokenizer.fingerprint

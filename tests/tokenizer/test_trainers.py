@@ -39,22 +39,24 @@ def test_what_is_trained_is_opened_by_transformers_and_by_us(
     out = tmp_path / kind
     assert main(["tokens", "train", story, "--kind", kind, *size_of(kind), "--out", str(out)]) == 0
     assert str(out / "tokenizer.json") in capsys.readouterr().out
-    ours = open_tokenizer(out)
+    actual = open_tokenizer(out)
     samples = [STORY, OTHER] if kind != "char" else [STORY]
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    reference = transformers.AutoTokenizer.from_pretrained(out)
     for sample in samples:
-        ids = ours.encode(sample)
-        assert theirs.encode(sample, add_special_tokens=False) == ids
+        ids = actual.encode(sample)
+        assert reference.encode(sample, add_special_tokens=False) == ids
         if kind in ("bpe", "unigram", "char", "byte"):
             assert (
-                ours.decode([id for id in ids if id != ours.unk])
+                actual.decode([id for id in ids if id != actual.unk])
                 .replace(" ", "")
                 .startswith("Onceupona")
             )
-            assert kind == "unigram" or ours.decode(ids) == sample
+            assert kind == "unigram" or actual.decode(ids) == sample
     fits = {"bpe": 300, "byte": 257, "char": len(set(STORY)) + 1}.get(kind, 90)
-    assert ours.size <= fits and (ours.size == fits or kind in ("words", "unigram", "wordpiece"))
+    assert actual.size <= fits and (
+        actual.size == fits or kind in ("words", "unigram", "wordpiece")
+    )
 
 
 def test_a_unigram_keeps_every_space_and_line() -> None:
@@ -70,20 +72,20 @@ def test_a_unigram_is_sentencepieces(shared_data: Path) -> None:
 
     import sentencepiece
 
-    whole = (shared_data / "tinyshakespeare" / "input.txt").read_text()
-    train, held = whole[:200_000], whole[200_000:230_000]
-    ours, model = train_tokenizer("unigram", [train], 700), io.BytesIO()
+    text = (shared_data / "tinyshakespeare" / "input.txt").read_text()
+    train, stored = text[:200_000], text[200_000:230_000]
+    actual, model = train_tokenizer("unigram", [train], 700), io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(train.split("\n")), model_writer=model, vocab_size=697, model_type="unigram",
         character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
         add_dummy_prefix=False, num_threads=1, minloglevel=3,
     )  # fmt: skip
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    lines = held.split("\n")
-    count = sum(len(theirs.encode(line)) for line in lines) + len(lines) - 1
-    assert abs(len(ours.encode(held)) - count) < 0.005 * count
-    assert not [name for name in ours.vocabulary() if "\n" in name and name != "\n"]
-    assert ours.decode(ours.encode(held)) == held
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    lines = stored.split("\n")
+    count = sum(len(processor.encode(line)) for line in lines) + len(lines) - 1
+    assert abs(len(actual.encode(stored)) - count) < 0.005 * count
+    assert not [name for name in actual.vocabulary() if "\n" in name and name != "\n"]
+    assert actual.decode(actual.encode(stored)) == stored
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "words"])
@@ -101,8 +103,8 @@ def test_nothing_is_learnt_across_or_of_a_special_token(
         "330" if kind == "bpe" else "60",
     ]
     assert main([*words, "--out", str(tmp_path / "a"), "--special", "<|endoftext|>"]) == 0
-    told = capsys.readouterr().err
-    assert '"<|im_end|>" is in this text 60 times' in told and "<|endoftext|>" not in told
+    stderr = capsys.readouterr().err
+    assert '"<|im_end|>" is in this text 60 times' in stderr and "<|endoftext|>" not in stderr
     plain = open_tokenizer(tmp_path / "a")
     learnt = {name for name in plain.vocabulary() if name not in plain.specials}
     assert "<|endoftext|>" in plain.specials and not [
@@ -136,8 +138,8 @@ def test_inner_letters_of_wordpiece_are_those_of_its_words() -> None:
 
     odd = "don't stop, 漢字かな é e\u0301 a\u200bb naïve—yes x\ty\u00a0z C3PO №5 a.b"
     library = subwords.load(train_tokenizer("wordpiece", [odd], 200, None)._spec, "The tokenizer")
-    parts = library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(odd))
-    words = [word for word, _ in parts]
+    pieces = library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(odd))
+    words = [word for word, _ in pieces]
     letters, inner = subwords._word_letters(library, [odd])
     assert letters == sorted(set("".join(words)))
     assert inner == sorted({letter for word in words for letter in word[1:]})
@@ -163,9 +165,9 @@ def test_a_size_below_the_alphabet_says_what_is_needed(
 ) -> None:
     out = tmp_path / "none"
     assert main(["tokens", "train", story, "--kind", kind, "--size", "12", "--out", str(out)]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "give a" in told and not out.exists()
-    least = 257 if kind == "bpe" else int(told.split("size of ")[1].split()[0])
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1 and "give a" in stderr and not out.exists()
+    least = 257 if kind == "bpe" else int(stderr.split("size of ")[1].split()[0])
     assert train_tokenizer(kind, [STORY] * 30, least).size <= least
 
 
@@ -200,8 +202,8 @@ def test_slips_are_one_sentence(
     }
     for sentence, words in slips.items():
         assert main(["tokens", *words]) == 2, words
-        told = capsys.readouterr().err
-        assert sentence in told and told.count("\n") == 1, told
+        stderr = capsys.readouterr().err
+        assert sentence in stderr and stderr.count("\n") == 1, stderr
     assert not (tmp_path / "x").exists()
 
 
@@ -214,19 +216,19 @@ def test_sizes_draw_the_trade_off(
         assert main([*words, "--out", str(out)]) == 0 and out.read_bytes().startswith(start)
     capsys.readouterr()
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["sizes"]
-    assert [size["entries"] for size in found] == [260, 280, 300]
-    assert [size["parameters"] for size in found] == [260 * 64, 280 * 64, 300 * 64]
-    falling = [size["tokens_per_word"] for size in found]
+    data = json.loads(capsys.readouterr().out)["sizes"]
+    assert [size["entries"] for size in data] == [260, 280, 300]
+    assert [size["parameters"] for size in data] == [260 * 64, 280 * 64, 300 * 64]
+    falling = [size["tokens_per_word"] for size in data]
     assert falling == sorted(falling, reverse=True) and falling[0] > falling[-1] > 1
 
 
 def test_sizes_are_counted_on_text_that_was_held_out() -> None:
     body = "one two three four five six seven eight nine\n" * 27
-    seen, new = (
+    observed, new = (
         sizes("bpe", [body + "\n".join([last] * 3) + "\n"], [300])[0]
         for last in (body[:44], "zyx wvu tsr " * 4)
     )
-    assert new.tokens_per_word > 1.5 * seen.tokens_per_word
+    assert new.tokens_per_word > 1.5 * observed.tokens_per_word
     with pytest.raises(UserError, match="one size"):
         sizes("char", [body])

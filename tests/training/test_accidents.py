@@ -33,10 +33,10 @@ def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
     state = begin()
     state.batches = Poisoned(state.model, bad)
     save, step = Save(tmp_path, every, keep), None
-    how = run.Train(steps=steps, batch=4)
+    options = run.Train(steps=steps, batch=4)
     try:
         for step in train(
-            state.model, state.batches, settings=how, state=state, execution=ExecutionSettings()
+            state.model, state.batches, settings=options, state=state, execution=ExecutionSettings()
         ):
             step.valid_loss = (valid or {}).get(step.index)
             save(step)
@@ -208,12 +208,12 @@ def test_which_signals_are_heard(monkeypatch):
         signal.signal(signal.SIGHUP, old)
 
 
-@pytest.mark.parametrize("how", ["removed", "moved"])
-def test_a_folder_that_goes_while_training_ends_it(corpus, tmp_path, how):  # noqa: F811
+@pytest.mark.parametrize("options", ["removed", "moved"])
+def test_a_folder_that_goes_while_training_ends_it(corpus, tmp_path, options):  # noqa: F811
     out = tmp_path / "run"
 
     def sample(model, tokenizer, source):
-        shutil.rmtree(out) if how == "removed" else out.rename(tmp_path / "away")
+        shutil.rmtree(out) if options == "removed" else out.rename(tmp_path / "away")
         return ""
 
     with pytest.raises(UserError, match=r"log.jsonl was moved or removed while training"):
@@ -283,7 +283,7 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"schedule.warmup": "-5"}, r"warmup is -5"),
         ({"schedule": "Cosine", "schedule.floor": "2"}, r"Cosine.floor is 2"),
@@ -303,8 +303,8 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
         ),
     ],
 )
-def test_settings_that_cannot_be(corpus, tmp_path, changes, said):  # noqa: F811
-    with pytest.raises(UserError, match=said) as caught:
+def test_settings_that_cannot_be(corpus, tmp_path, changes, message):  # noqa: F811
+    with pytest.raises(UserError, match=message) as caught:
         training.run(settings(corpus, **changes), tmp_path / "run")
     assert "\n" not in str(caught.value)
 

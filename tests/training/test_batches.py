@@ -98,19 +98,19 @@ def test_targets_follow_their_tokens() -> None:
     batch = next(Batches(corpus([1000], eos=None), batch=8, context=16))
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
     assert batch.tokens.shape == batch.targets.shape == (8, 16)
-    seen = batch.targets != -1
-    assert torch.equal(batch.targets[seen], (batch.tokens + 1)[seen])
+    observed = batch.targets != -1
+    assert torch.equal(batch.targets[observed], (batch.tokens + 1)[observed])
     assert batch.tokens.is_contiguous()
     assert batch.targets.is_contiguous()
 
 
 def test_epochs_run_through_batches() -> None:
     """A batch that spans two epochs ends the one and begins the other."""
-    one = Batches(corpus([500], eos=None), batch=1, context=8, seed=5)
+    item = Batches(corpus([500], eos=None), batch=1, context=8, seed=5)
     many = Batches(corpus([500], eos=None), batch=7, context=8, seed=5)
-    rows = torch.cat([next(one).targets for _ in range(7 * 30)])
+    rows = torch.cat([next(item).targets for _ in range(7 * 30)])
     assert torch.equal(rows, torch.cat([next(many).targets for _ in range(30)]))
-    assert one.epoch == many.epoch > 3
+    assert item.epoch == many.epoch > 3
 
 
 # -------------------------------------------------------------------------------- documents kept
@@ -133,7 +133,7 @@ def test_positions_restart_and_documents_are_numbered(eos: int | None) -> None:
     lengths = np.random.default_rng(0).integers(2, 30, 200).tolist()
     shards = corpus(lengths, eos=eos)
     stream = shards.tokens.astype(np.int64)
-    some = 0
+    group = 0
     for batch in every_token_once(shards, batch=5, context=24):
         for row in range(len(batch.tokens)):
             tokens = batch.tokens[row].tolist()
@@ -143,10 +143,10 @@ def test_positions_restart_and_documents_are_numbered(eos: int | None) -> None:
             if batch.pos is None or batch.document_ids is None:
                 assert document_ids == [0] * len(document_ids)
                 continue
-            some += 1
+            group += 1
             assert batch.pos[row].tolist() == pos
             assert batch.document_ids[row].tolist() == document_ids
-    assert some > 50
+    assert group > 50
 
 
 def test_a_closing_token_is_the_last_target_and_opens_the_next_document() -> None:
@@ -213,9 +213,9 @@ def test_a_model_reads_packed_documents_as_if_each_were_alone() -> None:
     with torch.no_grad():
         packed = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits[0]
         for number in range(5):
-            own = batch.document_ids[0] == number
-            alone = model(batch.tokens[:, own]).logits[0]
-            torch.testing.assert_close(packed[own], alone, atol=1e-5, rtol=0)
+            individual = batch.document_ids[0] == number
+            alone = model(batch.tokens[:, individual]).logits[0]
+            torch.testing.assert_close(packed[individual], alone, atol=1e-5, rtol=0)
 
 
 # ----------------------------------------------------------------------------------------
@@ -229,10 +229,10 @@ def test_evaluation_counts_each_token_once_in_order(length: int, stride: int | N
     targets: list[int] = []
     for batch in every_token_once(shards, batch=3, context=16, stride=stride):
         for row in range(len(batch.tokens)):
-            seen = batch.targets[row] != -1
-            targets += batch.targets[row][seen].tolist()
-            back = int(torch.nonzero(seen)[0, 0])
-            enough = min(16 - (stride or 16), int(batch.targets[row][seen][0]) - 2)
+            observed = batch.targets[row] != -1
+            targets += batch.targets[row][observed].tolist()
+            back = int(torch.nonzero(observed)[0, 0])
+            enough = min(16 - (stride or 16), int(batch.targets[row][observed][0]) - 2)
             assert back >= enough
     assert targets == list(range(2, length + 1))
 
@@ -301,18 +301,18 @@ def test_resume_goes_on_exactly(after: int) -> None:
 
 @pytest.mark.parametrize("changed", ["seed", "context", "content", "weights"])
 def test_resume_with_other_data_is_refused(changed: str) -> None:
-    one, two = corpus([400]), corpus([500], name="two")
-    state = Batches([(one, 1.0), (two, 1.0)], 2, 16, seed=1).state()
-    others = {
-        "seed": Batches([(one, 1.0), (two, 1.0)], 2, 16, seed=2),
-        "context": Batches([(one, 1.0), (two, 1.0)], 2, 17, seed=1),
-        "content": Batches([(one, 1.0), (corpus([500], name="three"), 1.0)], 2, 16, seed=1),
-        "weights": Batches([(one, 1.0), (two, 2.0)], 2, 16, seed=1),
+    item, two = corpus([400]), corpus([500], name="two")
+    state = Batches([(item, 1.0), (two, 1.0)], 2, 16, seed=1).state()
+    remaining = {
+        "seed": Batches([(item, 1.0), (two, 1.0)], 2, 16, seed=2),
+        "context": Batches([(item, 1.0), (two, 1.0)], 2, 17, seed=1),
+        "content": Batches([(item, 1.0), (corpus([500], name="three"), 1.0)], 2, 16, seed=1),
+        "weights": Batches([(item, 1.0), (two, 2.0)], 2, 16, seed=1),
     }
     with pytest.raises(UserError, match=f"another {changed}"):
-        others[changed].restore(state)
+        remaining[changed].restore(state)
     # another batch size is no other data
-    Batches([(one, 1.0), (two, 1.0)], 4, 16, seed=1).restore(state)
+    Batches([(item, 1.0), (two, 1.0)], 4, 16, seed=1).restore(state)
 
 
 def test_a_checkpoint_of_another_order_is_refused() -> None:
@@ -356,15 +356,15 @@ def test_a_piece_read_alone_is_that_piece_of_the_batch(
         mixture = [(corpus(lengths, eos), 2.0), (corpus([300], eos, name="other", first=5000), 1.0)]
         return Batches(mixture, batch=5, context=16, seed=2)
 
-    whole, packed = fresh(), 0
+    full, packed = fresh(), 0
     ranks = [fresh() for _ in range(count)]
     for _ in range(120):
-        expected = split(next(whole), count)
+        expected = split(next(full), count)
         for rank, batches in enumerate(ranks):
             (piece,) = next_pieces(batches, count, [rank])
             assert equal(piece, expected[rank])
             packed += piece.document_ids is not None and int(piece.document_ids.max()) == 0
-        assert all(batches.state() == whole.state() for batches in ranks)
+        assert all(batches.state() == full.state() for batches in ranks)
     # the case that is hard occurs: another piece is packed
     assert packed > 0 or not long or count == 1
 
@@ -374,19 +374,19 @@ def test_rows_are_packed_where_a_document_opens_in_them(eos: int | None) -> None
     """Told from the borders alone, at every place a row can have."""
     rows = CorpusRows(corpus([20, 9, 30], eos), 8)
     for high in range(8, rows.last + 1):
-        ends = np.array([high - 8]), np.array([high])
-        assert rows.packed(*ends) == rows.load(*ends)[2].any(), high
+        bounds = np.array([high - 8]), np.array([high])
+        assert rows.packed(*bounds) == rows.load(*bounds)[2].any(), high
 
 
 def test_a_rank_reads_only_its_rows() -> None:
-    batches, whole = (
+    batches, full = (
         Batches(corpus([5000], eos=None), batch=12, context=16, seed=2) for _ in range(2)
     )
     rows = batches._cursors[0].rows
     watched = rows.windows = Watched(rows.windows)  # type: ignore[assignment]
     pieces = next_pieces(batches, 4, [1, 3])
     assert [len(piece.tokens) for piece in pieces] == [3, 3]
-    expected = next(whole).tokens[[3, 4, 5, 9, 10, 11], 0] - 1
+    expected = next(full).tokens[[3, 4, 5, 9, 10, 11], 0] - 1
     assert sorted(watched.read) == sorted([*expected.tolist(), *(expected + 1).tolist()])
 
 
@@ -394,13 +394,13 @@ def test_pieces_of_what_is_prepared_are_cut_from_the_whole(monkeypatch: pytest.M
     def fresh() -> Prepared:
         return Prepared(Batches(corpus([7, 30] * 30), 6, 16, seed=2), Prefix(), None, 5)
 
-    one, two = fresh(), fresh()
+    item, two = fresh(), fresh()
     for _ in range(5):
-        expected = split(next(one), 3)
+        expected = split(next(item), 3)
         for piece, number in zip(next_pieces(two, 3, [2, 0]), (2, 0), strict=True):
             assert equal(piece, expected[number]) and piece.prefix is not None
             assert torch.equal(piece.prefix, cast(torch.Tensor, expected[number].prefix))
-    assert one.state() == two.state()
+    assert item.state() == two.state()
 
 
 # --------------------------------------------------------------------------------------------
@@ -409,8 +409,10 @@ def test_pieces_of_what_is_prepared_are_cut_from_the_whole(monkeypatch: pytest.M
 
 def test_weights_hold_to_within_a_row() -> None:
     weights = [0.5, 0.3, 0.2]
-    parts = [corpus([900 + 100 * n], eos=None, name=str(n), first=1 + 10_000 * n) for n in range(3)]
-    batches = Batches(list(zip(parts, weights, strict=True)), batch=7, context=16)
+    pieces = [
+        corpus([900 + 100 * n], eos=None, name=str(n), first=1 + 10_000 * n) for n in range(3)
+    ]
+    batches = Batches(list(zip(pieces, weights, strict=True)), batch=7, context=16)
     drawn = np.zeros(3)
     for step in range(1, 200):
         origin = next(batches).tokens[:, 0] // 10_000

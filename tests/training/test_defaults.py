@@ -49,8 +49,8 @@ def prose(size: int) -> str:
 
 
 def settings(path: Path, **changes: object) -> run.Run:
-    given = {"data.train": str(path), **changes}
-    return run_file.read_run(None, {**choose(given)[0], **given})
+    fields = {"data.train": str(path), **changes}
+    return run_file.read_run(None, {**choose(fields)[0], **fields})
 
 
 @pytest.fixture
@@ -64,13 +64,15 @@ def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
     path, before = tmp_path / "text.txt", None
     for size in (2_000, 20_000, 200_000, 2_000_000, 20_000_000):
         path.write_text(prose(min(size, 200_000)) * max(1, size // 200_000))
-        made = settings(path)
-        recipe = recipes.find(made.model["recipe"])
-        now = (recipe.dim * recipe.decoder.depth, made.data.vocab or 257)
-        epochs = made.train.steps * made.train.batch * made.train.context / size
+        result = settings(path)
+        recipe = recipes.find(result.model["recipe"])
+        now = (recipe.dim * recipe.decoder.depth, result.data.vocab or 257)
+        epochs = result.train.steps * result.train.batch * result.train.context / size
         assert before is None or (now >= before[0] and epochs <= before[1] + 1)
         assert (
-            20 <= made.train.steps <= 6000 and made.data.split == "spread" and made.train.early_stop
+            20 <= result.train.steps <= 6000
+            and result.data.split == "spread"
+            and result.train.early_stop
         )
         before = now, epochs
 
@@ -98,22 +100,22 @@ def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
 )
 def test_what_the_user_says_stands(book, name, value):
     changes = {"data.train": str(book), name: value}
-    found, why = choose(changes)
-    assert name not in found and name.removeprefix("train.") not in found
-    told, alone = run_file.read_run(None, {**found, **changes}), run_file.read_run(None, changes)
-    for part in ("data", "train", "model"):
-        said = name.removeprefix(f"{part}.").split(".")[0]
-        if part == "model":
-            assert told.model.get(name) == alone.model.get(name)
-        elif hasattr(getattr(told, part), said):
-            assert getattr(getattr(told, part), said) == getattr(getattr(alone, part), said)
+    result, why = choose(changes)
+    assert name not in result and name.removeprefix("train.") not in result
+    output, alone = run_file.read_run(None, {**result, **changes}), run_file.read_run(None, changes)
+    for piece in ("data", "train", "model"):
+        pieces = name.removeprefix(f"{piece}.").split(".")[0]
+        if piece == "model":
+            assert output.model.get(name) == alone.model.get(name)
+        elif hasattr(getattr(output, piece), pieces):
+            assert getattr(getattr(output, piece), pieces) == getattr(getattr(alone, piece), pieces)
     assert str(book) in why or not why
 
 
 def test_a_recipe_keeps_its_shape(book):
-    made = settings(book, recipe="glass/4m")
-    assert made.model == {"recipe": "glass/4m"} and made.train.context is None
-    assert made.train.steps * made.train.batch * 256 < 40 * 20_000  # not the fixed 1,000 steps
+    result = settings(book, recipe="glass/4m")
+    assert result.model == {"recipe": "glass/4m"} and result.train.context is None
+    assert result.train.steps * result.train.batch * 256 < 40 * 20_000  # not the fixed 1,000 steps
 
 
 def test_what_goes_on_from_a_checkpoint_keeps_all_but_how_often_the_text_is_read(book, tmp_path):
@@ -123,24 +125,24 @@ def test_what_goes_on_from_a_checkpoint_keeps_all_but_how_often_the_text_is_read
     glassformer.save(
         build_model(tiny), tmp_path / "tiny", train_tokenizer("byte"), layout="glassformer"
     )
-    made = settings(book, **{"from": str(tmp_path / "tiny")})
+    result = settings(book, **{"from": str(tmp_path / "tiny")})
     alone = run_file.read_run(None, {"from": str(tmp_path / "tiny"), "data.train": str(book)})
     assert (
-        made.model == alone.model
-        and made.data.tokenizer is None
-        and made.train.optimizer == alone.train.optimizer
+        result.model == alone.model
+        and result.data.tokenizer is None
+        and result.train.optimizer == alone.train.optimizer
     )
     # 11 times over, not 1,000 steps
-    assert made.train.batch == alone.train.batch and 20 <= made.train.steps <= 110
+    assert result.train.batch == alone.train.batch and 20 <= result.train.steps <= 110
 
 
 def test_the_choice_is_a_function_of_the_text(book, tmp_path):
     changes = {"data.train": str(book)}
     first = choose(changes)
-    other = tmp_path / "again.txt"
-    other.write_text(book.read_text())
+    second = tmp_path / "again.txt"
+    second.write_text(book.read_text())
     assert choose(changes) == first
-    assert choose({"data.train": str(other)})[0] == first[0]
+    assert choose({"data.train": str(second)})[0] == first[0]
 
 
 GENES = "".join(random.Random(1).choices("ACGT", k=700_000))
@@ -171,9 +173,10 @@ def test_a_text_too_short_says_what_is_needed(tmp_path, capsys, size):
         )
         == 2
     )
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert (
-        f"holds {size} bytes of text and at least 500 are needed" in said and said.count("\n") == 1
+        f"holds {size} bytes of text and at least 500 are needed" in stderr
+        and stderr.count("\n") == 1
     )
     assert not (tmp_path / "out").exists()
 
@@ -181,15 +184,15 @@ def test_a_text_too_short_says_what_is_needed(tmp_path, capsys, size):
 @pytest.mark.parametrize("size", [500, 5000])
 def test_the_smallest_texts_train(tmp_path, size):
     (tmp_path / "small.txt").write_text(prose(size))
-    made = settings(tmp_path / "small.txt", steps="2", tensorboard="false", dtype="float32")
-    assert training.run(made, tmp_path / "out").valid_loss is not None
+    result = settings(tmp_path / "small.txt", steps="2", tensorboard="false", dtype="float32")
+    assert training.run(result, tmp_path / "out").valid_loss is not None
 
 
 @pytest.mark.parametrize("path", RUNS, ids=[path.stem for path in RUNS])
 def test_a_run_file_means_what_it_says(path, monkeypatch, tmp_path):
     monkeypatch.setattr("glassformer.training.choose", None)  # is not called
 
-    def stop(plan, *args, chosen, **others):
+    def stop(plan, *args, chosen, **kwargs):
         assert plan == run_file.read_run(path) and not chosen
         assert plan.train.early_stop == 0 and getattr(plan.data, "split", "end") == "end"
         raise UserError("So far.")
@@ -231,7 +234,7 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     ]
     words += ["--dim", "16", "--decoder.depth", "1", "--batch", "4", "--tensorboard", "false"]
     assert not cli.main(words)
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     best = min(
         (line for line in lines if "valid_loss" in line), key=lambda line: line["valid_loss"]
@@ -239,14 +242,15 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     last = lines[-1]["step"]
     assert last == best + 2 * choose.__globals__["PATIENCE"] < 60
     assert (
-        f"Validation has not fallen since step {best}, so the run ends at step {last} of 60" in said
+        f"Validation has not fallen since step {best}, so the run ends at step {last} of 60"
+        in stderr
     )
-    assert "--resume --early-stop 0 goes on." in said
-    assert f"The best checkpoint is that of step {best}" in said and "bits per byte" in said
+    assert "--resume --early-stop 0 goes on." in stderr
+    assert f"The best checkpoint is that of step {best}" in stderr and "bits per byte" in stderr
     assert run_checkpoints.newest(tmp_path / "out").name == f"step-{last:06d}"
     assert resolve.resolve(tmp_path / "out").name == f"step-{best:06d}"
-    about = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert about["chosen"] in said and "train.txt holds 4,000 bytes of text" in about["chosen"]
+    data = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert data["chosen"] in stderr and "train.txt holds 4,000 bytes of text" in data["chosen"]
     before = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert not cli.main([*words, "--resume"])
     assert f"so the run ends at step {last} of 60;" in capsys.readouterr().err
@@ -298,13 +302,13 @@ def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[
 def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch, capsys):
     words, out = stopped_run(book, tmp_path / "out", monkeypatch), tmp_path / "out"
     before = json.loads((out / "run.json").read_text())
-    for given, differs in (
+    for args, differs in (
         (["--recipe", "glass/4m"], 'recipe is "glass/200k" there and "glass/4m" here'),
         (["--dim", "32"], "model.dim is 16 there and 32 here"),
         (["--batch", "4"], "train.batch is 2 there and 4 here"),
     ):
         capsys.readouterr()
-        assert cli.main([*words, "--resume", *given]) == 2
+        assert cli.main([*words, "--resume", *args]) == 2
         assert f"cannot be resumed with another config: {differs};" in capsys.readouterr().err
     assert not cli.main([*words, "--resume"])
     assert "Trained 6 steps" in capsys.readouterr().err
@@ -323,7 +327,7 @@ def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch
 def test_a_run_stopped_at_once_says_how_it_goes_on(book, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
 
-    def stop(plan, folder, *args, **others):
+    def stop(plan, folder, *args, **kwargs):
         if folder == out:
             out.mkdir()
             (out / "run.json").write_text("{}")
@@ -334,8 +338,8 @@ def test_a_run_stopped_at_once_says_how_it_goes_on(book, tmp_path, monkeypatch, 
     assert cli.main([*words, str(tmp_path / "other")]) == 130
     assert capsys.readouterr().err == "\nglassformer: stopped.\n"
     assert cli.main([*words, str(out)]) == 130
-    said = capsys.readouterr().err
-    assert "glassformer: stopped. Continue with:\n" in said and said.endswith(
+    stderr = capsys.readouterr().err
+    assert "glassformer: stopped. Continue with:\n" in stderr and stderr.endswith(
         f"--out {out} --resume\n"
     )
     assert cli.main(["generate", str(out)]) == 2
@@ -351,26 +355,26 @@ def test_a_short_run_is_validated_seldom(book):
 def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
     """Six steps and six validations of what is held out, a third of a step for each of its
     batches."""
-    told: list[float] = []
-    monkeypatch.setattr(training.launch, "duration", lambda seconds: told.append(seconds) or "")
+    outputs: list[float] = []
+    monkeypatch.setattr(training.launch, "duration", lambda seconds: outputs.append(seconds) or "")
     monkeypatch.setattr(training.launch.Live, "__call__", lambda self, step: None)
     for every in ("0", "1"):
-        made = settings(
+        result = settings(
             book,
             steps="6",
             evaluate_every=every,
             dim="16",
             **{"decoder.depth": "1", "tensorboard": "false"},
         )
-        training.run(made, tmp_path / every)
+        training.run(result, tmp_path / every)
     plans = [
         json.loads((tmp_path / every / "run.json").read_text())["execution"]["seconds"]
         for every in "01"
     ]
-    made = settings(book)
-    batches = -(-2_000 // (made.train.batch * made.train.context))
-    assert told[0] == pytest.approx(6 * plans[0])
-    assert told[1] >= plans[1] * (6 + 6 * batches / 3)
+    result = settings(book)
+    batches = -(-2_000 // (result.train.batch * result.train.context))
+    assert outputs[0] == pytest.approx(6 * plans[0])
+    assert outputs[1] >= plans[1] * (6 + 6 * batches / 3)
 
 
 def test_a_border_of_documents_is_told_once(book, tmp_path, capsys):

@@ -60,9 +60,9 @@ def weights(out):
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def equal(left, right):
-    return left.keys() == right.keys() and all(
-        torch.equal(left[name], right[name]) for name in left
+def equal(remaining, right):
+    return remaining.keys() == right.keys() and all(
+        torch.equal(remaining[name], right[name]) for name in remaining
     )
 
 
@@ -135,14 +135,14 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(corpus,
 
     for number, after in ((signal.SIGTERM, 17), (signal.SIGINT, 26)):
         process = start(corpus, out, resume=True)
-        said = strike(process, out, number, after)
+        message = strike(process, out, number, after)
         assert process.returncode == 128 + number
         last = logged(out)[-1]
         assert (
             after <= last < 40 and (out / "last").read_text() == f"step-{last:06d}\n"
         )  # the step was finished and saved
-        assert f"Stopped by {signal.Signals(number).name} after step {last}" in said
-        assert said.rstrip().endswith("glassformer train it --resume")
+        assert f"Stopped by {signal.Signals(number).name} after step {last}" in message
+        assert message.rstrip().endswith("glassformer train it --resume")
 
     process = start(corpus, out, resume=True)
     assert "Going on from" in process.communicate(timeout=120)[1] and process.returncode == 0
@@ -166,14 +166,14 @@ def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path):
     process = start(corpus, out)
     attend(process, out, after=3)
     (out / "stop").touch()
-    said = process.communicate(timeout=60)[1]
+    output = process.communicate(timeout=60)[1]
     last = logged(out)[-1]
     assert (
         process.returncode == 128 + signal.SIGTERM
         and 3 <= last < 40
         and not (out / "stop").exists()
     )
-    assert (out / "last").read_text() == f"step-{last:06d}\n" and "asks this run to stop" in said
+    assert (out / "last").read_text() == f"step-{last:06d}\n" and "asks this run to stop" in output
 
 
 def hold(process, out, after):
@@ -194,20 +194,20 @@ def test_a_file_in_the_folder_holds_a_run(corpus, whole, tmp_path):
     it goes on."""
     out = tmp_path / "run"
     process = start(corpus, out)
-    held = hold(process, out, after=3)
+    stored = hold(process, out, after=3)
     time.sleep(0.5)
-    assert logged(out)[-1] == held < 40
+    assert logged(out)[-1] == stored < 40
     (out / "pause").unlink()
-    held = hold(process, out, after=held + 1)
+    stored = hold(process, out, after=stored + 1)
     process.kill()
-    said = process.communicate(timeout=60)[1]
-    assert said.count("it goes on when that file is gone") == 2 and said.count("Going on.") == 1
+    output = process.communicate(timeout=60)[1]
+    assert output.count("it goes on when that file is gone") == 2 and output.count("Going on.") == 1
 
     process = start(corpus, out, resume=True)
-    held = hold(process, out, after=held + 1)
+    stored = hold(process, out, after=stored + 1)
     (out / "stop").touch()
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 128 + signal.SIGTERM and f"SIGTERM after step {held};" in said
+    output = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGTERM and f"SIGTERM after step {stored};" in output
     assert not (out / "pause").exists() and not (out / "stop").exists()
     training.run(settings(corpus), out, resume=True)
     assert equal(weights(out), weights(whole)), "pauses change no bit"
@@ -277,7 +277,9 @@ def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
         json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
     ]
     assert (
-        samples and all(one["text"] == "a sample" for one in samples) and samples[-1]["step"] == 4
+        samples
+        and all(sample["text"] == "a sample" for sample in samples)
+        and samples[-1]["step"] == 4
     )
 
 
@@ -302,9 +304,9 @@ def test_resuming_a_finished_run_does_nothing(corpus, whole):
 
 def test_a_run_that_is_older_than_a_setting_is_resumed(corpus, tmp_path):
     training.run(settings(corpus, steps="2"), tmp_path / "run")
-    about = json.loads((tmp_path / "run" / "run.json").read_text())
-    del about["data"]["split"], about["train"]["clip"]
-    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    data = json.loads((tmp_path / "run" / "run.json").read_text())
+    del data["data"]["split"], data["train"]["clip"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps(data))
     assert training.run(settings(corpus, steps="3"), tmp_path / "run", resume=True).step == 3
     refuse("train.clip", settings(corpus, steps="3", clip="0.5"), tmp_path / "run", resume=True)
 
@@ -325,19 +327,20 @@ def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(
 ):
     """Constant goes on as if more had been asked for at once; Cosine begins anew; a stop in between
     changes nothing."""
-    how = {"schedule": schedule, "schedule.warmup": "2", "save_every": "2"}
+    options = {"schedule": schedule, "schedule.warmup": "2", "save_every": "2"}
     for name in ("apart", "stopped"):
-        training.run(settings(corpus, steps="4", **how), tmp_path / name)
+        training.run(settings(corpus, steps="4", **options), tmp_path / name)
     capfd.readouterr()
-    longer = settings(corpus, steps="10", **how)
+    longer = settings(corpus, steps="10", **options)
     training.run(longer, tmp_path / "apart", resume=True)
-    told = (
+    output = (
         "goes on as Constant has it"
         if schedule == "Constant"
         else "Cosine begins anew for the 6 added steps"
     )
     assert (
-        "ended at step 4 and goes on to 10: " in (said := capfd.readouterr().err) and told in said
+        "ended at step 4 and goes on to 10: " in (stderr := capfd.readouterr().err)
+        and output in stderr
     )
 
     def kill(self, step, real=hooks.Save.__call__):
@@ -381,23 +384,25 @@ def test_a_run_that_is_not_finished_is_finished_first(corpus, tmp_path):
 def test_a_run_that_ended_early_goes_on_with_more_steps(corpus, tmp_path, capfd, monkeypatch):
     """The evaluations without a better one are counted anew, and the schedule begins anew."""
     monkeypatch.setattr(hooks.Evaluate, "measure", lambda self, model: (1.0, {}))
-    how = {"early_stop": "2", "evaluate_every": "2", "save_every": "2", "schedule": "Cosine"}
-    assert training.run(settings(corpus, steps="40", **how), tmp_path / "run").step == 6
+    options = {"early_stop": "2", "evaluate_every": "2", "save_every": "2", "schedule": "Cosine"}
+    assert training.run(settings(corpus, steps="40", **options), tmp_path / "run").step == 6
     assert (
-        "--resume --early-stop 0 goes on" in (said := capfd.readouterr().err)
-        and "N above 40" in said
+        "--resume --early-stop 0 goes on" in (stderr := capfd.readouterr().err)
+        and "N above 40" in stderr
     )
     assert (
-        training.run(settings(corpus, steps="40", **how), tmp_path / "run", resume=True).step == 6
+        training.run(settings(corpus, steps="40", **options), tmp_path / "run", resume=True).step
+        == 6
     )
     refuse(
         "train.steps is 40 there and 30 here",
-        settings(corpus, steps="30", **how),
+        settings(corpus, steps="30", **options),
         tmp_path / "run",
         True,
     )
     assert (
-        training.run(settings(corpus, steps="50", **how), tmp_path / "run", resume=True).step == 10
+        training.run(settings(corpus, steps="50", **options), tmp_path / "run", resume=True).step
+        == 10
     )
     assert (
         "ended at step 6 and goes on to 50: Cosine begins anew for the 44 added steps"
@@ -426,16 +431,16 @@ def test_a_run_file_in_python_is_the_command(corpus, tmp_path, whole):
 def test_a_long_validation_says_how_far_it_is(corpus, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(hooks, "PROGRESS", 0.0)
     training.run(settings(corpus, steps="2", evaluate_every="1"), tmp_path / "run")
-    said = capfd.readouterr().err
-    assert "validated on 1 batches\n" in said and "validated on 2 batches of 2\n" in said
+    stderr = capfd.readouterr().err
+    assert "validated on 1 batches\n" in stderr and "validated on 2 batches of 2\n" in stderr
 
 
 def test_the_log_has_each_groups_rate(corpus, tmp_path):
     group = '[{pattern = "embed.*", lr_scale = 0.5}]'
-    how = settings(
+    options = settings(
         corpus, steps="2", lr="4e-3", schedule="Constant", **{"optimizer.rest.groups": group}
     )
-    training.run(how, tmp_path / "run")
+    training.run(options, tmp_path / "run")
     assert hooks.read_log(tmp_path / "run" / "log.jsonl")[0]["lrs"] == {
         "Muon": 4e-3,
         "AdamW embed.*": 4e-3,  # twice Muon's in this recipe, halved
@@ -460,10 +465,10 @@ def test_going_on_from_a_trained_model(corpus, whole, tmp_path):
 
 
 def test_a_mixture_of_corpora(corpus, tmp_path):
-    other = tmp_path / "cubes.txt"
-    other.write_text("".join(f"{i} to the third is {i**3}.\n" for i in range(300)))
+    second = tmp_path / "cubes.txt"
+    second.write_text("".join(f"{i} to the third is {i**3}.\n" for i in range(300)))
     base = settings(corpus, steps="2")
-    data = run.Data(train={str(corpus): 3.0, str(other): 1.0}, tokenizer="char")
+    data = run.Data(train={str(corpus): 3.0, str(second): 1.0}, tokenizer="char")
     assert training.run(dataclasses.replace(base, data=data), tmp_path / "run").step == 2
 
 
@@ -486,8 +491,8 @@ def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
 # ------------------------------------------------------------------------------------- mistakes
 
 
-def refuse(said, settings, out, resume=False):
-    with pytest.raises(UserError, match=said) as caught:
+def refuse(message, settings, out, resume=False):
+    with pytest.raises(UserError, match=message) as caught:
         training.run(settings, out, resume=resume)
     assert "\n" not in str(caught.value)
 
@@ -498,7 +503,7 @@ def test_a_folder_that_holds_a_run(corpus, whole):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"steps": "30"}, r"train.steps is 40 there and 30 here"),
         ({"optimizer.lr": "0.1"}, r"train.optimizer.lr"),
@@ -507,9 +512,9 @@ def test_a_folder_that_holds_a_run(corpus, whole):
         ({"data.valid": "0.2"}, r"data.valid"),
     ],
 )
-def test_resuming_with_another_config_names_what_differs(corpus, whole, changes, said):
+def test_resuming_with_another_config_names_what_differs(corpus, whole, changes, message):
     before = weights(whole)
-    refuse(said, settings(corpus, **changes), whole, resume=True)
+    refuse(message, settings(corpus, **changes), whole, resume=True)
     assert equal(before, weights(whole))
 
 
@@ -551,7 +556,7 @@ def test_what_cannot_fit_is_refused_before_it_starts(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", r"empty"),
         (b"\xff\xfe\x00\x01" * 50, r"(binary|UTF-8)"),
@@ -559,10 +564,10 @@ def test_what_cannot_fit_is_refused_before_it_starts(corpus, tmp_path):
         (b"short", r"too"),
     ],
 )
-def test_a_corpus_that_is_none(tmp_path, content, said):
+def test_a_corpus_that_is_none(tmp_path, content, message):
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
-    refuse(said, settings(path), tmp_path / "run")
+    refuse(message, settings(path), tmp_path / "run")
 
 
 def test_models_that_do_not_fit(corpus, tmp_path):
@@ -714,21 +719,21 @@ def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
 def test_a_separator_makes_documents_of_a_file(tmp_path):
     """The separator itself is not a text: a character tokenizer has never met it."""
     (tmp_path / "two.txt").write_text("aab " * 100 + "%" + "bba " * 100)
-    wanted = {
+    expected = {
         **SETTINGS,
         "steps": "1",
         "data.train": str(tmp_path / "two.txt"),
         "data.separator": "%",
     }
-    training.run(run_file.read_run(None, wanted), tmp_path / "out")
+    training.run(run_file.read_run(None, expected), tmp_path / "out")
     _, tokenizer = store.load(tmp_path / "out")
     assert set(tokenizer.vocabulary()) - set(tokenizer.specials) == {"a", "b", " "}
 
 
 def test_a_damaged_checkpoint_names_the_one_before(tmp_path, corpus):
-    wanted = {**SETTINGS, "steps": "6", "data.train": str(corpus)}
-    training.run(run_file.read_run(None, wanted), tmp_path)
+    expected = {**SETTINGS, "steps": "6", "data.train": str(corpus)}
+    training.run(run_file.read_run(None, expected), tmp_path)
     damaged = tmp_path / "step-000006" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(UserError, match=r"step-000003 instead, remove .*step-000006"):
-        training.run(run_file.read_run(None, wanted), tmp_path, resume=True)
+        training.run(run_file.read_run(None, expected), tmp_path, resume=True)

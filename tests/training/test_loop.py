@@ -83,25 +83,25 @@ def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeyp
     monkeypatch.setattr(loss, "LOGITS_IN_CACHE", 50 * 2)  # several passes a piece
     draw = torch.Generator().manual_seed(0)
     shapes = [(37, 16), (50, 16)] + [(50,)] * bias
-    given = [
+    values = [
         torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
         for shape in shapes
     ]
     targets = torch.randint(50, (37,), generator=draw)
     targets[[0, 7, 8, 36]] = -1
-    logits = F.linear(*given)
+    logits = F.linear(*values)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     plain = F.cross_entropy(
         logits, targets, ignore_index=-1, reduction="sum", label_smoothing=smoothing
     )
-    wanted = torch.autograd.grad(plain * 3, given)
+    expected = torch.autograd.grad(plain * 3, values)
     for limit in (50 * 5, None):
-        hidden, table, *rest = given
+        hidden, table, *remaining = values
         pieces = cross_entropy(
-            hidden, targets, table, rest[0] if rest else None, softcap, smoothing, limit
+            hidden, targets, table, remaining[0] if remaining else None, softcap, smoothing, limit
         )
         torch.testing.assert_close(pieces, plain)
-        torch.testing.assert_close(torch.autograd.grad(pieces * 3, given), wanted)
+        torch.testing.assert_close(torch.autograd.grad(pieces * 3, values), expected)
 
 
 def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
@@ -114,13 +114,11 @@ def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
 
 
 def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
-    seen, linear = [], F.linear
-    monkeypatch.setattr(
-        loss.F, "linear", lambda *given: seen.append(len(given[0])) or linear(*given)
-    )
+    calls, linear = [], F.linear
+    monkeypatch.setattr(loss.F, "linear", lambda *args: calls.append(len(args[0])) or linear(*args))
     hidden, table = torch.randn(37, 16, requires_grad=True), torch.randn(50, 16)
     cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table, limit=500).backward()
-    assert seen == [10, 10, 10, 7] and table.grad is None
+    assert calls == [10, 10, 10, 7] and table.grad is None
     with torch.no_grad():
         assert not cross_entropy(
             hidden, torch.zeros(37, dtype=torch.long), table, limit=500
@@ -133,19 +131,21 @@ def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
 def in_bf16(model, batch, pieces=1):
     half = Bf16Replica(model.train())
     half.follow()
-    found = gradients(half.model, batch, Causal(), pieces)
-    return found, names_and_grads(model)
+    result = gradients(half.model, batch, Causal(), pieces)
+    return result, names_and_grads(model)
 
 
 def test_bf16_gives_the_gradients_of_fp32_in_fp32():
     model, batch = build_model(tiny(), seed=1), next(Random())
-    sums, found = in_bf16(model, batch)
+    sums, result = in_bf16(model, batch)
     model.zero_grad()
     right = gradients(model, batch, Causal(), 1)
     assert sums.count == right.count and sums.loss == pytest.approx(right.loss, rel=0.01)
     for name, grad in names_and_grads(model).items():
-        assert found[name].dtype is torch.float32
-        torch.testing.assert_close(found[name], grad, rtol=0.1, atol=0.03 * float(grad.abs().max()))
+        assert result[name].dtype is torch.float32
+        torch.testing.assert_close(
+            result[name], grad, rtol=0.1, atol=0.03 * float(grad.abs().max())
+        )
 
 
 def test_bf16_gradients_add_up_over_pieces_in_fp32():
@@ -155,8 +155,8 @@ def test_bf16_gradients_add_up_over_pieces_in_fp32():
     for piece in split(batch, 4):
         model.zero_grad()
         alone.append(in_bf16(model, piece)[1])
-    for name, found in together.items():
-        torch.testing.assert_close(found, sum(grads[name] for grads in alone), rtol=1e-6, atol=1e-7)
+    for name, value in together.items():
+        torch.testing.assert_close(value, sum(grads[name] for grads in alone), rtol=1e-6, atol=1e-7)
 
 
 def test_under_autocast_the_loss_is_bf16s():
@@ -171,18 +171,18 @@ def test_under_autocast_the_loss_is_bf16s():
 def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype, pieces):
     batch = next(Random())
     assert len({int((row >= 0).sum()) for row in batch.targets}) == 4  # ragged
-    found = []
+    results = []
     for count in (1, pieces):
         model = build_model(tiny(), seed=1).to(dtype)
         sums = gradients(model, batch, Causal(), count)
-        found.append((sums.total, sums.loss, sums.count, names_and_grads(model)))
-    assert found[0][2] == found[1][2] == 36
-    assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
+        results.append((sums.total, sums.loss, sums.count, names_and_grads(model)))
+    assert results[0][2] == results[1][2] == 36
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-6)
     tolerance = (
         {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
     )
-    for name, right in found[0][3].items():
-        torch.testing.assert_close(found[1][3][name], right, **tolerance)
+    for name, right in results[0][3].items():
+        torch.testing.assert_close(results[1][3][name], right, **tolerance)
 
 
 def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
@@ -193,15 +193,15 @@ def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
         steps = list(train(model, Random(), settings=settings, execution=PLAIN))
         after.append(([s.loss for s in steps], [p.detach() for p in model.parameters()]))
     assert after[0][0] == pytest.approx(after[1][0], rel=1e-9)
-    for left, right in zip(after[0][1], after[1][1], strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-8)
+    for remaining, right in zip(after[0][1], after[1][1], strict=True):
+        torch.testing.assert_close(remaining, right, rtol=1e-6, atol=1e-8)
 
 
 def test_split_leaves_out_nothing():
     batch = next(Random(rows=5))
-    parts = split(dataclasses.replace(batch, pos=batch.targets), 3)
-    assert [len(part.tokens) for part in parts] == [2, 2, 1] and parts[0].document_ids is None
-    assert torch.equal(torch.cat([part.pos for part in parts]), batch.targets)
+    pieces = split(dataclasses.replace(batch, pos=batch.targets), 3)
+    assert [len(piece.tokens) for piece in pieces] == [2, 2, 1] and pieces[0].document_ids is None
+    assert torch.equal(torch.cat([piece.pos for piece in pieces]), batch.targets)
 
 
 def test_auxiliary_losses_are_weighed_by_the_targets():
@@ -236,9 +236,9 @@ def test_schedules():
         [0.1, 1.0, 0.55, 0.1]
     )
     stable = run.WarmupStableDecay(warmup=0.1, decay=0.2, floor=0.0)
-    found = [factor(stable, step, 100) for step in (5, 10, 50, 80, 90, 100)]
+    result = [factor(stable, step, 100) for step in (5, 10, 50, 80, 90, 100)]
     # the last step still moves the weights
-    assert found == pytest.approx([0.5, 1, 1, 1, 11 / 21, 1 / 21])
+    assert result == pytest.approx([0.5, 1, 1, 1, 11 / 21, 1 / 21])
     assert [factor(run.Constant(warmup=4), step, 9) for step in (1, 4, 9)] == pytest.approx(
         [0.25, 1, 1]
     )
@@ -254,13 +254,13 @@ def test_the_2017_schedule_is_the_papers_formula():
 
 def test_pytorchs_cosine_agrees():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50, eta_min=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50, eta_min=0.1)
     for step in range(51):
         assert factor(run.Cosine(warmup=0.0, floor=0.1), step, 50) == pytest.approx(
-            theirs.get_last_lr()[0], abs=1e-9
+            scheduler.get_last_lr()[0], abs=1e-9
         )
         optimizer.step()
-        theirs.step()
+        scheduler.step()
 
 
 # ----------------------------------------------------------------------------------- optimizers
@@ -272,22 +272,22 @@ def test_groups_by_path():
         groups=(run.Group("embed.*", lr_scale=0.5), run.Group("*.ffn.*", weight_decay=0.01)),
     )
     optimizer = Optimizer(build_model(tiny(tied=False)), settings)
-    found = {
+    result = {
         name: (group["base_lr"], group["weight_decay"])
         for group in optimizer.groups()
         for name in group["paths"]
     }
     rate = settings.lr
-    assert found["embed.token.weight"] == (rate * 0.5, 0.0)
-    assert found["head.proj.weight"] == (rate, 0.2) and found["head.proj.bias"] == (rate, 0.0)
-    assert found["decoder.blocks.0.attn.q.weight"] == (rate, 0.2)
-    assert found["decoder.blocks.1.ffn.up.weight"] == (rate, 0.01)
+    assert result["embed.token.weight"] == (rate * 0.5, 0.0)
+    assert result["head.proj.weight"] == (rate, 0.2) and result["head.proj.bias"] == (rate, 0.0)
+    assert result["decoder.blocks.0.attn.q.weight"] == (rate, 0.2)
+    assert result["decoder.blocks.1.ffn.up.weight"] == (rate, 0.01)
     assert (
-        found["decoder.blocks.0.attn_norm.weight"]
-        == found["decoder.last_norm.weight"]
+        result["decoder.blocks.0.attn_norm.weight"]
+        == result["decoder.last_norm.weight"]
         == (rate, 0.0)
     )
-    assert set(found) == set(optimizer.parameters)
+    assert set(result) == set(optimizer.parameters)
 
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
@@ -298,8 +298,8 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
     assert len(matrices) == 2 * 7 and all(
         ".blocks." in name and "norm" not in name for name in matrices
     )
-    rest = {name for group in adamw.param_groups for name in group["paths"]}
-    assert {"embed.token.weight", "head.proj.weight", "decoder.last_norm.weight"} <= rest
+    names = {name for group in adamw.param_groups for name in group["paths"]}
+    assert {"embed.token.weight", "head.proj.weight", "decoder.last_norm.weight"} <= names
 
 
 def test_muon_is_torchs(monkeypatch):
@@ -310,10 +310,10 @@ def test_muon_is_torchs(monkeypatch):
     draw = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=draw) for shape in shapes]
     grads = [[torch.randn(shape, generator=draw) for shape in shapes] for _ in range(3)]
-    found = []
-    for own in (False, True):
+    results = []
+    for individual in (False, True):
         weights = [torch.nn.Parameter(value.clone()) for value in start]
-        if own:
+        if individual:
             optimizer = muon.Muon([{"params": weights, "lr": 0.1, "weight_decay": 0.1}], 0.9)
         else:
             optimizer = torch.optim.Muon(weights, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw")
@@ -321,36 +321,45 @@ def test_muon_is_torchs(monkeypatch):
             for weight, grad in zip(weights, step, strict=True):
                 weight.grad = grad.clone()
             optimizer.step()
-        found.append((weights, [optimizer.state[weight]["momentum_buffer"] for weight in weights]))
-    moved = [a.detach() - b * 0.99**3 for a, b in zip(found[0][0], start, strict=True)]
-    for theirs, mine, update in zip(found[0][0], found[1][0], moved, strict=True):
+        results.append(
+            (weights, [optimizer.state[weight]["momentum_buffer"] for weight in weights])
+        )
+    moved = [a.detach() - b * 0.99**3 for a, b in zip(results[0][0], start, strict=True)]
+    for result, second_result, update in zip(results[0][0], results[1][0], moved, strict=True):
         # bf16 inside both
-        assert float((theirs - mine).detach().abs().max()) < 0.03 * float(update.abs().max())
-    for theirs, mine in zip(found[0][1], found[1][1], strict=True):
-        torch.testing.assert_close(theirs, mine)
+        assert float((result - second_result).detach().abs().max()) < 0.03 * float(
+            update.abs().max()
+        )
+    for result, second_result in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(result, second_result)
 
 
 def test_adamw_is_torchs_with_the_gradients_of_the_mean():
     settings = run.Train(
         steps=4, batch=4, clip=0.05, schedule=run.Constant(), optimizer=run.AdamW(weight_decay=0.0)
     )
-    ours, theirs = build_model(tiny(), seed=1).double(), build_model(tiny(), seed=1).double()
-    norms = [step.grad_norm for step in train(ours, Random(), settings=settings, execution=PLAIN)]
+    model, reference_model = (
+        build_model(tiny(), seed=1).double(),
+        build_model(tiny(), seed=1).double(),
+    )
+    norms = [step.grad_norm for step in train(model, Random(), settings=settings, execution=PLAIN)]
     adamw = torch.optim.AdamW(
-        theirs.parameters(), lr=settings.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.0
+        reference_model.parameters(), lr=settings.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.0
     )
     for batch, norm in zip(Random(), norms, strict=False):
         adamw.zero_grad()
         F.cross_entropy(
-            theirs(batch.tokens).logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-1
+            reference_model(batch.tokens).logits.flatten(0, 1),
+            batch.targets.flatten(),
+            ignore_index=-1,
         ).backward()
         assert norm > 0.05  # the clip bites
-        assert float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)) == pytest.approx(
-            norm, rel=1e-6
-        )
+        assert float(
+            torch.nn.utils.clip_grad_norm_(reference_model.parameters(), 0.05)
+        ) == pytest.approx(norm, rel=1e-6)
         adamw.step()
-    for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-9)
+    for parameter, right in zip(model.parameters(), reference_model.parameters(), strict=True):
+        torch.testing.assert_close(parameter, right, rtol=1e-6, atol=1e-9)
 
 
 def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
@@ -359,10 +368,10 @@ def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
     draw = torch.Generator().manual_seed(0)
     one_by_one = [torch.randn(24, 40, generator=draw, dtype=torch.bfloat16) for _ in range(7)]
     together = muon.orthogonal(torch.stack(one_by_one))
-    for matrix, found in zip(one_by_one, together, strict=True):
+    for matrix, result in zip(one_by_one, together, strict=True):
         alone = muon.orthogonal(matrix[None])[0]
         # a rounding of bf16
-        assert (found.float() - alone.float()).norm() <= 2**-7 * alone.float().norm()
+        assert (result.float() - alone.float()).norm() <= 2**-7 * alone.float().norm()
     shapes = [(768, 768)] * 48 + [(3072, 768), (768, 3072)] * 12
     gpu = muon._stack_indices(shapes, muon._stack_numel([torch.empty(1, device="meta")]))
     assert len(gpu) == 6 and sorted(i for stack in gpu for i in stack) == list(range(72))
@@ -396,8 +405,10 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
         model = model.bfloat16()
     programs = []
     compile = torch.compile
-    keep = lambda graph, given: programs.append(graph) or graph.forward  # noqa: E731
-    monkeypatch.setattr(torch, "compile", lambda part, **how: compile(part, backend=keep, **how))
+    keep = lambda graph, args: programs.append(graph) or graph.forward  # noqa: E731
+    monkeypatch.setattr(
+        torch, "compile", lambda piece, **options: compile(piece, backend=keep, **options)
+    )
     torch._dynamo.reset()
     view = blockwise(model)
     for number in range(4):
@@ -405,18 +416,18 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
         if case.get("packed"):
             size = 4 + number
             batch = dataclasses.replace(batch, pos=place % size, document_ids=place // size)
-        found = []
+        results = []
         for runner in (model, view):
             model.zero_grad()
             total = loss.backward(runner, batch, Causal(), 0.0).total
-            found.append((total, *(p.grad for p in model.parameters())))
-        for one, other in zip(*found, strict=True):
+            results.append((total, *(p.grad for p in model.parameters())))
+        for result, second in zip(*results, strict=True):
             close = (
                 {"rtol": 0.03, "atol": 0.03}
-                if one.dtype == torch.bfloat16
+                if result.dtype == torch.bfloat16
                 else {"rtol": 1e-4, "atol": 1e-6}
             )
-            torch.testing.assert_close(other, one, **close)
+            torch.testing.assert_close(second, result, **close)
     assert len(programs) == 2
     with pytest.raises(UserError, match=r"train\.compile is for one process"):
         execution.choose_by_table(tiny(), torch.device("cpu"), run.Train(compile="blocks"))
@@ -432,17 +443,17 @@ def test_tf32_is_asked_for_said_and_taken_back(monkeypatch):
     on_gpu = execution._tf32(run.Train(tf32=True), torch.device("cuda"))
     assert "TF32" in on_gpu and not execution._tf32(run.Train(), torch.device("cuda"))
     before = torch.get_float32_matmul_precision()
-    seen = []
-    asked = loss.backward
-    note = lambda *given: seen.append(torch.get_float32_matmul_precision()) or asked(*given)  # noqa: E731
+    calls = []
+    backward = loss.backward
+    note = lambda *args: calls.append(torch.get_float32_matmul_precision()) or backward(*args)  # noqa: E731
     monkeypatch.setattr(loss, "backward", note)
     settings = run.Train(steps=1, batch=4)
-    for how in (ExecutionSettings(), ExecutionSettings(tf32=True)):
+    for options in (ExecutionSettings(), ExecutionSettings(tf32=True)):
         assert not next(
-            train(build_model(tiny(), seed=0), Random(), settings=settings, execution=how)
+            train(build_model(tiny(), seed=0), Random(), settings=settings, execution=options)
         ).skipped
         assert torch.get_float32_matmul_precision() == before
-    assert seen == [before, "high"]
+    assert calls == [before, "high"]
 
 
 @pytest.mark.parametrize(
@@ -519,13 +530,13 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(value):
     before, moments, skipped = None, None, []
     for step in train(model, batches, settings=run.Train(steps=6, batch=4), execution=PLAIN):
         weights = [p.detach().clone() for p in model.parameters()]
-        kept = {name: value.clone() for name, value in step.state.optimizer.state().items()}
+        saved = {name: value.clone() for name, value in step.state.optimizer.state().items()}
         if step.skipped:
             skipped.append(step.index)
             assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
-            assert all(torch.equal(kept[name], moments[name]) for name in kept)
+            assert all(torch.equal(saved[name], moments[name]) for name in saved)
         assert all(torch.isfinite(weight).all() for weight in weights)
-        before, moments = weights, kept
+        before, moments = weights, saved
     assert skipped == [3, 4] and step.state.skipped_in_a_row == 0
 
 
@@ -538,7 +549,7 @@ def test_an_infinite_gradient_is_skipped_though_the_loss_is_finite():
 
 def test_several_in_a_row_stop_the_training_with_one_sentence():
     model = build_model(tiny(), seed=1)
-    seen = []
+    calls = []
     with pytest.raises(UserError, match=r"3 steps in a row.*loss is nan.*optimizer\.lr") as caught:
         for step in train(
             model,
@@ -546,8 +557,8 @@ def test_several_in_a_row_stop_the_training_with_one_sentence():
             settings=run.Train(steps=99, max_skipped_steps=3),
             execution=PLAIN,
         ):
-            seen.append(step.skipped is not None)
-    assert seen == [False] * 4 + [True] * 3 and "\n" not in str(caught.value)
+            calls.append(step.skipped is not None)
+    assert calls == [False] * 4 + [True] * 3 and "\n" not in str(caught.value)
 
 
 def test_a_batch_without_targets_is_skipped():
@@ -557,12 +568,12 @@ def test_a_batch_without_targets_is_skipped():
     assert "no targets" in step.skipped
 
 
-@pytest.mark.parametrize("how", ["table", "measure"])
-def test_the_plan_leaves_everything_as_it_was(how):
+@pytest.mark.parametrize("options", ["table", "measure"])
+def test_the_plan_leaves_everything_as_it_was(options):
     model = build_model(tiny(dropout=0.5), seed=1).eval()
     weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
     plan = choose_execution(
-        model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by=how)
+        model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by=options)
     )
     assert (
         plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
@@ -570,13 +581,13 @@ def test_the_plan_leaves_everything_as_it_was(how):
     assert torch.equal(torch.get_rng_state(), drawn) and not model.training
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
-    asked = choose_execution(
+    query = choose_execution(
         model,
         next(Random()),
         Causal(),
-        run.Train(dtype="bfloat16", batch=4, compile="yes", auto_by=how),
+        run.Train(dtype="bfloat16", batch=4, compile="yes", auto_by=options),
     )
-    assert asked.dtype == "bfloat16" and asked.compile
+    assert query.dtype == "bfloat16" and query.compile
 
 
 CPUS = {
@@ -617,8 +628,8 @@ def test_the_table_decides(kind, width, dtype):
 def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkeypatch):
     """Whatever a stopwatch says: one that finds bf16 a thousand times faster, and one that finds it
     slower."""
-    found = {}
-    for how in ("table", "measure"):
+    result = {}
+    for name in ("table", "measure"):
         for ratio in (1e-3, 1e3):
             seconds = {"float32": 1.0, "bfloat16": ratio}
             monkeypatch.setattr(
@@ -631,11 +642,11 @@ def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkey
                 execution, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype]
             )
             model = build_model(tiny(dropout=0.1), seed=3)
-            list(train(model, Random(), settings=run.Train(steps=4, batch=4, auto_by=how)))
-            found[how, ratio] = [p.detach() for p in model.parameters()]
+            list(train(model, Random(), settings=run.Train(steps=4, batch=4, auto_by=name)))
+            result[name, ratio] = [p.detach() for p in model.parameters()]
     equal = {
-        how: all(map(torch.equal, found[how, 1e-3], found[how, 1e3]))
-        for how in ("table", "measure")
+        name: all(map(torch.equal, result[name, 1e-3], result[name, 1e3]))
+        for name in ("table", "measure")
     }
     # the second shows that the stopwatches would have been heard
     assert equal == {"table": True, "measure": False}
@@ -651,7 +662,7 @@ def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
     monkeypatch.setattr(
         execution,
         "gradients",
-        lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest),
+        lambda m, piece, *args: tried.append(len(piece.tokens)) or run_it(m, piece, *args),
     )
     model = build_model(tiny(), seed=1)
     plan = choose_execution(
@@ -690,8 +701,8 @@ def test_bf16_trains_too():
 )
 def test_a_state_goes_on_where_it_was(plan):
     settings = run.Train(steps=6, batch=4)
-    whole = build_model(tiny(), seed=1)
-    list(train(whole, Random(), settings=settings, execution=plan))
+    full_model = build_model(tiny(), seed=1)
+    list(train(full_model, Random(), settings=settings, execution=plan))
     model, batches = build_model(tiny(), seed=1), Random()
     state = State(model, Optimizer(model, settings.optimizer), batches)
     for step in train(model, batches, settings=settings, state=state, execution=plan):
@@ -701,7 +712,7 @@ def test_a_state_goes_on_where_it_was(plan):
         s.index for s in train(model, batches, settings=settings, state=state, execution=plan)
     ] == [4, 5, 6]
     assert all(
-        torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True)
+        torch.equal(a, b) for a, b in zip(full_model.parameters(), model.parameters(), strict=True)
     )
 
 
@@ -747,8 +758,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator only")
 @pytest.mark.slow
 def test_freed_memory_is_kept_for_the_next_step():
-    def faults(kept):
-        command = [sys.executable, "-c", FAULTS.format(kept=kept)]
+    def faults(saved):
+        command = [sys.executable, "-c", FAULTS.format(kept=saved)]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     # Several blocks, as a step has them: freed together they are one, with room to align in. (A

@@ -36,13 +36,13 @@ def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing:
     shape = FAMILIES[name]
     with asked_nothing():
         model = build_model(shape, seed=0).bfloat16().to("meta").train()
-        found = backward(
+        grads = backward(
             model, rows(packed, "meta", isinstance(shape, config.EncoderDecoder)), Causal(), 0.0
         )
         unused = {name for name, p in model.named_parameters() if p.grad is None} - {
             "embed.segment.weight"
         }
-        assert found.sum.device.type == "meta" and all(name.startswith("pool.") for name in unused)
+        assert grads.sum.device.type == "meta" and all(name.startswith("pool.") for name in unused)
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,16 @@ def test_what_the_host_counts_is_what_is_there(name: str) -> None:
         (tokens.flip(1), *packed(more=1)[1:]) if isinstance(shape, config.EncoderDecoder) else ()
     )
     batch = Batch(tokens, tokens.where(pos >= 0, -1), pos, ids, *source)
-    model, found = build_model(shape, seed=0).train(), []
-    for given in (batch, dataclasses.replace(batch, host=batch)):
+    model, results = build_model(shape, seed=0).train(), []
+    for args in (batch, dataclasses.replace(batch, host=batch)):
         model.zero_grad()
-        done = backward(model, given, Causal(), 0.0)
-        pooled = [] if model.config.pool is None else [forward(model, given).pooled]
-        found.append(
+        done = backward(model, args, Causal(), 0.0)
+        pooled = [] if model.config.pool is None else [forward(model, args).pooled]
+        results.append(
             (done.sum, *pooled, *(p.grad for p in model.parameters() if p.grad is not None))
         )
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other, one)
+    for result, second in zip(*results, strict=True):
+        torch.testing.assert_close(second, result)
 
 
 def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -74,8 +74,8 @@ def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     for row, lengths in enumerate(([5, 3, 2], [9], [1, 6])):
         at = 0
         for number, length in enumerate(lengths):
-            here = slice(at, at := at + length + more)
-            pos[row, here], ids[row, here] = torch.arange(length + more), number
+            local = slice(at, at := at + length + more)
+            pos[row, local], ids[row, local] = torch.arange(length + more), number
     return (
         torch.randint(5, tiny.VOCAB, (3, 14), generator=torch.Generator().manual_seed(more)),
         pos,
@@ -89,9 +89,9 @@ def test_what_is_counted_on_the_device_is_told_once() -> None:
     batch.targets[0, :5] = -1
     loss = backward(model, batch, Causal(), 0.0)
     assert isinstance(loss.count, torch.Tensor) and tokens_in(batch) == 64
-    found = sums([loss, loss])
-    assert (found.count, found.tokens) == (118, 118) and found.loss == 2 * float(loss.sum)
-    assert found.loss == pytest.approx(loss.mean * 118)
+    result = sums([loss, loss])
+    assert (result.count, result.tokens) == (118, 118) and result.loss == 2 * float(loss.sum)
+    assert result.loss == pytest.approx(loss.mean * 118)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "noisy", "nanomoe", "deepseek"])
@@ -105,22 +105,22 @@ def test_experts_on_a_gpu_work_on_every_choice(
     model = tiny.model(shape).double().train()
     tokens = torch.ones(4, 16, dtype=torch.long)  # alike: an expert is over capacity
     pos = torch.arange(16).expand(4, 16) - (torch.tensor([0, 3, 9, 1])[:, None] if padded else 0)
-    given = {"pos": pos.clamp(min=-1)} if padded else {}
-    found = []
-    for engine, way in (
+    args = {"pos": pos.clamp(min=-1)} if padded else {}
+    results = []
+    for engine, variant in (
         ("eager", Dispatch.rows),
         ("auto", lambda self, step: self._every_row(_order(self))),
     ):
-        monkeypatch.setattr(Dispatch, "rows", way)
+        monkeypatch.setattr(Dispatch, "rows", variant)
         model.engine = engine
         model.zero_grad()
         torch.manual_seed(0)
-        output = model(tokens, **given)
-        there = output.logits if not padded else output.logits[pos >= 0]
-        there.square().mean().backward()
-        found.append((there.detach(), *(p.grad for p in model.parameters())))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+        output = model(tokens, **args)
+        present = output.logits if not padded else output.logits[pos >= 0]
+        present.square().mean().backward()
+        results.append((present.detach(), *(p.grad for p in model.parameters())))
+    for result, second in zip(*results, strict=True):
+        torch.testing.assert_close(result, second, rtol=1e-9, atol=1e-12)
 
 
 def _order(choices: Dispatch) -> torch.Tensor:

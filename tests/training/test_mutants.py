@@ -94,28 +94,30 @@ def test_muon_leaves_the_biases_of_experts_to_the_rest():
 
 def test_moments_are_taken_up_apart_and_alone():
     state = go(begin(), run.Train(steps=2, batch=4))
-    kept = {name: value.clone() for name, value in state.optimizer.state().items()}
-    other = go(begin(), run.Train(steps=3, batch=4))
-    name = next(name for name in kept if name.endswith(":exp_avg"))
-    some = {key: value for key, value in kept.items() if not key.startswith(name.partition(":")[0])}
-    other.optimizer.restore(some)
-    assert other.optimizer.state().keys() == some.keys()  # nothing of before stays
-    given = {key: value.clone() for key, value in kept.items()}
-    other.optimizer.restore(given)
-    given[name].fill_(7.0)
-    assert torch.equal(other.optimizer.state()[name], kept[name])  # no alias
+    saved = {name: value.clone() for name, value in state.optimizer.state().items()}
+    second = go(begin(), run.Train(steps=3, batch=4))
+    name = next(name for name in saved if name.endswith(":exp_avg"))
+    group = {
+        key: value for key, value in saved.items() if not key.startswith(name.partition(":")[0])
+    }
+    second.optimizer.restore(group)
+    assert second.optimizer.state().keys() == group.keys()  # nothing of before stays
+    args = {key: value.clone() for key, value in saved.items()}
+    second.optimizer.restore(args)
+    args[name].fill_(7.0)
+    assert torch.equal(second.optimizer.state()[name], saved[name])  # no alias
     with pytest.raises(UserError, match=r"this model \[50, 16\]|as \["):
-        other.optimizer.restore({**kept, name: kept[name][:1]})
+        second.optimizer.restore({**saved, name: saved[name][:1]})
 
 
 def test_a_prefix_reaches_the_model():
     model, batch = build_model(tiny(), seed=1).eval(), next(Random())
     prefix = torch.zeros_like(batch.tokens, dtype=torch.bool)
     prefix[:, :6] = True
-    plain, told = (
-        forward(model, one).hidden for one in (batch, dataclasses.replace(batch, prefix=prefix))
+    plain, output = (
+        forward(model, item).hidden for item in (batch, dataclasses.replace(batch, prefix=prefix))
     )
-    assert not torch.allclose(plain[:, 2], told[:, 2]) and torch.isfinite(told).all()
+    assert not torch.allclose(plain[:, 2], output[:, 2]) and torch.isfinite(output).all()
 
 
 def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32():
@@ -138,8 +140,8 @@ def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
         find_corpus(str(tmp_path / "short.txt"), separator="%"),
     ]
     tokenizer = train_tokenizer("char", ["ab"])
-    parts = [(tokenise(source, tokenizer, cache=tmp_path / "cache"), 1.0) for source in sources]
-    batch = next(Batches(parts, 8, 16))
+    pieces = [(tokenise(source, tokenizer, cache=tmp_path / "cache"), 1.0) for source in sources]
+    batch = next(Batches(pieces, 8, 16))
     of_b = (batch.tokens == tokenizer.encode("b")[0]).any(1)
     assert of_b.sum() == 4 and batch.document_ids is not None
     assert torch.equal(batch.document_ids[:, -1] > 0, of_b)
@@ -147,8 +149,8 @@ def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
 
 def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended():
     for schedule in (run.Cosine(warmup=2), run.WarmupStableDecay(warmup=2)):
-        found = [factor_in_extended_run(schedule, step, 10, (4,)) for step in range(1, 11)]
-        assert found == [factor(schedule, step, 4) for step in (1, 2, 3, 4)] + [
+        result = [factor_in_extended_run(schedule, step, 10, (4,)) for step in range(1, 11)]
+        assert result == [factor(schedule, step, 4) for step in (1, 2, 3, 4)] + [
             factor(schedule, step, 6) for step in (1, 2, 3, 4, 5, 6)
         ]
     constant = run.Constant(warmup=0.5)
@@ -172,8 +174,8 @@ def test_best_and_bad_come_back(tmp_path):
 
 def test_weights_of_another_shape_are_refused(tmp_path):
     path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
-    other = begin(tiny(dropout=0.2, vocab=40))
-    store.save(other.model, tmp_path / "other", layout="glassformer")
+    second = begin(tiny(dropout=0.2, vocab=40))
+    store.save(second.model, tmp_path / "other", layout="glassformer")
     shutil.copy(tmp_path / "other" / "model.safetensors", path)
     (path / "SHA256SUMS").unlink()
     metrics = run_checkpoints.read_json(path / "state.json")
@@ -202,8 +204,8 @@ def test_half_a_checkpoint_never_bears_a_good_name(tmp_path, monkeypatch):
     run_checkpoints.rotate(tmp_path, 1)
     assert [path.name for path in run_checkpoints.steps(tmp_path)] == ["step-000003"]
     monkeypatch.undo()
-    left = {path.name for path in tmp_path.iterdir()} - {"last", "step-000003"}
-    assert left == {".step-000001.old", ".step-000002.old"}
+    remaining = {path.name for path in tmp_path.iterdir()} - {"last", "step-000003"}
+    assert remaining == {".step-000001.old", ".step-000002.old"}
     (tmp_path / ".last.x1.part").write_text("")
     (tmp_path / ".run.json.x1.part").write_text("")
     (tmp_path / ".mine").write_text("")

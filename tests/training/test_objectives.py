@@ -54,9 +54,9 @@ def packed(rows=4, length=14, seed=0):
 def batches():
     tokens, pos, document_ids = packed()
     source, source_pos, source_document_ids = packed(seed=1)
-    there = pos >= 0
-    targets = torch.where(there, tokens.roll(-1, 1), -1)
-    few = torch.where(there & (torch.arange(tokens.shape[1]) % 4 == 1), tokens, -1)
+    present = pos >= 0
+    targets = torch.where(present, tokens.roll(-1, 1), -1)
+    few = torch.where(present & (torch.arange(tokens.shape[1]) % 4 == 1), tokens, -1)
     plain = Batch(tokens, torch.full_like(tokens, -1), pos, document_ids)
     labelled = dataclasses.replace(plain, segments=(pos > 2).long(), labels=torch.arange(8) % 3)
     return {
@@ -65,7 +65,7 @@ def batches():
             objectives.Prefix(),
             tiny.DECODERS["llama"],
             dataclasses.replace(
-                plain, targets=torch.where(pos > 2, targets, -1), prefix=there & (pos < 3)
+                plain, targets=torch.where(pos > 2, targets, -1), prefix=present & (pos < 3)
             ),
         ),
         "span": (
@@ -141,7 +141,7 @@ def test_no_objective_asks_the_device(name, asked_nothing):
         assert loss.backward(model, moved, chosen, 0.1).sum.is_meta
         if chosen.all_pieces is not None:
             assert chosen.all_pieces(
-                model, Pieces([part.to("meta") for part in loss.split(batch, 2)])
+                model, Pieces([piece.to("meta") for piece in loss.split(batch, 2)])
             )[0].sum.is_meta
 
 
@@ -149,14 +149,16 @@ def test_no_objective_asks_the_device(name, asked_nothing):
 def test_what_the_host_counts_is_what_is_there(name):
     """Loss and gradients by the host's copy, as on a GPU, are those without."""
     chosen, shape, batch = CASES[name]
-    model, found = build_model(shape, seed=1).train(), []
-    for given in (batch, dataclasses.replace(batch, host=batch)):
+    model, results = build_model(shape, seed=1).train(), []
+    for args in (batch, dataclasses.replace(batch, host=batch)):
         model.zero_grad()
-        done = loss.backward(model, given, chosen, 0.1)
+        done = loss.backward(model, args, chosen, 0.1)
         grads = [p.grad for p in model.parameters() if p.grad is not None]
-        found.append((done.sum, torch.as_tensor(done.count), torch.as_tensor(done.tokens), *grads))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other, one)
+        results.append(
+            (done.sum, torch.as_tensor(done.count), torch.as_tensor(done.tokens), *grads)
+        )
+    for result, second in zip(*results, strict=True):
+        torch.testing.assert_close(second, result)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -177,7 +179,7 @@ def test_one_batch_is_learned_by_heart(name):
 @pytest.mark.parametrize("name", CASES)
 def test_pieces_are_the_whole_batch(name, pieces):
     chosen, shape, batch = CASES[name]
-    found = []
+    results = []
     for count in (1, pieces):
         model = build_model(shape, seed=1).double()
         label = (
@@ -186,13 +188,13 @@ def test_pieces_are_the_whole_batch(name, pieces):
             else batch.labels
         )
         sums = gradients(model, dataclasses.replace(batch, labels=label), chosen, count, 0.1)
-        found.append(
+        results.append(
             (sums, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
         )
-    (whole, right), (parts, grads) = found
-    assert whole.count == parts.count and whole.tokens == parts.tokens
-    assert whole.loss == pytest.approx(parts.loss, rel=1e-6)  # vectors are compared in fp32
-    assert whole.metrics == pytest.approx(parts.metrics)
+    (full, right), (second_pieces, grads) = results
+    assert full.count == second_pieces.count and full.tokens == second_pieces.tokens
+    assert full.loss == pytest.approx(second_pieces.loss, rel=1e-6)  # vectors are compared in fp32
+    assert full.metrics == pytest.approx(second_pieces.metrics)
     for path, grad in right.items():
         torch.testing.assert_close(grads[path], grad, rtol=1e-4, atol=1e-6)
 
@@ -224,30 +226,32 @@ def test_dropout_is_the_same_in_both_readings_of_pieces():
         ]
     )
     assert torch.equal(torch.rand(1), after)
-    found = chosen.of_vectors(vectors)
-    assert float(found.sum.detach()) == pytest.approx(sums.loss, rel=1e-6)
-    for mine, right in zip(
-        grads, torch.autograd.grad(found.sum, list(model.parameters())), strict=True
+    result = chosen.of_vectors(vectors)
+    assert float(result.sum.detach()) == pytest.approx(sums.loss, rel=1e-6)
+    for grad, right in zip(
+        grads, torch.autograd.grad(result.sum, list(model.parameters())), strict=True
     ):
-        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(grad, right, rtol=1e-4, atol=1e-6)
 
 
 def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
     chosen, shape, batch = CASES["masked"]
-    seen, real = [], loss.cross_entropy
+    calls, real = [], loss.cross_entropy
     monkeypatch.setattr(
-        loss, "cross_entropy", lambda hidden, *rest: seen.append(len(hidden)) or real(hidden, *rest)
+        loss,
+        "cross_entropy",
+        lambda hidden, *args: calls.append(len(hidden)) or real(hidden, *args),
     )
     model = build_model(shape, seed=1)
-    found = chosen.loss(model, batch, 0.1)
-    assert seen == [found.count] == [int((batch.targets >= 0).sum())]
+    result = chosen.loss(model, batch, 0.1)
+    assert calls == [result.count] == [int((batch.targets >= 0).sum())]
     logits = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits.flatten(
         0, 1
     )
     plain = F.cross_entropy(
         logits, batch.targets.flatten(), ignore_index=-1, reduction="sum", label_smoothing=0.1
     )
-    torch.testing.assert_close(found.sum, plain)
+    torch.testing.assert_close(result.sum, plain)
 
 
 def test_a_batch_that_asks_nothing_is_skipped():
@@ -269,17 +273,17 @@ def test_contrast_is_cross_entropy_of_cosines_both_ways():
     vectors = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     a, b = F.normalize(vectors[0::2], dim=-1), F.normalize(vectors[1::2], dim=-1)
     scores = torch.tensor([[float(x @ y) / 0.05 for y in b] for x in a])
-    there, back = (-torch.log_softmax(s, 1).diagonal().sum() for s in (scores, scores.T))
+    present, back = (-torch.log_softmax(s, 1).diagonal().sum() for s in (scores, scores.T))
     assert float(objectives.Contrast().of_vectors(vectors).sum) == pytest.approx(
-        float(there + back) / 2, rel=1e-5
+        float(present + back) / 2, rel=1e-5
     )
 
 
 def test_measures():
-    said, right = torch.tensor([1, 1, 1, 0, 0, 1]), torch.tensor([1, 1, 0, 0, 1, 1])
+    message, right = torch.tensor([1, 1, 1, 0, 0, 1]), torch.tensor([1, 1, 0, 0, 1, 1])
     tp, tn, fp, fn = 3, 1, 1, 1
     by_hand = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert matthews(said, right) == pytest.approx(by_hand)
+    assert matthews(message, right) == pytest.approx(by_hand)
     assert matthews(torch.ones(4), torch.tensor([0, 1, 1, 0])) == 0.0
     assert ranks(torch.tensor([3.0, 1.0, 3.0, 9.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
     x, y = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
@@ -303,13 +307,16 @@ SMALL = {
 }
 
 
-def shape_of(made):
+def shape_of(result):
     """A tiny model's config as a run file has it, with dropout."""
     stacks = {
-        name: dataclasses.replace(stack, dropout=0.1) for name, stack in config.stacks(made).items()
+        name: dataclasses.replace(stack, dropout=0.1)
+        for name, stack in config.stacks(result).items()
     }
-    made = dataclasses.replace(made, embed=dataclasses.replace(made.embed, vocab=130), **stacks)
-    return serial.to_dict(made)
+    result = dataclasses.replace(
+        result, embed=dataclasses.replace(result.embed, vocab=130), **stacks
+    )
+    return serial.to_dict(result)
 
 
 @pytest.fixture(scope="module")
@@ -352,11 +359,11 @@ def settings(data, objective, **changes):
         for key, value in changes.items()
         if key.startswith("data.")
     }
-    how = {key: value for key, value in changes.items() if not key.startswith("data.")}
+    options = {key: value for key, value in changes.items() if not key.startswith("data.")}
     return dataclasses.replace(
         base,
         data=serial.change(base.data, inside, "data"),
-        train=serial.change(base.train, {"objective": objective, **how}, "train"),
+        train=serial.change(base.train, {"objective": objective, **options}, "train"),
     )
 
 
@@ -365,7 +372,7 @@ def settings(data, objective, **changes):
 )
 def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeypatch, capfd):
     ended = training.run(
-        settings(data, objective), tmp_path / "whole", sample=lambda *told: f"made of {told[2]}"
+        settings(data, objective), tmp_path / "whole", sample=lambda *args: f"made of {args[2]}"
     )
     assert ended.step == 12 and math.isfinite(ended.valid_loss)
     first = training.launch.Log.__call__
@@ -380,12 +387,12 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
         training.run(settings(data, objective), tmp_path / "cut")
     monkeypatch.undo()
     training.run(settings(data, objective), tmp_path / "cut", resume=True)
-    left, right = (
+    remaining, right = (
         dict(store.load(tmp_path / f / "step-000012")[0].named_parameters())
         for f in ("whole", "cut")
     )
-    assert left.keys() == right.keys() and all(
-        torch.equal(left[name], right[name]) for name in left
+    assert remaining.keys() == right.keys() and all(
+        torch.equal(remaining[name], right[name]) for name in remaining
     )
     curves = [
         [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(tmp_path / f / "log.jsonl")]
@@ -393,28 +400,28 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
     ]
     assert curves[0] == curves[1]
     last = hooks.read_log(tmp_path / "whole" / "log.jsonl")[-1]
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     # which are not of one length: no share of the machine's peak is known
     sides = objective in ("Span", "Seq2Seq")
-    assert ("MFLOP a token on each side" in said) == sides != ("of this machine's peak" in said)
+    assert ("MFLOP a token on each side" in stderr) == sides != ("of this machine's peak" in stderr)
     if objective == "Classify":
         assert Checkpoint.open(tmp_path / "whole").labels == ("even", "odd") and "matthews" in str(
             last
         )
-        assert "head over tokens is left out" in said
+        assert "head over tokens is left out" in stderr
     if objective == "Tag":
         assert Checkpoint.open(tmp_path / "whole").labels == ("B-N", "O") and "valid_f1" in last
     if objective == "Contrast":
         assert "valid_accuracy" in last
     if objective == "Seq2Seq":
-        assert " and " in said.split("made of ")[1].splitlines()[0]
+        assert " and " in stderr.split("made of ")[1].splitlines()[0]
 
 
 # -------------------------------------------------------------------------------------- mistakes
 
 
 @pytest.mark.parametrize(
-    ("objective", "shape", "said"),
+    ("objective", "shape", "message"),
     [
         (
             "Causal",
@@ -435,8 +442,8 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
         ),
     ],
 )
-def test_an_objective_that_does_not_fit_the_shape(objective, shape, said, data, tmp_path):
-    with pytest.raises(UserError, match=said) as caught:
+def test_an_objective_that_does_not_fit_the_shape(objective, shape, message, data, tmp_path):
+    with pytest.raises(UserError, match=message) as caught:
         training.run(
             dataclasses.replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run"
         )
@@ -444,15 +451,15 @@ def test_an_objective_that_does_not_fit_the_shape(objective, shape, said, data, 
 
 
 def test_data_of_the_wrong_kind(data, tmp_path):
-    asked = settings(data, "Masked")
-    wrong = dataclasses.replace(asked, data=run.Examples(str(data / "labels.tsv")))
+    query = settings(data, "Masked")
+    wrong = dataclasses.replace(query, data=run.Examples(str(data / "labels.tsv")))
     with pytest.raises(
         UserError,
         match=r"Masked learns from running text; set \[data\] type = "
         r'"Data"',
     ):
         training.run(wrong, tmp_path / "run")
-    wrong = dataclasses.replace(settings(data, "Classify"), data=asked.data)
+    wrong = dataclasses.replace(settings(data, "Classify"), data=query.data)
     with pytest.raises(
         UserError,
         match=r"Classify learns from examples; set \[data\] type = "
@@ -462,13 +469,13 @@ def test_data_of_the_wrong_kind(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("objective", "said"), [("Masked", "has no mask token"), ("Span", "has no sentinels")]
+    ("objective", "message"), [("Masked", "has no mask token"), ("Span", "has no sentinels")]
 )
-def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, said, data, tmp_path):
+def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, message, data, tmp_path):
     from glassformer.tokenizer import train as train_tokenizer
 
     train_tokenizer("char", ["".join(map(chr, range(32, 127)))]).save(tmp_path)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         training.run(
             settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run"
         )
@@ -490,9 +497,9 @@ def test_compiled_is_as_written_out(name):
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, backend="aot_eager", dynamic=False)
     for low in (0, 2, 1):
-        part = batch.rows(low, low + 2)
-        right, found = (gradients(runner, part, chosen, 1) for runner in (model, compiled))
-        assert found.loss == pytest.approx(right.loss, rel=1e-5) and found.count == right.count
+        piece = batch.rows(low, low + 2)
+        right, result = (gradients(runner, piece, chosen, 1) for runner in (model, compiled))
+        assert result.loss == pytest.approx(right.loss, rel=1e-5) and result.count == right.count
     # how many documents there are is not known before: the pool stays outside
     if not hasattr(model, "pool"):
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
@@ -503,16 +510,16 @@ def test_the_compiled_loss_is_the_loss(monkeypatch):
         loss, "_compiled_to_grad", lambda: torch.compile(loss._to_grad, backend="aot_eager")
     )
     draw = torch.Generator().manual_seed(0)
-    found = []
+    results = []
     for fused in (False, True):
         draw.manual_seed(0)
         hidden, table = (torch.randn(n, 16, generator=draw).requires_grad_() for n in (12, 40))
         targets = torch.randint(-1, 40, (12,), generator=draw)
         total = loss.cross_entropy(hidden, targets, table, None, 5.0, 0.1, fused=fused)
         total.backward()
-        found.append((total.detach(), hidden.grad, table.grad))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        results.append((total.detach(), hidden.grad, table.grad))
+    for result, second in zip(*results, strict=True):
+        torch.testing.assert_close(result, second)
 
 
 # --------------------------------------------------------------------- more from few examples
@@ -531,7 +538,7 @@ def test_two_readings_that_should_agree_by_hand():
     ways."""
     batch, model = CASES["classify"][2], dropping(CLASSIFIER)
     torch.manual_seed(7)
-    one, other = (
+    item, second = (
         model(
             batch.tokens,
             pos=batch.pos,
@@ -541,15 +548,15 @@ def test_two_readings_that_should_agree_by_hand():
         ).pooled
         for _ in range(2)
     )
-    assert not torch.equal(one, other)
-    right = (F.cross_entropy(one, batch.labels) + F.cross_entropy(other, batch.labels)) / 2
-    p, q = one.log_softmax(-1), other.log_softmax(-1)
-    both = F.kl_div(q, p, reduction="batchmean", log_target=True) + F.kl_div(
+    assert not torch.equal(item, second)
+    right = (F.cross_entropy(item, batch.labels) + F.cross_entropy(second, batch.labels)) / 2
+    p, q = item.log_softmax(-1), second.log_softmax(-1)
+    pair = F.kl_div(q, p, reduction="batchmean", log_target=True) + F.kl_div(
         p, q, reduction="batchmean", log_target=True
     )
     torch.manual_seed(7)
-    found = objectives.Classify(rdrop=3.0).loss(model, batch)
-    torch.testing.assert_close(found.sum / found.count, right + 3.0 / 4 * both)
+    loss = objectives.Classify(rdrop=3.0).loss(model, batch)
+    torch.testing.assert_close(loss.sum / loss.count, right + 3.0 / 4 * pair)
     model.eval()
     plain = objectives.Classify().loss(model, batch).sum
     # validation
@@ -571,20 +578,22 @@ def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
     documents = 0
     for row in range(len(step)):
         for number in range(int(batch.document_ids[row].max()) + 1):
-            own = batch.document_ids[row] == number
-            assert step[row, own].norm() == pytest.approx(
-                float(embedded[row, own].norm(dim=-1).mean()), rel=1e-5
+            individual = batch.document_ids[row] == number
+            assert step[row, individual].norm() == pytest.approx(
+                float(embedded[row, individual].norm(dim=-1).mean()), rel=1e-5
             )
             assert (
-                F.cosine_similarity(step[row, own].flatten(), grad[row, own].flatten(), dim=0)
+                F.cosine_similarity(
+                    step[row, individual].flatten(), grad[row, individual].flatten(), dim=0
+                )
                 > 0.9999
             )
             documents += 1
     assert documents == len(batch.labels) and not step[batch.pos < 0].any()
-    found = objectives.Classify(adversarial=0.1).loss(model, batch).sum.detach()
+    result = objectives.Classify(adversarial=0.1).loss(model, batch).sum.detach()
     moved = forward(model, batch, Tape(edits={"*.embed": lambda path, x: x + 0.1 * step})).pooled
     harder = F.cross_entropy(moved, batch.labels, reduction="sum")
-    torch.testing.assert_close(found, (plain.detach() + harder.detach()) / 2)
+    torch.testing.assert_close(result, (plain.detach() + harder.detach()) / 2)
     assert harder > plain
 
 
@@ -648,7 +657,7 @@ def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, capsys):
         'type = "Examples"',
     ]
     (tmp_path / "run.toml").write_text("\n".join([*shape, *lines, *sizes]))
-    asked = [
+    requests = [
         "train",
         str(tmp_path / "run.toml"),
         "--out",
@@ -656,11 +665,11 @@ def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, capsys):
         "--dtype",
         "float32",
     ]
-    assert main([*asked, "--steps", "8"]) == 2
-    assert '"type" is "Prefer"' in (said := capsys.readouterr().err) and "--use FILE" in said
-    used = [*asked, "--use", str(OWN)]
-    assert main([*used, "--steps", "8", "--train.objective.margin", "0.5"]) == 0
-    assert main([*used, "--steps", "12", "--train.objective.margin", "0.5", "--resume"]) == 0
+    assert main([*requests, "--steps", "8"]) == 2
+    assert '"type" is "Prefer"' in (stderr := capsys.readouterr().err) and "--use FILE" in stderr
+    in_use = [*requests, "--use", str(OWN)]
+    assert main([*in_use, "--steps", "8", "--train.objective.margin", "0.5"]) == 0
+    assert main([*in_use, "--steps", "12", "--train.objective.margin", "0.5", "--resume"]) == 0
     valid = [
         step["valid_preferred"]
         for step in hooks.read_log(tmp_path / "run" / "log.jsonl")
@@ -673,7 +682,7 @@ def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, capsys):
     assert (
         main(
             [
-                *used[:2],
+                *in_use[:2],
                 "--out",
                 str(tmp_path / "no"),
                 "--use",

@@ -28,26 +28,26 @@ def by_the_book(size: int, keys: list[int], number: int) -> int:
         return x ^ x >> 31
 
     while True:
-        left, right = divmod(number, b)
+        remaining, right = divmod(number, b)
         for turn, key in enumerate(keys):
             if turn % 2:
-                right = (right + mixed(left ^ key)) % b
+                right = (right + mixed(remaining ^ key)) % b
             else:
-                left = (left + mixed(right ^ key)) % a
-        number = left * b + right
+                remaining = (remaining + mixed(right ^ key)) % a
+        number = remaining * b + right
         if number < size:
             return number
 
 
-@pytest.mark.parametrize("way", [LISTED, COMPUTED])
+@pytest.mark.parametrize("variant", [LISTED, COMPUTED])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 99, 1000, 65536, 65537])
-def test_every_row_comes_once(size: int, way: int) -> None:
-    found = order_of(size, np.random.SeedSequence(size), way)
-    whole = found(0, size)
-    assert whole.dtype == np.int64
-    assert np.array_equal(np.sort(whole), np.arange(size))
+def test_every_row_comes_once(size: int, variant: int) -> None:
+    result = order_of(size, np.random.SeedSequence(size), variant)
+    full = result(0, size)
+    assert full.dtype == np.int64
+    assert np.array_equal(np.sort(full), np.arange(size))
     cut = [0, size // 3, size // 2, size]
-    assert np.array_equal(np.concatenate([found(a, b) for a, b in itertools.pairwise(cut)]), whole)
+    assert np.array_equal(np.concatenate([result(a, b) for a, b in itertools.pairwise(cut)]), full)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000, 10**9 + 7, 2**40 + 3])
@@ -64,29 +64,29 @@ def test_the_computed_order_looks_random() -> None:
     """Of 100,003 rows: places, neighbours and inversions as in a fair shuffle, and other seeds give
     other orders."""
     size = 100_003
-    one, two = (order_of(size, np.random.SeedSequence(seed), COMPUTED)(0, size) for seed in (0, 1))
-    for found in (one, two):
-        assert abs(np.corrcoef(found, np.arange(size))[0, 1]) < 4 / math.sqrt(size)
-        assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 4 / math.sqrt(size)
-        assert abs(np.abs(np.diff(found)).mean() / size - 1 / 3) < 0.005
-        cells = np.histogram2d(found, np.arange(size), bins=20)[0]
+    item, two = (order_of(size, np.random.SeedSequence(seed), COMPUTED)(0, size) for seed in (0, 1))
+    for result in (item, two):
+        assert abs(np.corrcoef(result, np.arange(size))[0, 1]) < 4 / math.sqrt(size)
+        assert abs(np.corrcoef(result[1:], result[:-1])[0, 1]) < 4 / math.sqrt(size)
+        assert abs(np.abs(np.diff(result)).mean() / size - 1 / 3) < 0.005
+        cells = np.histogram2d(result, np.arange(size), bins=20)[0]
         # chi-square, 19 * 19
         assert ((cells - size / 400) ** 2 / (size / 400)).sum() < 361 + 4 * math.sqrt(2 * 361)
-        assert (found == np.arange(size)).sum() < 10  # one is expected
-    assert (one == two).sum() < 10
+        assert (result == np.arange(size)).sum() < 10  # one is expected
+    assert (item == two).sum() < 10
 
 
 def test_the_order_does_not_change_with_versions() -> None:
     """A resumed run on a newer library must see the same rows: these numbers were drawn once and
     stay."""
-    found = order_of(10**9, np.random.SeedSequence(0), COMPUTED)
-    assert found(0, 4).tolist() == [263737703, 509729113, 496970738, 564771341]
+    result = order_of(10**9, np.random.SeedSequence(0), COMPUTED)
+    assert result(0, 4).tolist() == [263737703, 509729113, 496970738, 564771341]
 
 
 def test_a_billion_rows_are_put_in_order_in_no_memory() -> None:
     tracemalloc.start()
-    found = order_of(10**9, np.random.SeedSequence(0), COMPUTED)
-    rows = np.concatenate([found(low, low + 512) for low in range(0, 10**9, 10**7)])
+    result = order_of(10**9, np.random.SeedSequence(0), COMPUTED)
+    rows = np.concatenate([result(low, low + 512) for low in range(0, 10**9, 10**7)])
     assert tracemalloc.get_traced_memory()[1] < 2 << 20
     tracemalloc.stop()
     assert len(np.unique(rows)) == len(rows)
@@ -108,7 +108,7 @@ def test_a_long_corpus_is_computed_and_an_old_checkpoint_of_it_goes_on_as_it_beg
     assert new.state() == state
     for _ in range(100):
         assert equal(next(new), next(old))
-    begun = Batches(corpus([5000], eos=None), 4, 16, seed=3)
-    seen = [row for _ in range(-(-begun._cursors[0].size // 4)) for row in next(begun).targets]
-    targets = [int(t) for row in seen[: begun._cursors[0].size] for t in row if t != -1]
+    started = Batches(corpus([5000], eos=None), 4, 16, seed=3)
+    rows = [row for _ in range(-(-started._cursors[0].size // 4)) for row in next(started).targets]
+    targets = [int(t) for row in rows[: started._cursors[0].size] for t in row if t != -1]
     assert len(targets) >= 4999 and len(set(targets)) == 4999

@@ -99,10 +99,10 @@ def test_its_own_embeddings_can_be_set_and_come_after_the_models_changes(lines: 
     assert (
         training.plan_run(settings(lines, source_embed__vocab=300)).model.source_embed.vocab == 300
     )
-    same = training.plan_run(
+    repeated = training.plan_run(
         settings(lines, data__source_vocab=None, data__vocab=265, data__tokenizer="bpe")
     )
-    assert (same.vocab, same.source_vocab) == (265, 265)
+    assert (repeated.vocab, repeated.source_vocab) == (265, 265)
     alone = training.plan_run(
         settings(lines, data__source_tokenizer=None, data__source_vocab=None)
     ).with_tokenizer()
@@ -137,27 +137,30 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     capfd.readouterr()
     training.run(settings(lines), tmp_path / "cut", resume=True)
     assert "Training a" not in capfd.readouterr().err
-    left, right = (
+    remaining, right = (
         dict(store.load(tmp_path / f / "step-000012")[0].named_parameters())
         for f in ("whole", "cut")
     )
-    assert left.keys() == right.keys() and "source_embed.token.weight" in left
-    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert remaining.keys() == right.keys() and "source_embed.token.weight" in remaining
+    assert all(torch.equal(remaining[name], right[name]) for name in remaining)
 
     model, writes = store.load(tmp_path / "whole")
     reads = Checkpoint.open(tmp_path / "whole").source_tokenizer()
-    kept = json.loads((tmp_path / "whole" / "run.json").read_text())
+    saved = json.loads((tmp_path / "whole" / "run.json").read_text())
     assert writes is not None and reads is not None
-    assert (kept["tokenizer"], kept["source_tokenizer"]) == (writes.fingerprint, reads.fingerprint)
+    assert (saved["tokenizer"], saved["source_tokenizer"]) == (
+        writes.fingerprint,
+        reads.fingerprint,
+    )
     ids = [*reads.encode("EIN UND ZWEI"), reads.eos]
-    wanted = generation.beam(model, writes, [ids], beams=2, max_new=6)[0][0].text
+    text = generation.beam(model, writes, [ids], beams=2, max_new=6)[0][0].text
     assert (
         main(
             ["translate", str(tmp_path / "whole"), "EIN UND ZWEI", "--beams", "2", "--max-new", "6"]
         )
         == 0
     )
-    assert capfd.readouterr().out.strip() == wanted.strip()
+    assert capfd.readouterr().out.strip() == text.strip()
     data = [
         "--data",
         str(lines / "s"),
@@ -204,8 +207,8 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     assert Checkpoint.open(tmp_path / "on").config == model.config
     # a run's folder names the source's tokenizer for the source
     named = settings(lines, data__source_tokenizer=str(tmp_path / "whole"), data__source_vocab=None)
-    found = training.plan_run(named).find_tokenizer(source=True)
-    assert found.fingerprint == reads.fingerprint != writes.fingerprint
+    result = training.plan_run(named).find_tokenizer(source=True)
+    assert result.fingerprint == reads.fingerprint != writes.fingerprint
     # running text has one side
     span = dataclasses.replace(again, data=run.Data(train=str(lines / "s")))
     span = dataclasses.replace(
@@ -220,7 +223,7 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"recipe": "glass/1m", "encoder__depth": ...},
@@ -246,9 +249,9 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(
-    lines: Path, changes: dict[str, Any], said: str
+    lines: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         assert training.plan_run(settings(lines, **changes)).with_tokenizer().model
     assert "\n" not in str(caught.value)
 
@@ -258,29 +261,29 @@ def test_other_objectives_and_one_sided_models_are_refused(lines: Path, tmp_path
     from glassformer.config import serial
     from glassformer.nn import build_model
 
-    asked = settings(lines)
+    query = settings(lines)
     (tmp_path / "films.tsv").write_text("text\tlabel\nfine\t1\ndull\t0\n")
     data = run.Examples(train=str(tmp_path / "films.tsv"), source_tokenizer="bpe")
-    how = dataclasses.replace(asked.train, objective=training.objectives.Classify())
+    options = dataclasses.replace(query.train, objective=training.objectives.Classify())
     with pytest.raises(
         UserError,
         match=r"data\.source_tokenizer is for a source beside a "
         r"target.*Classify has none",
     ):
-        training.plan_run(run.Run({"recipe": "glass/1m", "decoder.depth": 1}, data, how))
+        training.plan_run(run.Run({"recipe": "glass/1m", "decoder.depth": 1}, data, options))
     shape = {
         k: v for k, v in SMALL.items() if k in ("dim", "encoder.depth", "decoder.depth", "context")
     }
     shared = serial.change(recipes.find("glass/pair-3m"), {**shape, "embed.vocab": 300})
-    one = training.plan_run(
+    item = training.plan_run(
         settings(lines, data__source_tokenizer=None, data__source_vocab=None)
     ).find_tokenizer()
-    store.save(build_model(shared, seed=0), tmp_path / "shared", one)
+    store.save(build_model(shared, seed=0), tmp_path / "shared", item)
     with pytest.raises(
         UserError,
         match=r"shared has one vocabulary for both sides; leave out "
         r"data\.source_tokenizer",
     ):
-        training.plan_run(dataclasses.replace(asked, model={"from": str(tmp_path / "shared")}))
+        training.plan_run(dataclasses.replace(query, model={"from": str(tmp_path / "shared")}))
     with pytest.raises(UserError, match="source_tokenizer"):
         run_file.read_run({"data": {"type": "Data", "source_tokenizer": "bpe"}})

@@ -38,12 +38,12 @@ def test_it_goes_on_from_a_state_in_the_middle() -> None:
         next(ahead), next(plain)
     state = json.loads(json.dumps(ahead.state()))
     expected = [next(plain) for _ in range(5)]
-    for other in (ahead, Prefetched(batches())):
+    for second in (ahead, Prefetched(batches())):
         for _ in range(3):
-            next(other)
-        other.restore(state)
-        assert other.state() == state
-        assert all(equal(next(other), batch) for batch in expected)
+            next(second)
+        second.restore(state)
+        assert second.state() == state
+        assert all(equal(next(second), batch) for batch in expected)
 
 
 def test_pieces_are_read_ahead_as_whole_batches_are() -> None:
@@ -72,12 +72,12 @@ def test_the_thread_works_while_the_reader_does() -> None:
 
 
 def test_an_error_comes_in_its_turn() -> None:
-    source, left = batches(), iter([True, True, False, False, False])
+    source, remaining = batches(), iter([True, True, False, False, False])
 
-    def draw(some: Any) -> Any:
-        if not next(left):
+    def draw(group: Any) -> Any:
+        if not next(remaining):
             raise OSError("the disk is gone")
-        return next(some)
+        return next(group)
 
     ahead = Prefetched(source, 2, draw)
     next(ahead), next(ahead)
@@ -88,27 +88,27 @@ def test_an_error_comes_in_its_turn() -> None:
 def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    some, cpu = batches(), torch.device("cpu")
-    assert read_ahead(some, cpu) is some
-    assert some.bytes == 4 * len(corpus(np.random.default_rng(2).integers(1, 90, 40).tolist()))
-    assert isinstance(read_ahead(some, torch.device("meta")), Prefetched)
-    monkeypatch.setattr(prefetch, "available_memory", lambda device: some.bytes - 1)
-    assert isinstance(read_ahead(some, cpu), Prefetched)
-    assert isinstance(read_ahead(Prepared(some, Prefix(), None, 0), cpu), Prefetched)
+    group, cpu = batches(), torch.device("cpu")
+    assert read_ahead(group, cpu) is group
+    assert group.bytes == 4 * len(corpus(np.random.default_rng(2).integers(1, 90, 40).tolist()))
+    assert isinstance(read_ahead(group, torch.device("meta")), Prefetched)
+    monkeypatch.setattr(prefetch, "available_memory", lambda device: group.bytes - 1)
+    assert isinstance(read_ahead(group, cpu), Prefetched)
+    assert isinstance(read_ahead(Prepared(group, Prefix(), None, 0), cpu), Prefetched)
 
 
 def test_for_a_gpu_every_part_of_a_batch_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for the pinning copies, as that does: this machine has no GPU to pin for."""
-    asked: list[tuple[int, ...]] = []
+    requests: list[tuple[int, ...]] = []
 
-    def pin(one: torch.Tensor) -> torch.Tensor:
-        asked.append(tuple(one.shape))
-        return one.clone()
+    def pin(item: torch.Tensor) -> torch.Tensor:
+        requests.append(tuple(item.shape))
+        return item.clone()
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     plain, ahead = batches(), prefetch.read_ahead(batches(), torch.device("cuda"))
     for _ in range(3):
-        one, other = next(plain), next(ahead)
-        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.targets, other.targets)
-    parts = sum(isinstance(part, torch.Tensor) for part in vars(one).values())
-    assert len(asked) >= 3 * parts >= 6
+        item, second = next(plain), next(ahead)
+        assert torch.equal(item.tokens, second.tokens) and torch.equal(item.targets, second.targets)
+    total = sum(isinstance(piece, torch.Tensor) for piece in vars(item).values())
+    assert len(requests) >= 3 * total >= 6

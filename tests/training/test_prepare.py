@@ -55,21 +55,21 @@ def test_a_checkpoint_and_a_recipe_are_refused(
 ) -> None:
     monkeypatch.chdir(home)
     assert cli.main(["train", *order, "--data.train", "text.txt", "--out", "both"]) == 2
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert (
-        said.count("\n") == 1
-        and "--from" in said
-        and "--recipe" in said
+        stderr.count("\n") == 1
+        and "--from" in stderr
+        and "--recipe" in stderr
         and not (home / "both").exists()
-    ), said
+    ), stderr
 
 
 def test_a_run_file_with_both_is_refused_and_one_of_them_takes_the_place_of_the_other(
     home: Path,
 ) -> None:
-    both = {"model": {"from": "base", "recipe": "glass/1m"}}
+    pair = {"model": {"from": "base", "recipe": "glass/1m"}}
     with pytest.raises(UserError, match="recipe"):
-        run_file.read_run(both)
+        run_file.read_run(pair)
     assert run_file.read_run(
         {"model": {"recipe": "glass/1m", "dim": 8}}, {"from": "base"}
     ).model == {
@@ -113,8 +113,8 @@ def test_new_embeddings_are_drawn_for_another_tokenizer(
     train(home, "anew", **settings, lr=1e-9)
     assert "drawn anew" in capfd.readouterr().err
     model, tokenizer = store.load(home / "anew")
-    base, own = store.load(home / "base")
-    assert tokenizer.size == model.config.embed.vocab != own.size
+    base, individual = store.load(home / "base")
+    assert tokenizer.size == model.config.embed.vocab != individual.size
     before, after = dict(base.named_parameters()), dict(model.named_parameters())
     for name, weight in after.items():
         token = name.startswith(("embed.token", "embed.lag", "head.proj"))

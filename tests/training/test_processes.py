@@ -80,18 +80,18 @@ def sentences(written):
 def test_a_mistake_of_the_first_is_a_sentence_of_each(folder, settings, mistake):
     (folder / "out").mkdir()
     (folder / "out" / "run.json").write_text(json.dumps({}))
-    one, other = (sentences(written) for written in both(folder, *settings))
-    assert len(one) == 1 and mistake in one[0] and other == one
+    item, second = (sentences(written) for written in both(folder, *settings))
+    assert len(item) == 1 and mistake in item[0] and second == item
 
 
 def test_a_first_process_that_ends_before_it_listens_is_a_sentence_of_the_other(folder):
-    one, other = (
+    item, second = (
         sentences(written)
         for written in both(folder, "--parallel.timeout", "3", first=["--steps", "0"], patience=3)
     )
-    assert one == ["train.steps is 0; give a number above 0."]
+    assert item == ["train.steps is 0; give a number above 0."]
     assert (
-        len(other) == 1
-        and "did not find each other" in other[0]
-        and "its own message says why" in other[0]
+        len(second) == 1
+        and "did not find each other" in second[0]
+        and "its own message says why" in second[0]
     )

@@ -20,15 +20,15 @@ from glassformer.training.routing import Routes, count_routes
 MOE = c.MoE(4, 2, c.MLP(32, "gelu"))
 
 
-def pairs(tokens, chosen, here=None):
+def pairs(tokens, chosen, local=None):
     """How often (token, expert) occurs, by hand."""
     rows = zip(tokens.flatten().tolist(), chosen.flatten(0, 1).tolist(), strict=True)
-    kept = [True] * tokens.numel() if here is None else here.flatten().tolist()
-    found = collections.Counter()
-    for keep, (token, experts) in zip(kept, rows, strict=True):
+    saved = [True] * tokens.numel() if local is None else local.flatten().tolist()
+    counter = collections.Counter()
+    for keep, (token, experts) in zip(saved, rows, strict=True):
         if keep:
-            found.update((token, expert) for expert in experts)
-    return dict(found)
+            counter.update((token, expert) for expert in experts)
+    return dict(counter)
 
 
 def told(routes: Routes):
@@ -44,17 +44,17 @@ def test_every_choice_is_counted_and_padding_is_not():
     pos = torch.arange(first.shape[1]).repeat(len(first), 1)
     pos[0, -5:] = -1
     path = "decoder.blocks.1.ffn"
-    tape, other = Tape("*.chosen"), Tape("*.chosen")
-    plain = model(first, pos=pos, tape=tape).logits, model(second, tape=other).logits
+    tape, second_tape = Tape("*.chosen"), Tape("*.chosen")
+    plain = model(first, pos=pos, tape=tape).logits, model(second, tape=second_tape).logits
     with count_routes(model) as routes:
         watched = model(first, pos=pos).logits, model(second).logits
     assert all(torch.equal(*two) for two in zip(plain, watched, strict=True))
     assert len(routes) == len(model.decoder.blocks)
-    here = collections.Counter(pairs(first, tape[f"{path}.chosen"], pos >= 0))
-    here.update(pairs(second, other[f"{path}.chosen"]))
-    assert told(routes[path]) == dict(here)
+    counter = collections.Counter(pairs(first, tape[f"{path}.chosen"], pos >= 0))
+    counter.update(pairs(second, second_tape[f"{path}.chosen"]))
+    assert told(routes[path]) == dict(counter)
     model(first)
-    assert told(routes[path]) == dict(here)  # nothing is watched any more
+    assert told(routes[path]) == dict(counter)  # nothing is watched any more
 
 
 def test_an_encoder_counts_its_own_tokens():
@@ -68,9 +68,9 @@ def test_an_encoder_counts_its_own_tokens():
     model(target, source=source, source_pos=source_pos, tape=tape)
     with count_routes(model) as routes:
         model(target, source=source, source_pos=source_pos)
-    for path, found in routes.items():
+    for path, route in routes.items():
         assert path.startswith("encoder.")
-        assert told(found) == pairs(source, tape[f"{path}.chosen"], source_pos >= 0)
+        assert told(route) == pairs(source, tape[f"{path}.chosen"], source_pos >= 0)
 
 
 def test_nothing_is_watched_where_there_are_no_experts():
@@ -92,7 +92,7 @@ def test_an_experts_own_tokens_by_hand():
         {"share": 3 / 12, "tokens": [(8, 2, 1.0)]},
         {"share": 0.0, "tokens": []},
     ]
-    assert [len(one["tokens"]) for one in routes.top_tokens(limit=0)] == [0, 0, 0, 0]
+    assert [len(top_token["tokens"]) for top_token in routes.top_tokens(limit=0)] == [0, 0, 0, 0]
 
 
 SETTINGS = {
@@ -136,13 +136,14 @@ def test_a_run_logs_it_at_each_validation(corpus, tmp_path, dtype):
     for line in lines:
         assert line["choices"] == 2 * 2 * 4 * 16  # top_k, evaluate_batches, batch, context
         assert len(line["experts"]) == 4 and sum(
-            one["share"] for one in line["experts"]
+            item["share"] for item in line["experts"]
         ) == pytest.approx(1, abs=1e-4)
-        for one in line["experts"]:
+        for item in line["experts"]:
             assert all(
-                0 < share <= 1 and times <= line["choices"] / 2 for _, times, share in one["tokens"]
+                0 < share <= 1 and times <= line["choices"] / 2
+                for _, times, share in item["tokens"]
             )
-    letters = {token for line in lines for one in line["experts"] for token, *_ in one["tokens"]}
+    letters = {token for line in lines for item in line["experts"] for token, *_ in item["tokens"]}
     assert letters <= set("0123456789 times.\n") and len(letters) > 5
     before = (out / "routing.jsonl").read_text()
     training.run(run_file.read_run(tmp_path / "moe.toml", settings), out, resume=True)

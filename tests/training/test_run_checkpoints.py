@@ -43,16 +43,16 @@ def go(state, settings, stop=None, hook=lambda step: None):
     return state
 
 
-def same(left: State, right: State) -> bool:
-    moments = left.optimizer.state(), right.optimizer.state()
+def same(remaining: State, right: State) -> bool:
+    moments = remaining.optimizer.state(), right.optimizer.state()
     return (
         all(
             torch.equal(a, b)
-            for a, b in zip(left.model.parameters(), right.model.parameters(), strict=True)
+            for a, b in zip(remaining.model.parameters(), right.model.parameters(), strict=True)
         )
         and moments[0].keys() == moments[1].keys()
         and all(torch.equal(value, moments[1][name]) for name, value in moments[0].items())
-        and (left.step, left.tokens) == (right.step, right.tokens)
+        and (remaining.step, remaining.tokens) == (right.step, right.tokens)
     )
 
 
@@ -60,13 +60,13 @@ def same(left: State, right: State) -> bool:
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_going_on_is_bit_exact_with_dropout_and_accumulation(tmp_path, chosen, accumulate):
     settings = run.Train(steps=7, batch=4, accumulate=accumulate, optimizer=chosen)
-    whole = go(begin(chosen=chosen), settings)
+    full = go(begin(chosen=chosen), settings)
     path = run_checkpoints.save(tmp_path, go(begin(chosen=chosen), settings, stop=4))
     # another process: draws belong to step and piece
     random.seed(99), np.random.seed(99), torch.manual_seed(99)
     state = begin(chosen=chosen)
     run_checkpoints.restore(path, state)
-    assert state.step == 4 and same(go(state, settings), whole)
+    assert state.step == 4 and same(go(state, settings), full)
 
 
 def test_a_run_that_began_with_one_stream_of_random_numbers_goes_on_with_it(tmp_path):
@@ -77,7 +77,7 @@ def test_a_run_that_began_with_one_stream_of_random_numbers_goes_on_with_it(tmp_
         state.draws_by_piece = False
         return state
 
-    whole = go(begun(), settings)
+    full = go(begun(), settings)
     path = run_checkpoints.save(tmp_path, go(begun(), settings, stop=4))
     drawn = random.random(), np.random.rand(), torch.rand(3)
     random.seed(99), np.random.seed(99), torch.manual_seed(99)  # another process
@@ -86,7 +86,7 @@ def test_a_run_that_began_with_one_stream_of_random_numbers_goes_on_with_it(tmp_
     assert not state.draws_by_piece
     assert (random.random(), np.random.rand()) == drawn[:2] and torch.equal(torch.rand(3), drawn[2])
     run_checkpoints.restore(path, state)
-    assert same(go(state, settings), whole) and not same(go(begin(), settings), whole)
+    assert same(go(state, settings), full) and not same(go(begin(), settings), full)
 
 
 def test_a_checkpoint_is_a_model_that_loads(tmp_path):
@@ -196,7 +196,7 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(
 
         return wrapped
 
-    ends = 0
+    bounds = 0
     for calls in range(300):
         out = tmp_path / f"out{calls}"
         shutil.copytree(tmp_path / "kept", out)
@@ -211,17 +211,17 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(
         store.load(out)  # also before anything is fixed
         run_checkpoints.tidy(out)
         assert {p.name for p in out.iterdir()} <= {"step-000001", "step-000002", "last", "best"}
-        found, again = run_checkpoints.newest(out), begin()
-        run_checkpoints.restore(found, again)
+        result, again = run_checkpoints.newest(out), begin()
+        run_checkpoints.restore(result, again)
         run_checkpoints.point(out, again)
-        assert (out / "last").read_text().strip() == found.name
-        right = f"step-{best if found.name == 'step-000002' else 1:06d}"
+        assert (out / "last").read_text().strip() == result.name
+        right = f"step-{best if result.name == 'step-000002' else 1:06d}"
         assert (out / "best").read_text().strip() == right and (out / right).is_dir()
         shutil.rmtree(out)
         if done:
             break
-        ends += 1
-    assert 20 < ends < 299
+        bounds += 1
+    assert 20 < bounds < 299
 
 
 def test_a_file_size_limit_leaves_the_previous_one(tmp_path):
@@ -275,10 +275,10 @@ def test_an_optimizer_of_another_kind_is_named(tmp_path):
     path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
     with pytest.raises(UserError, match=r"another optimizer"):
         run_checkpoints.restore(path, begin(chosen=run.Muon()))
-    other = begin()
-    del other.optimizer.parameters["decoder.last_norm.weight"]
+    second = begin()
+    del second.optimizer.parameters["decoder.last_norm.weight"]
     with pytest.raises(UserError, match=r'"decoder.last_norm.weight".*config'):
-        run_checkpoints.restore(path, other)
+        run_checkpoints.restore(path, second)
 
 
 @pytest.mark.parametrize(
@@ -317,9 +317,9 @@ def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
     path = run_checkpoints.save(
         tmp_path, go(begin(), run.Train(steps=1, batch=4)), tokenizer, source
     )
-    draw, whole = random.Random(3), {file.name: file.read_bytes() for file in path.iterdir()}
-    assert {"tokenizer.json", "tokenizer_config.json", "source_tokenizer.json"} < whole.keys()
-    for name, content in whole.items():
+    draw, full = random.Random(3), {file.name: file.read_bytes() for file in path.iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "source_tokenizer.json"} < full.keys()
+    for name, content in full.items():
         word = content.find(b"best_step")
         places = [draw.randrange(len(content)) for _ in range(8)] + [word] * (word > 0)
         for place in places:
@@ -333,7 +333,7 @@ def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
                     store.load(path)
         (path / name).write_bytes(content)
     store.load(path)
-    (path / "SHA256SUMS").write_text(whole["SHA256SUMS"].decode().replace("  model.", "  nodel."))
+    (path / "SHA256SUMS").write_text(full["SHA256SUMS"].decode().replace("  model.", "  nodel."))
     with pytest.raises(UserError, match="SHA256SUMS"):
         store.load(path)
 
@@ -346,21 +346,23 @@ def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
     del metrics["best_step"]  # as an older version wrote it, which had no sums either
     (path / "SHA256SUMS").unlink()
     for name in ("step", "batches", "random"):
-        kept = metrics.pop(name)
+        saved = metrics.pop(name)
         (path / "state.json").write_text(json.dumps(metrics))
         with pytest.raises(UserError, match=name):
             run_checkpoints.restore(path, begin())
-        metrics[name] = kept
+        metrics[name] = saved
     (path / "state.json").write_text(json.dumps(metrics))
     run_checkpoints.restore(path, begin())
 
 
 def test_differences_are_said_by_place():
-    here = {"type": "A", "deep": [{"type": "B", "width": 3}]}
-    assert run_checkpoints.difference(here, here) is None
-    there = {"type": "A", "deep": [{"type": "B", "width": 4}]}
-    assert run_checkpoints.difference(there, here) == "deep.0.width is 4 there and 3 here"
-    assert run_checkpoints.difference({"type": "C"}, here, "model") == "model is C there and A here"
+    local = {"type": "A", "deep": [{"type": "B", "width": 3}]}
+    assert run_checkpoints.difference(local, local) is None
+    present = {"type": "A", "deep": [{"type": "B", "width": 4}]}
+    assert run_checkpoints.difference(present, local) == "deep.0.width is 4 there and 3 here"
+    assert (
+        run_checkpoints.difference({"type": "C"}, local, "model") == "model is C there and A here"
+    )
     assert "missing" not in str(run_checkpoints.difference({"x": 1}, {"y": 1}))
 
 

@@ -31,19 +31,20 @@ def home(tmp_path_factory):
         "decoder.pattern.attention.heads": 2,
         "context": 32,
     }
-    how = run.Train(steps=6, batch=4, dtype="float32", save_every=2, keep=3, tensorboard=False)
+    options = run.Train(steps=6, batch=4, dtype="float32", save_every=2, keep=3, tensorboard=False)
     training.run(
-        run.Run(small, run.Data(str(folder / "text.txt"), tokenizer="char"), how), folder / "base"
+        run.Run(small, run.Data(str(folder / "text.txt"), tokenizer="char"), options),
+        folder / "base",
     )
     return folder
 
 
-def changed(home, tune, objective=None, **rest):
+def changed(home, tune, objective=None, **kwargs):
     objective = objective or objectives.Causal()
     data = run.Data(str(home / "text.txt"))
     if isinstance(objective, objectives.Classify):
         data = run.Examples(str(home / "labels.tsv"))
-    how = run.Train(
+    options = run.Train(
         objective,
         tune,
         steps=8,
@@ -54,9 +55,9 @@ def changed(home, tune, objective=None, **rest):
         keep=3,
         tensorboard=False,
         optimizer=run.AdamW(1e-2),
-        **rest,
+        **kwargs,
     )
-    return run.Run({"from": str(home / "base"), "decoder.dropout": 0.1}, data, how)
+    return run.Run({"from": str(home / "base"), "decoder.dropout": 0.1}, data, options)
 
 
 TUNES = {
@@ -74,9 +75,9 @@ TUNES = {
 def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monkeypatch, capfd):
     settings = changed(home, *TUNES[name])
     training.run(settings, tmp_path / "whole")
-    said = capfd.readouterr().err
-    assert "weights; the others stay as they are" in said
-    assert ("has no weights for pool.proj: drawn anew" in said) == ("labels" in name)
+    stderr = capfd.readouterr().err
+    assert "weights; the others stay as they are" in stderr
+    assert ("has no weights for pool.proj: drawn anew" in stderr) == ("labels" in name)
     first = training.launch.Log.__call__
     monkeypatch.setattr(
         training.launch.Log,
@@ -96,10 +97,10 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
         for f in ("whole", "cut")
     ]
     assert files[0] == files[1]
-    held = {p.name: p.stat().st_size for p in (tmp_path / "whole" / "step-000008").iterdir()}
+    stored = {p.name: p.stat().st_size for p in (tmp_path / "whole" / "step-000008").iterdir()}
     base = resolve.resolve(home / "base")
-    assert ("adapter_model.safetensors" in held) == ("lora" in name)
-    size = held.get("adapter_model.safetensors", 0) + held.get("model.safetensors", 0)
+    assert ("adapter_model.safetensors" in stored) == ("lora" in name)
+    size = stored.get("adapter_model.safetensors", 0) + stored.get("model.safetensors", 0)
     assert size < 0.5 * (base / "model.safetensors").stat().st_size
     model, tokenizer = store.load(tmp_path / "whole")
     assert tokenizer is not None and not lora.adapted(model)
@@ -108,12 +109,12 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
         dict(model.named_parameters()),
     )
     assert name == "frozen, labels" or [n for n in before if not torch.equal(before[n], after[n])]
-    kept = [
+    saved = [
         n
         for n in before
         if n.endswith(("ffn.up.weight", "embed.token.weight")) and "blocks.1" not in n
     ]
-    assert kept and all(torch.equal(before[n], after[n]) for n in kept)
+    assert saved and all(torch.equal(before[n], after[n]) for n in saved)
     if "labels" in name:
         assert Checkpoint.open(tmp_path / "whole").labels == ("even", "odd")
 
@@ -126,9 +127,9 @@ def test_a_merged_model_stands_alone(home, tmp_path):
         )
         == 0
     )
-    left, right = store.load(tmp_path / "run")[0], store.load(tmp_path / "plain")[0]
+    loaded, right = store.load(tmp_path / "run")[0], store.load(tmp_path / "plain")[0]
     assert Checkpoint.open(tmp_path / "plain").base is None
-    assert all(map(torch.equal, left.parameters(), right.parameters()))
+    assert all(map(torch.equal, loaded.parameters(), right.parameters()))
     again = dataclasses.replace(
         changed(home, objectives.Full()), model={"from": str(tmp_path / "run")}
     )
@@ -165,21 +166,21 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path):
     )
     model, tokenizer = store.load(tmp_path / "mean")
     assert tokenizer is not None
-    parts = [
+    pieces = [
         dict(store.load(path)[0].named_parameters())
         for path in run_checkpoints.steps(home / "base")[-3:]
     ]
-    assert len(parts) == 3
+    assert len(pieces) == 3
     for name, weight in model.named_parameters():
-        torch.testing.assert_close(weight, torch.stack([part[name] for part in parts]).mean(0))
+        torch.testing.assert_close(weight, torch.stack([piece[name] for piece in pieces]).mean(0))
 
 
 @pytest.mark.parametrize(
-    ("last", "said"),
+    ("last", "message"),
     [(9, r"keeps 3 checkpoints; give --last 3, or train with --keep 9"), (0, r"--last is 0")],
 )
-def test_averages_of_too_few(home, last, said):
-    with pytest.raises(UserError, match=said):
+def test_averages_of_too_few(home, last, message):
+    with pytest.raises(UserError, match=message):
         run_checkpoints.average(home / "base", last)
 
 
@@ -188,11 +189,11 @@ def test_facts_are_logged(tmp_path, home):
     shape = dataclasses.replace(shape, embed=config.Embed(60), context=32)
     from glassformer.config import serial
 
-    how = run.Train(
+    options = run.Train(
         steps=2, batch=4, accumulate=2, dtype="float32", evaluate_every=2, tensorboard=False
     )
     training.run(
-        run.Run(serial.to_dict(shape), run.Data(str(home / "text.txt"), tokenizer="char"), how),
+        run.Run(serial.to_dict(shape), run.Data(str(home / "text.txt"), tokenizer="char"), options),
         tmp_path,
     )
     line = hooks.read_log(tmp_path / "log.jsonl")[-1]

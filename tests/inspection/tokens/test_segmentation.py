@@ -23,7 +23,7 @@ TRAINED = ["a glass house, a glass roof, houses of glass and stone"] * 5
 @cache
 def words_of(folder: Path, every: int) -> list[str]:
     """Distinct words, with the space before them; beside them some that no vocabulary knows."""
-    found = {word for name in TEXTS for word in (folder / name).read_text(encoding="utf-8").split()}
+    words = {word for name in TEXTS for word in (folder / name).read_text(encoding="utf-8").split()}
     odd = [
         " 🎵",
         "鸟人",
@@ -40,14 +40,14 @@ def words_of(folder: Path, every: int) -> list[str]:
     ]
     return [
         *odd,
-        *(f" {word}" if at % 2 else word for at, word in enumerate(sorted(found)[::every])),
+        *(f" {word}" if at % 2 else word for at, word in enumerate(sorted(words)[::every])),
     ]
 
 
 def proven(tokenizer: Tokenizer, words: list[str]) -> None:
     tracer = Tracer(tokenizer, rivals=0)
     for word, ids in zip(words, tokenizer.encode_batch(words), strict=True):
-        assert [id for part in tracer.words(word) for id in tracer(part).ids] == ids, repr(word)
+        assert [id for word in tracer.words(word) for id in tracer(word).ids] == ids, repr(word)
 
 
 @pytest.mark.parametrize(
@@ -75,39 +75,39 @@ def test_traces_of_what_is_trained_here(kind: str) -> None:
         kind, TRAINED, 300 if kind == "bpe" else 60 if kind in ("wordpiece", "unigram") else None
     )
     sample = "a glass stone house"
-    assert [id for one in trace(tokenizer, sample) for id in one.ids] == tokenizer.encode(sample)
+    assert [id for item in trace(tokenizer, sample) for id in item.ids] == tokenizer.encode(sample)
 
 
 def test_a_bpe_is_joined_merge_by_merge(shared_data: Path) -> None:
-    (one,) = trace(open_tokenizer(shared_data / "tok-gpt2"), "tokenization")
-    assert one.pieces == ("token", "ization") and one.ids == (30001, 1634)
-    merges = [step for step in one.steps if isinstance(step, Merge)]
+    (item,) = trace(open_tokenizer(shared_data / "tok-gpt2"), "tokenization")
+    assert item.pieces == ("token", "ization") and item.ids == (30001, 1634)
+    merges = [step for step in item.steps if isinstance(step, Merge)]
     assert (merges[0].rank, merges[0].left, merges[0].right) == (5, "o", "n")
-    assert len(merges) == len(one.start) - len(one.pieces) and merges[-1].pieces == one.pieces
+    assert len(merges) == len(item.start) - len(item.pieces) and merges[-1].pieces == item.pieces
     lines = (shared_data / "tok-gpt2" / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:]
     assert all(lines[merge.rank] == f"{merge.left} {merge.right}" for merge in merges)
-    assert any("ok + en" in line and "rank  3,977" in line for line in steps(one))
+    assert any("ok + en" in line and "rank  3,977" in line for line in steps(item))
 
 
 def test_a_wordpiece_takes_the_longest_match(shared_data: Path) -> None:
     bert = open_tokenizer(shared_data / "tok-bert-cased")
-    (one,) = trace(bert, "tokenization")
-    assert one.steps == (Match("tokenization", 8, "token"), Match("ization", 1, "##ization"))
+    (item,) = trace(bert, "tokenization")
+    assert item.steps == (Match("tokenization", 8, "token"), Match("ization", 1, "##ization"))
     (lost,) = trace(bert, "🎵")
     assert lost.steps == (Match("🎵", 1, None),) and lost.pieces == ("[UNK]",)
 
 
 def test_a_unigram_has_a_best_path_and_rivals(shared_data: Path) -> None:
-    (one,) = trace(open_tokenizer(shared_data / "tok-t5"), "tokenization", rivals=4)
-    ways = [step for step in one.steps if isinstance(step, Way)]
-    assert ways[0].pieces == ("▁token", "ization") and len(ways) == 5 == len(
-        {way.pieces for way in ways}
+    (item,) = trace(open_tokenizer(shared_data / "tok-t5"), "tokenization", rivals=4)
+    steps = [step for step in item.steps if isinstance(step, Way)]
+    assert steps[0].pieces == ("▁token", "ization") and len(steps) == 5 == len(
+        {step.pieces for step in steps}
     )
-    assert [way.score for way in ways] == sorted((way.score for way in ways), reverse=True)
-    assert all("".join(way.pieces) == one.word for way in ways)
+    assert [step.score for step in steps] == sorted((step.score for step in steps), reverse=True)
+    assert all("".join(step.pieces) == item.word for step in steps)
     scores = dict(open_tokenizer(shared_data / "tok-t5")._spec["model"]["vocab"])
     assert all(
-        way.score == pytest.approx(sum(scores[piece] for piece in way.pieces)) for way in ways
+        step.score == pytest.approx(sum(scores[piece] for piece in step.pieces)) for step in steps
     )
 
 

@@ -119,14 +119,14 @@ def test_quantised_weights_say_that_x_is_rounded(name: str) -> None:
     quantize_weights(model, Layout(4))
     trace = traced(model)
     assert trace.check() == 0.0
-    read = 0
+    ids = 0
     for op in trace.plan:
         if op.kind in ("linear", "lm_head", "expert") and "weight" in op.weights:
             cell = trace.explain(f"{op.id}[{','.join('0' * len(op.shape))}]")
             assert "codes of" in cell.sentence and "rounded to 8 bits" in cell.sentence
             assert abs(cell.difference) < 0.02 * float(cell.terms.abs().sum())
-            read += 1
-    assert read >= 15
+            ids += 1
+    assert ids >= 15
 
 
 def test_low_rank_changes_stand_apart() -> None:
@@ -137,14 +137,14 @@ def test_low_rank_changes_stand_apart() -> None:
         torch.nn.init.normal_(layer.down)
     trace = traced(model)
     check(trace, 1e-12)
-    base, change = (trace[f"decoder.blocks.0.attn.q_proj.{part}"] for part in ("base", "lora_up"))
+    base, change = (trace[f"decoder.blocks.0.attn.q_proj.{name}"] for name in ("base", "lora_up"))
     torch.testing.assert_close(base + change, trace["decoder.blocks.0.attn.q_proj"], rtol=0, atol=0)
 
 
 def test_the_kinds_are_a_closed_set() -> None:
-    used = {op.kind for name in tiny.ALL for op in traced(tiny.model(tiny.ALL[name]), 3).plan}
-    assert used <= set(KINDS)
-    assert set(KINDS) - used == {"edit", "generic"}
+    kinds = {op.kind for name in tiny.ALL for op in traced(tiny.model(tiny.ALL[name]), 3).plan}
+    assert kinds <= set(KINDS)
+    assert set(KINDS) - kinds == {"edit", "generic"}
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_the_kinds_are_a_closed_set() -> None:
     ids=["feedforward", "norm", "model", "body", "position"],
 )
 def test_every_type_of_ours_has_a_description(slot: object) -> None:
-    ours = set(get_args(slot)) | {
+    actual = set(get_args(slot)) | {
         kind for kind in members(slot).values() if kind.__module__.startswith("glassformer.")
     }
     # described by what they do to embeddings, queries and scores
     by_stack = set(get_args(c.Position))
-    missing = [kind.__name__ for kind in ours - by_stack if kind not in plan.described()]
+    missing = [kind.__name__ for kind in actual - by_stack if kind not in plan.described()]
     assert missing == []
 
 

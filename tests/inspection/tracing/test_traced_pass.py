@@ -19,14 +19,14 @@ from glassformer.nn import Model, Tape
 from glassformer.tokenizer import train as train_tokenizer
 
 
-def of(name: str, length: int = 11, **rest: object) -> Trace:
+def of(name: str, length: int = 11, **kwargs: object) -> Trace:
     model = tiny.model(tiny.ALL[name])
-    return traced(model, length, **rest)
+    return traced(model, length, **kwargs)
 
 
-def traced(model: Model, length: int = 11, **rest: object) -> Trace:
+def traced(model: Model, length: int = 11, **kwargs: object) -> Trace:
     source = tiny.tokens(1, 9, seed=5) if name_of(model) == "EncoderDecoder" else None
-    return Trace(model, None, tiny.tokens(1, length), source, **rest)  # type: ignore[arg-type]
+    return Trace(model, None, tiny.tokens(1, length), source, **kwargs)  # type: ignore[arg-type]
 
 
 def name_of(model: Model) -> str:
@@ -35,68 +35,68 @@ def name_of(model: Model) -> str:
 
 def test_values_are_those_that_looking_gives() -> None:
     model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
-    seen, whole = look(model, None, tokens), trace(model, None, tokens)
-    for path, value in seen.items():
-        torch.testing.assert_close(whole[path], value, rtol=1e-5, atol=1e-5)
-    assert torch.equal(whole["decoder.blocks.1.attn.q"], seen["decoder.blocks.1.attn.q"])
+    observed, full = look(model, None, tokens), trace(model, None, tokens)
+    for path, value in observed.items():
+        torch.testing.assert_close(full[path], value, rtol=1e-5, atol=1e-5)
+    assert torch.equal(full["decoder.blocks.1.attn.q"], observed["decoder.blocks.1.attn.q"])
     assert glassformer.trace is trace
 
 
 def test_a_head_or_a_row_is_that_of_the_whole() -> None:
     for name in ("gemma2", "relative", "alibi", "t5", "bahdanau"):
-        one, other = of(name), of(name)
-        for op in one.plan:
+        item, second = of(name), of(name)
+        for op in item.plan:
             if op.quadratic:
-                whole = one[op.id]
+                full = item[op.id]
                 h, t = op.shape[1] - 1, 7
                 torch.testing.assert_close(
-                    other[f"{op.id}[{h},{t},:]"], whole[0, h, t], rtol=1e-6, atol=1e-6
+                    second[f"{op.id}[{h},{t},:]"], full[0, h, t], rtol=1e-6, atol=1e-6
                 )
                 torch.testing.assert_close(
-                    other[f"{op.id}[0,:,:]"], whole[0, 0], rtol=1e-6, atol=1e-6
+                    second[f"{op.id}[0,:,:]"], full[0, 0], rtol=1e-6, atol=1e-6
                 )
 
 
 def test_the_sum_of_a_score_by_hand() -> None:
-    one = of("llama")
-    q, k = one["decoder.blocks.0.attn.q"], one["decoder.blocks.0.attn.k"]
-    cell = one.explain("decoder.blocks.0.attn.qk[3,7,2]")
+    item = of("llama")
+    q, k = item["decoder.blocks.0.attn.q"], item["decoder.blocks.0.attn.k"]
+    cell = item.explain("decoder.blocks.0.attn.qk[3,7,2]")
     products = (q[0, 3, 7] * k[0, 1, 2]).double()  # four heads read two keys: head 3 the second
     torch.testing.assert_close(cell.terms, q[0, 3, 7].double() * k[0, 1, 2].double())
     assert cell.value == pytest.approx(float(products.sum()), rel=1e-6)
     assert [len(line.values) for line in cell.factors] == [8, 8]
     assert cell.operands[0].address == "decoder.blocks.0.attn.q[3,7,0]"
-    scaled = one.explain("decoder.blocks.0.attn.scaled[3,7,2]")
+    scaled = item.explain("decoder.blocks.0.attn.scaled[3,7,2]")
     assert scaled.value == pytest.approx(cell.value / 8**0.5, rel=1e-6)
-    pattern = one.explain("decoder.blocks.0.attn.pattern[3,7,2]")
-    scores = one["decoder.blocks.0.attn.scores[3,7,:]"]
+    pattern = item.explain("decoder.blocks.0.attn.pattern[3,7,2]")
+    scores = item["decoder.blocks.0.attn.scores[3,7,:]"]
     assert pattern.value == pytest.approx(float(F.softmax(scores, -1)[2]), rel=1e-6)
     assert float(pattern.terms.sum()) == pytest.approx(1.0)
-    hidden = one.explain("decoder.blocks.0.attn.scores[3,2,7]")
+    hidden = item.explain("decoder.blocks.0.attn.scores[3,2,7]")
     assert hidden.value == hidden.recomputed == -float("inf")
     assert hidden.difference == 0.0
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
-    one = of(name)
-    final = next(iter(reversed(one.plan.ops)))
+    item = of(name)
+    final = next(iter(reversed(item.plan.ops)))
     steps: list[Explanation] = list(
-        one.why(
-            f"{final}[{','.join('1' if size > 1 else '0' for size in one.plan[final].shape)}]", 400
+        item.why(
+            f"{final}[{','.join('1' if size > 1 else '0' for size in item.plan[final].shape)}]", 400
         )
     )
     assert steps[-1].kind in ("leaf", "weight")
     assert len(steps) < 400
-    seen = set[str]()
+    observed = set[str]()
 
     def follow(address: str, depth: int = 0) -> None:  # every operand of a few cells, all the way
-        cell = one.explain(address)
-        if cell.address in seen or len(seen) > 150:
+        cell = item.explain(address)
+        if cell.address in observed or len(observed) > 150:
             return
-        seen.add(cell.address)
+        observed.add(cell.address)
         for operand in cell.operands[:3] + cell.operands[-2:]:
-            back = one.explain(operand.address)
+            back = item.explain(operand.address)
             assert back.value == pytest.approx(operand.value, rel=1e-6, abs=1e-9), operand
             follow(operand.address, depth + 1)
 
@@ -105,14 +105,14 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
 
 def test_what_is_over_the_bound_is_recorded_anew() -> None:
     for name in ("llama", "bert", "t5", "gru"):
-        whole, little = of(name), of(name, keep=2_000)
-        assert whole.tier == "full"
+        full, little = of(name), of(name, keep=2_000)
+        assert full.tier == "full"
         assert little.tier == "resid"
-        assert little.kept_bytes < whole.kept_bytes
-        for op in whole.plan:
+        assert little.kept_bytes < full.kept_bytes
+        for op in full.plan:
             if not op.quadratic:
                 torch.testing.assert_close(
-                    little[op.id], whole[op.id], rtol=1e-5, atol=1e-5, msg=op.id
+                    little[op.id], full[op.id], rtol=1e-5, atol=1e-5, msg=op.id
                 )
 
 
@@ -125,7 +125,7 @@ def test_a_dropped_block_is_run_again_alone(name: str) -> None:
     """From the stream before it, and it gives the same bits, with edits in blocks before it and in
     it too."""
     body = "encoder" if name == "bert" else "decoder"
-    for told in (
+    for output in (
         {},
         {
             f"{body}.blocks.0.ffn.write": lambda path, x: 1.5 * x,
@@ -133,12 +133,12 @@ def test_a_dropped_block_is_run_again_alone(name: str) -> None:
         },
     ):
         model = tiny.model(tiny.ALL[name])
-        given = (tiny.tokens(1, 11), tiny.tokens(1, 7, seed=1) if name == "t5" else None)
-        whole, little = (Trace(model, None, *given, edits=told, keep=keep) for keep in (1 << 30, 0))
+        args = (tiny.tokens(1, 11), tiny.tokens(1, 7, seed=1) if name == "t5" else None)
+        full, little = (Trace(model, None, *args, edits=output, keep=keep) for keep in (1 << 30, 0))
         little._tape_names()  # asks the model by a pass of its own, once
         blocks = [
-            (path, part)
-            for path, part in model.named_modules()
+            (path, piece)
+            for path, piece in model.named_modules()
             if re.fullmatch(r".*blocks\.\d+", path)
         ]
         ran: list[str] = []
@@ -147,20 +147,22 @@ def test_a_dropped_block_is_run_again_alone(name: str) -> None:
         opened = 0
         for path, _ in blocks:
             dropped = sorted(
-                one for one in little.dropped if one.startswith(f"{path}.") and one in whole.records
+                item
+                for item in little.dropped
+                if item.startswith(f"{path}.") and item in full.records
             )
-            for one in dropped:
-                assert torch.equal(little[one], whole.records[one]), one
+            for item in dropped:
+                assert torch.equal(little[item], full.records[item]), item
             assert ran == [path] and dropped, (path, ran)
             ran.clear()
             opened += 1
         assert opened == len(blocks) >= 2
         outside = [
-            one
-            for one in little.dropped
-            if ".blocks." not in one and one in whole.records and one != "logits"
+            item
+            for item in little.dropped
+            if ".blocks." not in item and item in full.records and item != "logits"
         ]
-        assert all(torch.equal(little[one], whole.records[one]) for one in outside) and not ran
+        assert all(torch.equal(little[item], full.records[item]) for item in outside) and not ran
 
 
 def test_edits_are_told() -> None:
@@ -170,15 +172,15 @@ def test_edits_are_told() -> None:
         return z * torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
 
     edits = {"decoder.blocks.0.attn.z": off}
-    whole, cut = Trace(model, None, tokens), Trace(model, None, tokens, edits=edits)
+    trace, cut = Trace(model, None, tokens), Trace(model, None, tokens, edits=edits)
     with torch.no_grad():
         assert torch.equal(cut["logits"], model(tokens, tape=Tape(edits=edits)).logits)
-    assert not torch.equal(cut["logits"], whole["logits"])
+    assert not torch.equal(cut["logits"], trace["logits"])
     cell = cut.explain("decoder.blocks.0.attn.z[1,5,3]")
     assert cell.edited
     assert cell.value == 0.0
     assert cell.recomputed == pytest.approx(
-        float(whole["decoder.blocks.0.attn.z[1,5,3]"]), rel=1e-5
+        float(trace["decoder.blocks.0.attn.z[1,5,3]"]), rel=1e-5
     )
     assert cut.check() == 0.0
     renamed = Trace(
@@ -192,14 +194,14 @@ def test_edits_by_name_and_a_masked_key() -> None:
     cut = trace(
         model, None, tokens, edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)]
     )
-    seen = look(
+    observed = look(
         model,
         None,
         tokens,
         "logits",
         edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)],
     )
-    assert torch.equal(cut["logits"], seen["logits"])
+    assert torch.equal(cut["logits"], observed["logits"])
     assert float(cut["decoder.blocks.1.attn.pattern[2,7,3]"]) == 0.0
     assert cut.explain("decoder.blocks.0.attn.z[1,5,3]").value == 0.0
 
@@ -208,24 +210,24 @@ def test_tokens_have_names() -> None:
     tokenizer = train_tokenizer("bpe", "the cat sat on the mat " * 20, size=300)
     config = tiny.decoder(tiny.LLAMA)
     model = tiny.model(tiny.replace(config, embed=tiny.c.Embed(tokenizer.size)))
-    one = trace(model, tokenizer, "the cat sat")
-    cell = one.explain("decoder.blocks.0.attn.pattern[1,2,0]")
-    words = [tokenizer.token(number) for number in one.tokens[0].tolist()]
+    item = trace(model, tokenizer, "the cat sat")
+    cell = item.explain("decoder.blocks.0.attn.pattern[1,2,0]")
+    words = [tokenizer.token(number) for number in item.tokens[0].tolist()]
     assert words[2] == "Ġsat" and cell.place == 'head 1, token 2 "·sat", key 0 "the"'
-    assert one.to_dict()["tokens"]["pieces"] == words
-    assert one.explain('decoder.blocks.0.attn.pattern[1,"sat","the"]').address == cell.address
-    assert one.parse('logits["cat"," sat"]')[1] == (0, 1, one.tokens[0, 2])
+    assert item.to_dict()["tokens"]["pieces"] == words
+    assert item.explain('decoder.blocks.0.attn.pattern[1,"sat","the"]').address == cell.address
+    assert item.parse('logits["cat"," sat"]')[1] == (0, 1, item.tokens[0, 2])
     with pytest.raises(UserError, match='No token of the text is "dog"'):
-        one.parse('logits["dog",3]')
+        item.parse('logits["dog",3]')
     with pytest.raises(UserError, match="stands at 0 and 3"):
         trace(model, tokenizer, "the cat sat the").parse('probs["the",0]')
     with pytest.raises(UserError, match="no words along H"):
-        one.parse('decoder.blocks.0.attn.pattern["the",0,0]')
-    assert len(one.lines()) == len(one.plan) + 1
+        item.parse('decoder.blocks.0.attn.pattern["the",0,0]')
+    assert len(item.lines()) == len(item.plan) + 1
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         ("decoder.blocks.0.attn.score[0,1,1]", r'Did you mean "decoder.blocks.0.attn.scores"'),
         ("decoder.blocks.7.attn.q", "Nothing has the address"),
@@ -240,8 +242,8 @@ def test_tokens_have_names() -> None:
         ("decoder.blocks.0.attn.scores", "give one of them"),
     ],
 )
-def test_what_is_no_address_gets_a_sentence(address: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_is_no_address_gets_a_sentence(address: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         of("llama").explain(address)
 
 
@@ -272,10 +274,10 @@ def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
 
 
 def test_indices_count_from_the_end_and_take_parts() -> None:
-    one = of("gpt2")
-    assert torch.equal(one["logits[-1]"], one["logits"][0, -1])
+    item = of("gpt2")
+    assert torch.equal(item["logits[-1]"], item["logits"][0, -1])
     assert torch.equal(
-        one["decoder.blocks.0.attn.q[1, :, 2]"], one["decoder.blocks.0.attn.q"][0, 1, :, 2]
+        item["decoder.blocks.0.attn.q[1, :, 2]"], item["decoder.blocks.0.attn.q"][0, 1, :, 2]
     )
-    assert one.explain("logits[-1,-1]").address == f"logits[10,{tiny.VOCAB - 1}]"
-    assert float(one["embed.token.weight[3,4]"]) == one.explain("embed.token.weight[3,4]").value
+    assert item.explain("logits[-1,-1]").address == f"logits[10,{tiny.VOCAB - 1}]"
+    assert float(item["embed.token.weight[3,4]"]) == item.explain("embed.token.weight[3,4]").value

@@ -102,7 +102,7 @@ def test_a_rows_bits_are_its_own(build: str, kind: str) -> None:
     x, bias, threads = torch.randn(512, c), torch.randn(n), torch.get_num_threads()
     if kind == "bf16":
         x = x.bfloat16()
-    whole = matmul(x, packed, bias)
+    full = matmul(x, packed, bias)
     few = build == "torch"  # which is slow
     try:
         for number in (1, 2):
@@ -110,7 +110,7 @@ def test_a_rows_bits_are_its_own(build: str, kind: str) -> None:
             for count in (1, 5, 300) if few else (*range(1, 30), 100, 255, 256, 257, 300, 511, 512):
                 for first in {0, 512 - count}:
                     assert torch.equal(
-                        matmul(x[first : first + count], packed, bias), whole[first : first + count]
+                        matmul(x[first : first + count], packed, bias), full[first : first + count]
                     )
     finally:
         torch.set_num_threads(threads)
@@ -121,6 +121,6 @@ def test_torchs_path_in_slices_is_the_whole(monkeypatch: pytest.MonkeyPatch) -> 
     bias, x = torch.randn(70), torch.randn(3, 64)
     with use("torch"):
         packed = pack_int8(weight, scales)
-        whole = matmul(x, packed, bias)
+        full = matmul(x, packed, bias)
         monkeypatch.setattr(products, "AT_ONCE", 60)  # 20 outputs at a time
-        assert torch.equal(matmul(x, packed, bias), whole)
+        assert torch.equal(matmul(x, packed, bias), full)

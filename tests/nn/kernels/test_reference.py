@@ -21,7 +21,8 @@ def nearest(exact: Fraction) -> float:
     ]
     return float(
         min(
-            around, key=lambda one: (abs(Fraction(float(one)) - exact), int(one.view(np.int32)) % 2)
+            around,
+            key=lambda item: (abs(Fraction(float(item)) - exact), int(item.view(np.int32)) % 2),
         )
     )
 
@@ -29,12 +30,12 @@ def nearest(exact: Fraction) -> float:
 def test_fma_rounds_once() -> None:
     a, b, c = torch.randn(3, 3000)
     c = c * 2.0 ** torch.randint(-40, 40, (3000,))
-    one = torch.tensor(1.0)
+    item = torch.tensor(1.0)
     # its square is 1 + 2^-11 + 2^-24: half a last place, which the least of c decides
     tie = 1 + 2.0**-12
     hard = [(tie, tie, s * 2.0**e) for s in (1, -1) for e in (-80, -60, -30)]
     a, b, c = (
-        torch.cat([old, one * torch.tensor(new)])
+        torch.cat([old, item * torch.tensor(new)])
         for old, new in zip((a, b, c), zip(*hard, strict=True), strict=True)
     )
     for x, y, z, got in zip(
@@ -46,9 +47,9 @@ def test_fma_rounds_once() -> None:
 def test_quantized_rows_are_within_half_a_step() -> None:
     x = torch.randn(5, 70) * 10.0 ** torch.randint(-20, 20, (5, 1))
     x[3] = 0
-    whole, scale = reference.quantize_rows(x)
-    assert whole.abs().max() == 127 and torch.equal(whole, whole.round())
-    back = (whole * scale[..., None]).flatten(1)
+    full, scale = reference.quantize_rows(x)
+    assert full.abs().max() == 127 and torch.equal(full, full.round())
+    back = (full * scale[..., None]).flatten(1)
     steps = scale.repeat_interleave(32, 1)
     assert ((back[:, :70] - x).abs() <= 0.5001 * steps[:, :70]).all() and not back[:, 70:].any()
 

@@ -31,7 +31,7 @@ def test_norms_are_torchs_and_the_reference_bit_for_bit(build: str, centred: boo
                     width,
                     dtype,
                 )
-                wide = [None if one is None else one.double() for one in (gain, plus)]
+                wide = [None if item is None else item.double() for item in (gain, plus)]
                 truth = (
                     F.layer_norm(x.double(), (width,), *wide, 1e-5)
                     if centred

@@ -17,8 +17,8 @@ def test_integers_come_back(build: str) -> None:
             weight = torch.randint(low, high + 1, (n, c), dtype=torch.int8)
             scales = torch.rand(n, -(-c // 32)).half()
             packed = pack(weight, scales)
-            again, same = packed.integers()
-            assert torch.equal(again, weight) and torch.equal(same, scales.float())
+            again, repeated = packed.integers()
+            assert torch.equal(again, weight) and torch.equal(repeated, scales.float())
             spread = scales.float().repeat_interleave(32, 1)[:, :c]
             assert torch.equal(packed.matrix(), weight.float() * spread)
 
@@ -64,5 +64,5 @@ def test_a_panel_holds_sixteen_rows_step_by_step(rows: int, step: int) -> None:
     for row in range(rows):
         for column in range(8):
             assert panels[row // 16, column // step, row % 16, column % step] == matrix[row, column]
-    whole = _unpaneled(panels)
-    assert torch.equal(whole[:rows], matrix) and not whole[rows:].any()
+    full = _unpaneled(panels)
+    assert torch.equal(full[:rows], matrix) and not full[rows:].any()

@@ -85,9 +85,9 @@ def served_at(*folders: Path, run: Path | None = None) -> Iterator[str]:
     from glassformer.page.app import application
 
     listening = socket.create_server(("127.0.0.1", 0))
-    own = application(served.page(*folders, run=run), frozenset(LOOPBACK))
+    individual = application(served.page(*folders, run=run), frozenset(LOOPBACK))
     server = uvicorn.Server(
-        uvicorn.Config(own, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        uvicorn.Config(individual, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -135,7 +135,9 @@ def looking(window: Any) -> Iterator[Any]:
     page.on("request", asked)
     page.on(
         "console",
-        lambda said: errors.append(said.text) if said.type in ("error", "warning") else None,
+        lambda message: (
+            errors.append(message.text) if message.type in ("error", "warning") else None
+        ),
     )
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.set_default_timeout(60_000)  # of a machine with much else to do

@@ -89,8 +89,8 @@ def test_no_serious_finding_of_axe(screen: Any, site: Any) -> None:
         for scheme, rules in (("dark", COLOURS), ("light", {})):
             screen.emulate_media(color_scheme=scheme)
             screen.evaluate(FRAMES)
-            found = screen.evaluate(SERIOUS, rules)
-            assert not found, (scheme, width, found)
+            metrics = screen.evaluate(SERIOUS, rules)
+            assert not metrics, (scheme, width, metrics)
 
 
 @every_screen
@@ -115,7 +115,7 @@ def test_forced_colours_and_less_motion_leave_it_readable(name: str, site: Any, 
     tab.emulate_media(forced_colors="active", reduced_motion="reduce")
     opened(tab, site, name)
     looks = tab.evaluate(LOOKS)
-    assert len({tuple(one) for one in looks}) > 1
+    assert len({tuple(look) for look in looks}) > 1
     moving = (
         "() => document.getAnimations().filter(one => one.effect.getTiming().duration > 0).length"
     )

@@ -57,11 +57,11 @@ def test_every_weight_that_is_drawn_is_the_models(name: str, site: Any, tab: Any
 def test_words_and_lines_have_the_weights_too(view: str, site: Any, tab: Any) -> None:
     apart = typed(tab, site, "llama", "attention")
     tab.get_by_role("button", name=view, exact=True).click()
-    shown = f'[aria-label="one head"] .{"textview" if view == "text" else "lines"} [data-addr]'
-    tab.wait_for_selector(shown, state="attached")
-    found = numbers(tab.locator(shown))
-    assert len(found) >= len(apart.values["logits"])
-    for address, value in found:
+    displayed = f'[aria-label="one head"] .{"textview" if view == "text" else "lines"} [data-addr]'
+    tab.wait_for_selector(displayed, state="attached")
+    result = numbers(tab.locator(displayed))
+    assert len(result) >= len(apart.values["logits"])
+    for address, value in result:
         assert close(value, apart[address])
 
 
@@ -76,12 +76,12 @@ def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(
     tab.get_by_role("button", name="switch this head off").click()
     tab.wait_for_selector(".answers .num")
     ids = [
-        int(one)
-        for one in tab.evaluate(
+        int(item)
+        for item in tab.evaluate(
             "() => [...document.querySelectorAll('.strip .token')].map(e => e.dataset.id)"
         )
     ]
-    shown = numbers(tab.locator(".answers .num[data-addr]"))
+    displayed = numbers(tab.locator(".answers .num[data-addr]"))
     attention = apart.model.get_submodule("decoder.blocks.0.attn")
     width = attention.config.width(apart.model.config.dim) if hasattr(attention, "config") else None
     weight = attention.out.weight.detach()
@@ -90,16 +90,16 @@ def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(
     with torch.no_grad():
         attention.out.weight[:, :width] = 0
         after = apart.model(torch.tensor([ids])).logits[0, -1].softmax(-1)
-    assert weight.shape[1] > width and len(shown) >= 10
-    named = {int(address.rpartition("[")[2][:-1]) for address, _ in shown}
+    assert weight.shape[1] > width and len(displayed) >= 10
+    named = {int(address.rpartition("[")[2][:-1]) for address, _ in displayed}
     assert int((after - before).argmax()) in named, "who gained the most"
-    rest = [
-        float(one.get_attribute("data-rest")) for one in tab.locator(".answers [data-rest]").all()
+    remaining = [
+        float(item.get_attribute("data-rest")) for item in tab.locator(".answers [data-rest]").all()
     ]
-    for row, left in zip((before, after), rest, strict=True):
-        assert close(left, 1 - float(sum(row[token] for token in named)))
+    for row, second_remaining in zip((before, after), remaining, strict=True):
+        assert close(second_remaining, 1 - float(sum(row[token] for token in named)))
     assert tab.locator(".answers .change").last.inner_text().endswith("points")
-    for at, (address, value) in enumerate(shown):
+    for at, (address, value) in enumerate(displayed):
         token = int(re.search(r"\[(\d+)\]$", address).group(1))  # type: ignore[union-attr]
         assert close(value, float((before, after)[at % 2][token])), (address, at)
     assert not torch.equal(before, after)
@@ -107,14 +107,14 @@ def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(
 
 def test_heads_are_sorted_and_shown_by_what_they_do_on_random_tokens(site: Any, tab: Any) -> None:
     apart = typed(tab, site, "llama", "attention")
-    found = head_scores(apart.model, store.load(site.folders["llama"])[1])
+    result = head_scores(apart.model, store.load(site.folders["llama"])[1])
     tab.select_option("select.sorts", "m.duplicate")
     grid = tab.locator('[aria-label="all heads"] [role=grid]')
     tab.wait_for_function(
         '() => document.querySelector(\'[aria-label="all heads"] '
         "[role=grid]').ariaLabel.includes('first time')"
     )
-    best = found.sorted("duplicate").heads[0]
+    best = result.sorted("duplicate").heads[0]
     grid.focus()
     for key in ("ArrowUp", "ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowLeft", "ArrowLeft"):
         tab.keyboard.press(key)
@@ -123,10 +123,12 @@ def test_heads_are_sorted_and_shown_by_what_they_do_on_random_tokens(site: Any, 
     assert f"layer {layer}, head {best.head}," in grid.get_attribute("aria-label")
     for address, value in numbers(tab.locator('[data-addr^="heads."]')):
         path, head, name = re.fullmatch(r"heads\.(.*)\[(\d+)\]\.(\w+)", address).groups()  # type: ignore[union-attr]
-        (mine,) = [head_ for head_ in found.heads if (head_.path, head_.head) == (path, int(head))]
-        assert value == mine.scores[name]
+        (local,) = [
+            head_ for head_ in result.heads if (head_.path, head_.head) == (path, int(head))
+        ]
+        assert value == local.scores[name]
     for label in ("previous", "first"):
         tab.get_by_role("combobox", name="show").select_option(label)
-        marked = sum(label in head.labels for head in found.heads)
-        said = tab.locator('[aria-label="all heads"] p.soft').first
-        said.filter(has_text=f"{marked} of" if marked else "No head here").wait_for()
+        marked = sum(label in head.labels for head in result.heads)
+        first = tab.locator('[aria-label="all heads"] p.soft').first
+        first.filter(has_text=f"{marked} of" if marked else "No head here").wait_for()

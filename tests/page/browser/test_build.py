@@ -34,8 +34,8 @@ def test_the_bundle_is_the_sources(tmp_path: Path) -> None:
         ["node", "esbuild.mjs", "--out", str(tmp_path)], cwd=WEB, check=True, capture_output=True
     )
     built = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    kept = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.name != EXAMPLE}
-    assert built == kept, "run npm run build in web/"
+    saved = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.name != EXAMPLE}
+    assert built == saved, "run npm run build in web/"
 
 
 def gzipped(*names: str) -> int:

@@ -21,21 +21,21 @@ def test_two_models_on_one_text(site: Any, tab: Any) -> None:
     tab.wait_for_selector(".positions .num")
     tab.wait_for_function("() => document.querySelectorAll('.compare .bars .num').length === 10")
     first, second = Apart(site, "gpt", tab), Apart(site, "llama", tab)
-    ids = [int(one.get_attribute("data-id")) for one in tab.locator(".text .strip .token").all()]
-    p, q = (one.values["logits"].double().log_softmax(-1) for one in (first, second))
+    ids = [int(item.get_attribute("data-id")) for item in tab.locator(".text .strip .token").all()]
+    p, q = (item.values["logits"].double().log_softmax(-1) for item in (first, second))
     for number, (address, value) in enumerate(numbers(tab.locator(".compare .bars .num"))):
         token = int(re.search(r"\[(\d+)\]$", address).group(1))  # type: ignore[union-attr]
         assert close(value, float((p if number < 5 else q)[-1, token].exp()))
     kl = (p.exp() * (p - q)).sum(-1)
-    seen = 0
+    observed = 0
     for address, value in numbers(tab.locator(".positions [data-addr]")):
         kind, at = address.partition("(")[0], int(address.rpartition("[")[2].rstrip("]"))
         if kind == "kl":
             assert close(value, float(kl[at])), at
         else:
             assert any(close(value, -float(row[at, ids[at + 1]])) for row in (p, q)), at
-        seen += 1
-    assert seen == 3 * len(ids) - 2 and torch.isfinite(kl).all()
+        observed += 1
+    assert observed == 3 * len(ids) - 2 and torch.isfinite(kl).all()
 
 
 def test_two_tokenizers_meet_where_both_cut(site: Any, tab: Any) -> None:
@@ -44,20 +44,20 @@ def test_two_tokenizers_meet_where_both_cut(site: Any, tab: Any) -> None:
     tab.goto(f"{site.url}#compare?{urlencode({'m': 'gpt', 'cb': 'odd', 't': SENTENCE})}")
     tab.wait_for_selector(".positions .num")
     runs = [
-        one.get_attribute("data-addr")[5:-1] for one in tab.locator('[data-addr^="bits("]').all()
+        item.get_attribute("data-addr")[5:-1] for item in tab.locator('[data-addr^="bits("]').all()
     ]
     for name, run in zip(("gpt", "odd"), runs, strict=True):
         model, tokenizer = store.load(site.folders[name])
         ids = token_ids(model, tokenizer, SENTENCE)
         with torch.no_grad():
             row = model(ids).logits[0, :, : tokenizer.size].double().log_softmax(-1)
-        seen: list[int] = []
+        calls: list[int] = []
         for address, value in numbers(tab.locator(f'.positions [data-addr^="surprise({run})"]')):
             places = [int(at) for at in address.rpartition("[")[2].rstrip("]").split("+")]
-            mine = -sum(float(row[at - 1, ids[0, at]]) for at in places)
-            assert close(value, mine), places
-            seen += places
-        assert seen == list(range(seen[0], ids.shape[1])) and seen[0] <= 3, (
+            local = -sum(float(row[at - 1, ids[0, at]]) for at in places)
+            assert close(value, local), places
+            calls += places
+        assert calls == list(range(calls[0], ids.shape[1])) and calls[0] <= 3, (
             "all but what has nothing before it"
         )
 
@@ -69,7 +69,7 @@ def test_one_word_in_two_texts(site: Any, tab: Any) -> None:
     tab.get_by_role("button", name="compare", exact=True).click()
     tab.wait_for_selector('[data-addr^="contexts(gpt)"]')
     model, tokenizer = store.load(site.folders["gpt"])
-    found = word_in_contexts(model, tokenizer, "cat", *TEXTS)
-    for path, cosine in zip(found.depths, found.cosine, strict=True):
-        shown = tab.locator(f'[data-addr="contexts(gpt).{path}"]').get_attribute("data-v")
-        assert float(shown) == cosine
+    result = word_in_contexts(model, tokenizer, "cat", *TEXTS)
+    for path, cosine in zip(result.depths, result.cosine, strict=True):
+        displayed = tab.locator(f'[data-addr="contexts(gpt).{path}"]').get_attribute("data-v")
+        assert float(displayed) == cosine

@@ -23,7 +23,7 @@ def test_routing_is_the_models(site: Any, tab: Any) -> None:
         for address, value in numbers(
             tab.locator('[aria-label="router"] [data-addr*="router_probs"]')
         ):
-            token, expert = (int(part) for part in address.split("[")[1].rstrip("]").split(","))
+            token, expert = (int(piece) for piece in address.split("[")[1].rstrip("]").split(","))
             assert close(value, float(probabilities[token, expert]))
         loads = numbers(tab.locator(f'.lensgrid [data-addr^="experts.load[{path},"]'))
         assert [value for _, value in loads] == chosen.flatten().bincount(

@@ -33,11 +33,11 @@ def run(tab: Any, text: str) -> None:
 def test_fifty_runs_leave_no_more_than_they_may_and_a_second_tab_its_own(
     site: Any, tab: Any
 ) -> None:
-    other = tab.context.new_page()
+    second = tab.context.new_page()
     session = tab.context.new_cdp_session(tab)
-    for one in (tab, other):
-        one.goto(f"{site.url}#inside?m=llama")
-        one.wait_for_selector("main .num[data-v]")
+    for item in (tab, second):
+        item.goto(f"{site.url}#inside?m=llama")
+        item.wait_for_selector("main .num[data-v]")
     tab.bring_to_front()
     tab.evaluate("() => performance.setResourceTimingBufferSize(5000)")
     words = ("the cat", "a dog", "the mat", "a log")
@@ -48,7 +48,7 @@ def test_fifty_runs_leave_no_more_than_they_may_and_a_second_tab_its_own(
         run(tab, f"{words[at % 4]} sat on {words[at // 4 % 4]} {at}")
     grown = heap(tab, session) - before
     assert grown < MOST, grown
-    run(other, "a mat and a log")
-    assert other.input_value("#prompt") == "a mat and a log" and "49" in tab.input_value("#prompt")
-    other.close()
+    run(second, "a mat and a log")
+    assert second.input_value("#prompt") == "a mat and a log" and "49" in tab.input_value("#prompt")
+    second.close()
     run(tab, "the cat sat")  # and the first goes on

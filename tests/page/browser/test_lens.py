@@ -40,11 +40,11 @@ def test_the_parts_of_a_logit_add_up_to_the_models(name: str, site: Any, tab: An
     tab.wait_for_selector(".parts .num")
     if tab.locator(".parts button").count():
         tab.locator(".parts button").click()
-    parts = [value for _, value in numbers(tab.locator(".parts .num"))]
+    values = [value for _, value in numbers(tab.locator(".parts .num"))]
     logit = tab.locator('[aria-label="who wrote it"] [data-addr^="logits["]')
     assert close(float(logit.get_attribute("data-v")), apart[logit.get_attribute("data-addr")])
     assert math.isclose(
-        math.fsum(parts), apart[logit.get_attribute("data-addr")], rel_tol=1e-4, abs_tol=1e-4
+        math.fsum(values), apart[logit.get_attribute("data-addr")], rel_tol=1e-4, abs_tol=1e-4
     )
 
 

@@ -55,7 +55,7 @@ class Notebook:
                 message, buffers = self.told.get()
                 self.tab.evaluate(
                     "([told, data]) => fromKernel(told, data)",
-                    [message, [base64.b64encode(one).decode() for one in buffers]],
+                    [message, [base64.b64encode(buffer).decode() for buffer in buffers]],
                 )
             if ready():
                 return

@@ -51,11 +51,11 @@ def picture(data: bytes) -> Picture:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
-def differing(one: Picture, other: Picture) -> float:
+def differing(item: Picture, second: Picture) -> float:
     """The share of dots that differ; all of them where the sizes do."""
-    if one.shape != other.shape:
+    if item.shape != second.shape:
         return 1.0
-    return float((np.abs(one.astype(int) - other.astype(int)).max(-1) >= NEAR).mean())
+    return float((np.abs(item.astype(int) - second.astype(int)).max(-1) >= NEAR).mean())
 
 
 def made_by(chromium: Any) -> dict[str, str]:
@@ -71,8 +71,8 @@ def made_by(chromium: Any) -> dict[str, str]:
 def test_it_looks_as_it_did(
     name: str, width: int, scheme: str, chromium: Any, site: Any, tab: Any
 ) -> None:
-    new, kept = os.environ.get("GLASSFORMER_LOOKS") == "new", LOOKS / "made.json"
-    if not new and made_by(chromium) != (was := json.loads(kept.read_text())):
+    new, saved = os.environ.get("GLASSFORMER_LOOKS") == "new", LOOKS / "made.json"
+    if not new and made_by(chromium) != (was := json.loads(saved.read_text())):
         pytest.skip(f"these pictures were made with Chromium {was['chromium']} and {was['fonts']}")
     view, ready = SCREENS[name]
     tab.set_viewport_size({"width": width, "height": 900})
@@ -86,25 +86,25 @@ def test_it_looks_as_it_did(
     if new:
         LOOKS.mkdir(exist_ok=True)
         path.write_bytes(shot)
-        kept.write_text(json.dumps(made_by(chromium), indent=1) + "\n")
+        saved.write_text(json.dumps(made_by(chromium), indent=1) + "\n")
         return
     for _ in range(10):  # what comes late on a busy machine
         if (share := differing(picture(shot), picture(path.read_bytes()))) <= MOST:
             return
         tab.wait_for_timeout(500)
         shot = tab.screenshot(animations="disabled")
-    seen = Path(os.environ.get("TMPDIR", "/tmp")) / f"seen-{path.name}"
-    seen.write_bytes(shot)
-    raise AssertionError(f"{share:.2%} of the dots differ; compare {seen} with {path}")
+    observed = Path(os.environ.get("TMPDIR", "/tmp")) / f"seen-{path.name}"
+    observed.write_bytes(shot)
+    raise AssertionError(f"{share:.2%} of the dots differ; compare {observed} with {path}")
 
 
 def test_a_small_change_is_seen() -> None:
     """Everything one dot lower is a difference in each of the pictures, and so is a word that is
     not there."""
     for name, width, scheme in TAKEN:
-        whole = picture((LOOKS / f"{name}-{width}-{scheme}.png").read_bytes())
-        assert differing(whole, np.roll(whole, 1, axis=0)) > MOST
-        gone = whole.copy()
+        full = picture((LOOKS / f"{name}-{width}-{scheme}.png").read_bytes())
+        assert differing(full, np.roll(full, 1, axis=0)) > MOST
+        gone = full.copy()
         gone[200:240, 20:120] = 255 - gone[200:240, 20:120]
-        assert differing(whole, gone) > MOST
+        assert differing(full, gone) > MOST
     assert sum(path.stat().st_size for path in LOOKS.iterdir()) < 1_000_000

@@ -48,10 +48,10 @@ def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None
     apart, luck = typed(tab, site, name, "inside"), random.Random(name)
     tab.wait_for_selector(".cards .op")
     plan = tab.evaluate(PLAN)
-    known = [id for id in plan if id in apart]
-    assert len(known) > 15
-    checked, told = 0, set()
-    for id in luck.sample(known, min(len(known), 24)):
+    listed = [id for id in plan if id in apart]
+    assert len(listed) > 15
+    checked, output = 0, set()
+    for id in luck.sample(listed, min(len(listed), 24)):
         tab.evaluate(GO, id)
         tab.wait_for_function(SHOWN, arg=id)
         box = tab.locator("main [role=grid]").first.bounding_box()
@@ -60,11 +60,11 @@ def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None
             (box["x"] + luck.random() * box["width"], box["y"] + luck.random() * high)
             for _ in range(16)
         ]
-        for address, shown in probed(tab, points):
-            assert close(shown, apart[address]), (address, shown, apart[address])
+        for address, displayed in probed(tab, points):
+            assert close(displayed, apart[address]), (address, displayed, apart[address])
             checked += 1
-            told.add(address)
-    assert checked >= 200 and len(told) > 100, (checked, len(told))
+            output.add(address)
+    assert checked >= 200 and len(output) > 100, (checked, len(output))
 
 
 @pytest.mark.parametrize("name", quick("gpt", "t5"))
@@ -80,33 +80,33 @@ def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(
         "cell => { location.hash = location.hash + '&op=probs&c=' + encodeURIComponent(cell) }",
         f"probs[{last},{best}]",
     )
-    seen: list[str] = []
+    calls: list[str] = []
     for _ in range(400):
-        cell = tab.wait_for_function(CELL, arg=seen[-1] if seen else "").json_value()
+        cell = tab.wait_for_function(CELL, arg=calls[-1] if calls else "").json_value()
         address, value, kind = cell["address"], float(cell["value"]), cell["kind"]
-        seen.append(address)
+        calls.append(address)
         if address in apart:
             assert close(value, apart[address]), address
         if kind in ("weight", "leaf"):
             break
         assert close(value, float(cell["again"])), (address, value, cell["again"])
-        for operand, shown in cell["operands"][:12]:
-            if operand in apart and shown not in ("", "-Infinity"):
-                assert close(float(shown), apart[operand]), operand
+        for operand, displayed in cell["operands"][:12]:
+            if operand in apart and displayed not in ("", "-Infinity"):
+                assert close(float(displayed), apart[operand]), operand
         assert cell["operands"], f"{address} is a dead end"
         tab.locator("section.cell button.num.link").first.click()
-    assert kind in ("weight", "leaf") and len(seen) > 5, seen
+    assert kind in ("weight", "leaf") and len(calls) > 5, calls
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_playgrounds_probabilities_are_the_models(name: str, site: Any, tab: Any) -> None:
     apart = typed(tab, site, name, "playground")
     tab.wait_for_selector("aside .bars .num")
-    shown = numbers(tab.locator("aside .bars [data-addr]"))
-    assert len(shown) >= 14
-    for address, value in shown:
+    displayed = numbers(tab.locator("aside .bars [data-addr]"))
+    assert len(displayed) >= 14
+    for address, value in displayed:
         assert close(value, apart[address]), address
-    row = apart.values["probs"][int(re.search(r"\[(\d+)", shown[0][0]).group(1))]  # type: ignore[union-attr]
+    row = apart.values["probs"][int(re.search(r"\[(\d+)", displayed[0][0]).group(1))]  # type: ignore[union-attr]
     bits = float(-(row * row.log2()).sum())
     assert close(float(tab.locator("[data-entropy]").get_attribute("data-v")), bits)
 
@@ -149,10 +149,10 @@ def test_every_term_of_a_probability_is_shown_with_its_word(site: Any, tab: Any)
         tab.get_by_role("button", name="show more of").click()
         tab.wait_for_timeout(300)
     tab.wait_for_selector("section.cell .terms td.mono")
-    shown = tab.locator("section.cell .terms tbody tr").evaluate_all(
+    displayed = tab.locator("section.cell .terms tbody tr").evaluate_all(
         "all => all.map(row => [...row.children].slice(0, 2).map(one => one.textContent))"
     )
-    assert sorted(int(id) for id, _ in shown) == list(range(count))
-    for id, word in shown:
+    assert sorted(int(id) for id, _ in displayed) == list(range(count))
+    for id, word in displayed:
         if not tokenizer.hides(int(id)) and (text := tokenizer.decode([int(id)]).strip()).isalnum():
             assert word.strip("·") == text

@@ -52,24 +52,24 @@ def test_type_open_a_cell_and_read_its_arithmetic_by_keyboard_alone(site: Any, t
 
 
 def test_a_link_shows_the_same_screen(site: Any, tab: Any) -> None:
-    asked = {
+    body = {
         "m": "mixture",
         "t": "the dog",
         "l": 1,
         "op": "decoder.blocks.1.ffn.router",
         "c": "decoder.blocks.1.ffn.router[1,2]",
     }
-    tab.goto(f"{site.url}#inside?{urlencode(asked)}")
+    tab.goto(f"{site.url}#inside?{urlencode(body)}")
     tab.wait_for_selector("section.cell .value .num")
-    link, seen = tab.url, tab.locator("section.cell").inner_text()
+    link, observed = tab.url, tab.locator("section.cell").inner_text()
     tab.goto("about:blank")
     tab.goto(link)
     tab.wait_for_selector("section.cell .value .num")
-    assert tab.locator("section.cell").inner_text() == seen
+    assert tab.locator("section.cell").inner_text() == observed
 
 
 @pytest.mark.parametrize(
-    ("link", "said", "view"),
+    ("link", "message", "view"),
     [
         ("#v=attention", "The link names no model; llama stays.", "lens"),
         ("#inside?l=1", "The link names no model; llama stays.", "inside"),
@@ -79,7 +79,7 @@ def test_a_link_shows_the_same_screen(site: Any, tab: Any) -> None:
     ],
 )
 def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(
-    link: str, said: str, view: str, site: Any, tab: Any
+    link: str, message: str, view: str, site: Any, tab: Any
 ) -> None:
     """Written into the address bar of an open page: model, text and numbers stay, and a sentence
     says so."""
@@ -97,7 +97,7 @@ def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(
         tab.locator("#prompt").input_value() == "the cat sat"
         and tab.locator(".text .strip").inner_text() == words
     )
-    assert tab.locator("main > .note").all_inner_texts() == ([said] if said else [])
+    assert tab.locator("main > .note").all_inner_texts() == ([message] if message else [])
     assert tab.locator(".failure").count() == 0
 
 
@@ -153,13 +153,13 @@ def test_hover_costs_no_request_and_no_repaint_of_the_matrix(site: Any, tab: Any
     tab.wait_for_selector("main [role=grid]")
     tab.wait_for_timeout(800)
     box = tab.locator("main [role=grid]").first.bounding_box()
-    before, asked = tab.evaluate("({ ...__glassformer.counters })"), []
-    tab.on("request", lambda one: asked.append(one.url))
+    before, requests = tab.evaluate("({ ...__glassformer.counters })"), []
+    tab.on("request", lambda item: requests.append(item.url))
     for at in range(20):
         tab.mouse.move(box["x"] + 60 + 5 * at, box["y"] + 60 + 4 * at)
     after = tab.evaluate("({ ...__glassformer.counters })")
     assert after["repaints"] == before["repaints"] and after["overlays"] > before["overlays"]
-    assert not asked
+    assert not requests
 
 
 def test_the_server_gone_is_said_in_a_sentence(site: Any, tab: Any) -> None:

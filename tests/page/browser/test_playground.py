@@ -22,30 +22,30 @@ def test_beams_become_branches(site: Any, tab: Any) -> None:
     )
     tab.get_by_role("button", name="Beams").click()
     tab.wait_for_selector(".tree")
-    model, one = store.load(site.folders["t5"])
+    model, item = store.load(site.folders["t5"])
     start = [
-        int(one.get_attribute("data-id"))
-        for one in tab.locator('.strip[aria-label="tokens"] .token').all()
+        int(item.get_attribute("data-id"))
+        for item in tab.locator('.strip[aria-label="tokens"] .token').all()
     ]
-    (found,) = generation.beam(model, one, SOURCE, beams=4, best=4, max_new=5, start=start)
+    (hypotheses,) = generation.beam(model, item, SOURCE, beams=4, best=4, max_new=5, start=start)
     means = [
-        float(one.get_attribute("data-v"))
-        for one in tab.locator('[aria-label="branches"] .num').all()
+        float(item.get_attribute("data-v"))
+        for item in tab.locator('[aria-label="branches"] .num').all()
     ]
     assert all(
-        close(shown, sum(mine.logprobs) / len(mine.logprobs))
-        for shown, mine in zip(means, found, strict=True)
+        close(mean, sum(hypothesis.logprobs) / len(hypothesis.logprobs))
+        for mean, hypothesis in zip(means, hypotheses, strict=True)
     )
     written = [
-        int(one.get_attribute("data-id"))
-        for one in tab.locator('.strip[aria-label^="what was"] .token').all()
+        int(item.get_attribute("data-id"))
+        for item in tab.locator('.strip[aria-label^="what was"] .token').all()
     ]
-    assert written == found[0].tokens
+    assert written == hypotheses[0].tokens
     with tab.expect_response("**/api/runs"):
         tab.locator(".written").nth(1).click()
     tab.wait_for_function("n => document.querySelectorAll('.strip[aria-label=\"tokens\"] "
                           ".token').length === n",
-                          arg=len(start) + len(found[1].tokens))  # fmt: skip
+                          arg=len(start) + len(hypotheses[1].tokens))  # fmt: skip
 
 
 def test_a_search_is_stopped(site: Any, tab: Any) -> None:
@@ -54,7 +54,7 @@ def test_a_search_is_stopped(site: Any, tab: Any) -> None:
     tab.wait_for_selector("footer .badge")
     tab.route("**/api/beam", lambda route: None)  # a search without an end
     tab.get_by_role("button", name="Beams").click()
-    with tab.expect_event("requestfailed", lambda one: one.url.endswith("api/beam")):
+    with tab.expect_event("requestfailed", lambda item: item.url.endswith("api/beam")):
         tab.get_by_role("button", name="Stop").click()
     tab.wait_for_function(
         "() => [...document.querySelectorAll('button')].some(one => one.textContent === 'Beams')"
@@ -65,14 +65,14 @@ def test_a_search_is_stopped(site: Any, tab: Any) -> None:
 def test_the_sandbox_needs_no_model(site: Any, tab: Any) -> None:
     tab.goto(f"{site.url}#inside?{urlencode({'m': 'gpt', 't': SENTENCE, 'sb': 'softmax'})}")
     tab.wait_for_selector(".sandbox table")
-    shown = [one.inner_text() for one in tab.locator(".sandbox tbody b .num").all()]
-    assert shown == ["0.665", "0.245", "0.090"]
+    displayed = [item.inner_text() for item in tab.locator(".sandbox tbody b .num").all()]
+    assert displayed == ["0.665", "0.245", "0.090"]
     tab.get_by_label("scores").fill("1 -2 0.5 7")
     true = torch.tensor([1, -2, 0.5, 7], dtype=torch.float64).softmax(0)
-    found = [
-        float(one.get_attribute("data-v")) for one in tab.locator(".sandbox tbody b .num").all()
+    numbers = [
+        float(item.get_attribute("data-v")) for item in tab.locator(".sandbox tbody b .num").all()
     ]
-    assert all(close(one, float(two)) for one, two in zip(found, true, strict=True))
+    assert all(close(number, float(two)) for number, two in zip(numbers, true, strict=True))
     tab.get_by_role("button", name="Attention of a few words").click()
     tab.get_by_label("causal mask").check()
     X = torch.tensor([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]], dtype=torch.float64)
@@ -80,29 +80,31 @@ def test_the_sandbox_needs_no_model(site: Any, tab: Any) -> None:
         X[None], X[None], X[None], is_causal=True
     )[0]
     cells = tab.locator('[aria-label="what comes out"] .num').all()
-    found = [float(one.get_attribute("data-v")) for one in cells]
-    assert all(close(one, float(two)) for one, two in zip(found, true.flatten(), strict=True))
+    numbers = [float(cell.get_attribute("data-v")) for cell in cells]
+    assert all(
+        close(number, float(two)) for number, two in zip(numbers, true.flatten(), strict=True)
+    )
 
 
 def test_the_map_says_what_an_edit_did(site: Any, tab: Any) -> None:
     edit = mlp_off("decoder.blocks.0.ffn")
-    asked = {"m": "llama", "t": SENTENCE, "e": json.dumps([repr(edit)])}
-    tab.goto(f"{site.url}#inside?{urlencode(asked)}")
+    body = {"m": "llama", "t": SENTENCE, "e": json.dumps([repr(edit)])}
+    tab.goto(f"{site.url}#inside?{urlencode(body)}")
     tab.wait_for_selector('[data-addr^="delta("]')
     apart = Apart(site, "llama", tab)
-    model, one = store.load(site.folders["llama"])
+    model, item = store.load(site.folders["llama"])
     token = int(apart.values["logits"][-1].argmax())
     before, after = (
-        attribute(model, one, SENTENCE, token=token, edits=some) for some in ((), [edit])
+        attribute(model, item, SENTENCE, token=token, edits=group) for group in ((), [edit])
     )
     assert close(before.logit, float(apart.values["logits"][-1, token]))
     delta = float(tab.locator('[data-addr^="delta("]').get_attribute("data-v"))
     assert close(delta, after.logit - before.logit) and abs(delta) > 1e-6
-    for part in ("decoder.blocks.0.ffn", "decoder.blocks.1.attn"):
-        shown = tab.locator(f'.added [data-addr$=" {part}"]').all()
-        for place, told in zip(shown, (before, after), strict=True):
-            true = sum(each.value for each in told.parts if each.address.startswith(f"{part}."))
-            assert close(float(place.get_attribute("data-v")), true), part
+    for name in ("decoder.blocks.0.ffn", "decoder.blocks.1.attn"):
+        displayed = tab.locator(f'.added [data-addr$=" {name}"]').all()
+        for place, output in zip(displayed, (before, after), strict=True):
+            true = sum(item.value for item in output.parts if item.address.startswith(f"{name}."))
+            assert close(float(place.get_attribute("data-v")), true), name
 
 
 def test_a_server_that_is_unplugged_while_it_writes_is_said(site: Any, tab: Any) -> None:
@@ -122,6 +124,6 @@ def test_a_server_that_is_unplugged_while_it_writes_is_said(site: Any, tab: Any)
       };
     }""")
     tab.get_by_role("button", name="Generate").click()
-    said = tab.wait_for_selector('[aria-label="output"] .failure').inner_text()
-    assert "stopped in the middle" in said and said.endswith("?")
+    message = tab.wait_for_selector('[aria-label="output"] .failure').inner_text()
+    assert "stopped in the middle" in message and message.endswith("?")
     assert tab.get_by_role("button", name="Generate").is_enabled()

@@ -23,14 +23,14 @@ def test_300_settings(site: Any, tab: Any) -> None:
     tab.goto(site.url)
     luck = random.Random(5)
     generator = torch.Generator().manual_seed(3)
-    asked, expected = [], []
+    requests, expected = [], []
     for _ in range(300):
         size = luck.choice([7, 50, 300, 5000])
         logits = torch.randn(1, size, generator=generator) * luck.choice([0.5, 3, 8])
-        seen = torch.zeros(1, size, dtype=torch.bool)
-        told = luck.sample(range(size), 3)
-        seen[0, told] = True
-        how = sample.Sampling(
+        zeros = torch.zeros(1, size, dtype=torch.bool)
+        output = luck.sample(range(size), 3)
+        zeros[0, output] = True
+        sampling = sample.Sampling(
             temperature=luck.choice([0.0, 0.3, 0.8, 1.0, 1.7]),
             top_k=luck.choice([None, 1, 5, 40, 6000]),
             top_p=luck.choice([None, 0.1, 0.5, 0.95, 1.0]),
@@ -38,33 +38,40 @@ def test_300_settings(site: Any, tab: Any) -> None:
             repetition_penalty=luck.choice([1.0, 1.3, 0.8]),
         )
         u = torch.rand(1, generator=generator)
-        chosen = int(sample.choose(logits, u, seen, how))
-        warm = sample.penalise(logits, seen, how.repetition_penalty)
-        final = (sample.cut(warm / how.temperature, how) if not how.greedy else warm).softmax(-1)[0]
-        if how.greedy:
+        chosen = int(sample.choose(logits, u, zeros, sampling))
+        warm = sample.penalise(logits, zeros, sampling.repetition_penalty)
+        final = (
+            sample.cut(warm / sampling.temperature, sampling) if not sampling.greedy else warm
+        ).softmax(-1)[0]
+        if sampling.greedy:
             final = torch.zeros(size).scatter(0, torch.tensor(chosen), 1.0)
-        asked.append(
-            [base64.b64encode(logits[0].numpy().tobytes()).decode(), told, vars(how), float(u)]
+        requests.append(
+            [
+                base64.b64encode(logits[0].numpy().tobytes()).decode(),
+                output,
+                vars(sampling),
+                float(u),
+            ]
         )
-        expected.append((how, final, chosen))
-    found = [
-        one for low in range(0, 300, 50) for one in tab.evaluate(SAMPLE, asked[low : low + 50])
+        expected.append((sampling, final, chosen))
+    result = [
+        item for low in range(0, 300, 50) for item in tab.evaluate(SAMPLE, requests[low : low + 50])
     ]
-    for number, ((survivors, token), (how, final, chosen)) in enumerate(
-        zip(found, expected, strict=True)
+    for number, ((survivors, token), (sampling, final, chosen)) in enumerate(
+        zip(result, expected, strict=True)
     ):
-        ours = torch.zeros_like(final)
-        ours[[id for id, _ in survivors]] = torch.tensor(
+        mask = torch.zeros_like(final)
+        mask[[id for id, _ in survivors]] = torch.tensor(
             [p for _, p in survivors], dtype=torch.float32
         )
-        assert torch.equal(ours > 0, final > 0), (
+        assert torch.equal(mask > 0, final > 0), (
             number,
-            how,
+            sampling,
             len(survivors),
             int((final > 0).sum()),
         )
-        torch.testing.assert_close(ours, final, rtol=1e-5, atol=1e-6)
-        assert token == chosen, (number, how)
+        torch.testing.assert_close(mask, final, rtol=1e-5, atol=1e-6)
+        assert token == chosen, (number, sampling)
 
 
 def test_the_luck_of_a_seed(site: Any, tab: Any) -> None:
@@ -72,12 +79,12 @@ def test_the_luck_of_a_seed(site: Any, tab: Any) -> None:
     tab.goto(site.url)
     for seed, prompt in ((0, [5]), (1337, [1, 2, 3]), (2**53 - 1, list(range(40)))):
         row = Row(0, prompt, prompt, None)
-        ours = _uniform([row], seed, 700)[0].tolist()
+        values = _uniform([row], seed, 700)[0].tolist()
         assert (
             tab.evaluate(
                 "([seed, ids]) => Array.from(__glassformer.luck(seed, ids, 700))", [seed, prompt]
             )
-            == ours
+            == values
         )
 
 
@@ -94,8 +101,8 @@ def test_steps_on_the_page_write_what_the_server_writes(site: Any, tab: Any) -> 
         tab.wait_for_timeout(150)
 
     def written() -> list[str]:
-        shown = tab.locator("section[aria-label=output] .token")
-        return list(shown.evaluate_all("all => all.map(one => one.dataset.id)"))
+        displayed = tab.locator("section[aria-label=output] .token")
+        return list(displayed.evaluate_all("all => all.map(one => one.dataset.id)"))
 
     steps = written()
     tab.goto("about:blank")

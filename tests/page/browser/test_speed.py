@@ -82,13 +82,17 @@ def tasks(tab: Any) -> Iterator[list[float]]:
         yield spent
     finally:
         events = json.loads(tab.context.browser.stop_tracing())["traceEvents"]
-    own = {
-        (one["pid"], one["tid"])
-        for one in events
-        if one.get("args", {}).get("name") == "CrRendererMain"
+    individual = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event.get("args", {}).get("name") == "CrRendererMain"
     }
-    ran = (one for one in events if one["name"] == "RunTask" and (one["pid"], one["tid"]) in own)
-    spent += [one["tdur"] / 1000 for one in ran if "tdur" in one]
+    ran = (
+        event
+        for event in events
+        if event["name"] == "RunTask" and (event["pid"], event["tid"]) in individual
+    )
+    spent += [item["tdur"] / 1000 for item in ran if "tdur" in item]
 
 
 @pytest.mark.parametrize("tokens", [400, pytest.param(512, marks=pytest.mark.slow)])
@@ -99,8 +103,8 @@ def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(
     tab.locator(ONE).scroll_into_view_if_needed()
     tab.wait_for_load_state("networkidle")
     box = tab.locator(ONE).bounding_box()
-    asked: list[str] = []
-    tab.on("request", lambda one: asked.append(one.url))
+    requests: list[str] = []
+    tab.on("request", lambda item: requests.append(item.url))
     x, y = box["x"] + box["width"] * 0.4, max(box["y"], 0) + 150
     before = tab.evaluate(COUNTERS)
     for at in range(40):
@@ -123,13 +127,13 @@ def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(
     assert moved["paints"] <= after["paints"] + 1, (
         "at the first step there may be fewer dots than cells"
     )
-    assert not asked
+    assert not requests
 
 
 @pytest.mark.parametrize("tokens", [512, pytest.param(CONTEXT, marks=pytest.mark.slow)])
 def test_a_long_text_is_bounded_in_bytes_nodes_and_tasks(tokens: int, long: str, tab: Any) -> None:
     sizes: list[int] = []
-    tab.on("response", lambda one: sizes.append(int(one.headers.get("content-length", 0))))
+    tab.on("response", lambda item: sizes.append(int(item.headers.get("content-length", 0))))
     with tasks(tab) as spent:
         opened(tab, long, tokens)
         tab.wait_for_load_state("networkidle")
@@ -160,8 +164,8 @@ def test_one_hot_cell_is_seen_in_its_thumbnail(long: str, tab: Any) -> None:
             f"{long}api/runs/{run}/t?address=decoder.blocks.1.attn.pattern%5B{head}%5D&as=f32"
         )
         greatest = float(served.tensors(answer.body())["values"].max())
-        shown = tab.evaluate(GREATEST, head)
-        assert abs(shown**0.5 - greatest**0.5) < 1 / 255, head
+        metrics = tab.evaluate(GREATEST, head)
+        assert abs(metrics**0.5 - greatest**0.5) < 1 / 255, head
 
 
 def test_ten_megabytes_pasted_are_cut_and_said(long: str, tab: Any) -> None:
@@ -172,8 +176,8 @@ def test_ten_megabytes_pasted_are_cut_and_said(long: str, tab: Any) -> None:
     tab.evaluate("() => { __tasks.length = 0 }")
     tab.keyboard.press("Control+A")
     tab.keyboard.press("Control+V")
-    said = tab.locator(".text .note").first.inner_text()
-    assert "10,350,000 characters" in said and "2048 tokens" in said
+    message = tab.locator(".text .note").first.inner_text()
+    assert "10,350,000 characters" in message and "2048 tokens" in message
     assert len(tab.input_value("#prompt")) == 40 * CONTEXT
     tab.press("#prompt", "Enter")
     tab.wait_for_function(
@@ -190,10 +194,10 @@ def test_what_is_looked_at_comes_first(long: str, tab: Any) -> None:
     goes before."""
     opened(tab, long, 400)
     tab.wait_for_load_state("networkidle")
-    asked = tab.evaluate(
+    metrics = tab.evaluate(
         "() => performance.getEntriesByType('resource').map(one => [one.startTime, one.name])"
     )
-    names = [name for _, name in sorted(asked)]
+    names = [name for _, name in sorted(metrics)]
     at = next(at for at, name in enumerate(names) if name.endswith("api/runs"))
     assert "pattern" in names[at + 1], names[at : at + 3]
     assert any(name.endswith(".js") for name in names[at + 2 :]), "the other screens come later"

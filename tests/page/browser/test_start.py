@@ -18,15 +18,15 @@ NUMBERS = {
 @pytest.fixture
 def waiting(tab: Any, site: Any) -> Any:
     """A tab whose server has loaded nothing and reads no text until ``release`` is called."""
-    held: list[Any] = []
+    stored: list[Any] = []
 
     def unloaded(route: Any) -> None:
         answer = route.fetch()
-        route.fulfill(response=answer, json=[one | {"loaded": False} for one in answer.json()])
+        route.fulfill(response=answer, json=[item | {"loaded": False} for item in answer.json()])
 
     tab.route("**/api/models", unloaded)
-    tab.route("**/api/runs", lambda route: held.append(route))
-    tab.release = lambda: [route.continue_() for route in held]
+    tab.route("**/api/runs", lambda route: stored.append(route))
+    tab.release = lambda: [route.continue_() for route in stored]
     return tab
 
 

@@ -30,18 +30,18 @@ def test_a_token_shows_its_merges(site: Any, tab: Any) -> None:
     tab.goto(f"{site.url}#tokens?tn=gpt,bert")
     tab.fill(".tokenscreen textarea", "the cat sat")
     panel = tab.locator('section[aria-label="tokenizer gpt"]')
-    one = panel.locator(".piece", has_text="cat").first
-    one.click()
+    first = panel.locator(".piece", has_text="cat").first
+    first.click()
     tab.wait_for_selector(".steps")
-    shown = [row.inner_text() for row in panel.locator(".steps tr").all()]
+    displayed = [row.inner_text() for row in panel.locator(".steps tr").all()]
     tokenizer: Any = store.load(site.folders["gpt"])[1]
-    (_, mine, _) = segmentation.trace(tokenizer, "the cat sat")
-    assert len(shown) == len(mine.steps) + 2 and shown[-1].split("\t")[1].split() == [
-        str(id) for id in mine.ids
+    (_, local, _) = segmentation.trace(tokenizer, "the cat sat")
+    assert len(displayed) == len(local.steps) + 2 and displayed[-1].split("\t")[1].split() == [
+        str(id) for id in local.ids
     ]
-    for row, step in zip(shown[1:-1], mine.steps, strict=True):
+    for row, step in zip(displayed[1:-1], local.steps, strict=True):
         assert row.startswith(f"merge {step.rank}:")
-    one.press("ArrowRight")
+    first.press("ArrowRight")
     assert tab.evaluate("() => document.activeElement.dataset.v") == str(
         tokenizer.encode("the cat sat")[2]
     )

@@ -36,17 +36,17 @@ def training(tmp_path: Path, serving: Any) -> Iterator[tuple[str, Path]]:
     """A page over a training's folder of 3,000 steps, one of them a spike: its URL and its log."""
     log = tmp_path / "log.jsonl"
     log.write_text("".join(map(line, range(1, 3001))))
-    told = {
+    fields = {
         "train": {"steps": 9000, "objective": {"type": "Causal"}},
         "model": {"embed": {"vocab": 300}},
     }
-    (tmp_path / "run.json").write_text(json.dumps(told))
+    (tmp_path / "run.json").write_text(json.dumps(fields))
     experts = [{"share": share, "tokens": [["e", 3, 1.0]]} for share in (0.125, 0.875)]
     routes = [
         {"step": step, "mixture": "decoder.blocks.0.ffn", "experts": experts}
         for step in (1000, 3000)
     ]
-    (tmp_path / "routing.jsonl").write_text("".join(json.dumps(one) + "\n" for one in routes))
+    (tmp_path / "routing.jsonl").write_text("".join(json.dumps(route) + "\n" for route in routes))
     for step in (1000, 3000):
         served.saved("gpt2", tmp_path / f"step-{step:06d}", seed=step)
     (tmp_path / "last").write_text("step-003000\n")
@@ -60,16 +60,16 @@ def test_a_training_is_seen_as_it_grows(
     from glassformer.page.events import POLL_SECONDS, Trainings
 
     url, log = training
-    page, looks, asked, news = tab, list[tuple[int, Any]](), list[str](), Trainings.updates
+    page, looks, query, news = tab, list[tuple[int, Any]](), list[str](), Trainings.updates
 
     def noted(self: Trainings, cursors: dict[str, int]) -> dict[str, Any]:
-        size, told = log.stat().st_size, news(self, cursors)
-        looks.append((size, told["trainings"]))
-        return told
+        size, output = log.stat().st_size, news(self, cursors)
+        looks.append((size, output["trainings"]))
+        return output
 
     monkeypatch.setattr(Trainings, "updates", noted)
     page.on(
-        "request", lambda request: asked.append(request.url) if "/series" in request.url else None
+        "request", lambda request: query.append(request.url) if "/series" in request.url else None
     )
     page.goto(f"{url}#train")
     page.wait_for_selector('.curves [role="slider"]')
@@ -78,14 +78,16 @@ def test_a_training_is_seen_as_it_grows(
     )
     box = page.locator('.curves [role="slider"]').first.bounding_box()
     for share in (0.2, 0.5, 0.9):
-        found = page.evaluate(
+        metrics = page.evaluate(
             "([x, y]) => window.__glassformer.probe(x, y)",
             [box["x"] + 52 + share * (box["width"] - 64), box["y"] + 60],
         )
-        step = int(found["addr"].rpartition("[")[2].rstrip("]"))
-        steps = [one for one in range(step - 1, step + 1) if one >= 1]  # a point is two steps here
-        values = [json.loads(line(one))["loss"] for one in steps]
-        assert found["value"] == pytest.approx(sum(values) / len(values), rel=1e-9), found
+        step = int(metrics["addr"].rpartition("[")[2].rstrip("]"))
+        steps = [
+            index for index in range(step - 1, step + 1) if index >= 1
+        ]  # a point is two steps here
+        values = [json.loads(line(step))["loss"] for step in steps]
+        assert metrics["value"] == pytest.approx(sum(values) / len(values), rel=1e-9), metrics
     with log.open("a") as opened:
         opened.write(line(3001))
     page.wait_for_function(
@@ -93,10 +95,10 @@ def test_a_training_is_seen_as_it_grows(
     )
     # The first look at the longer log tells of the line, and the page shows it without asking for
     # the curves again.
-    first = next(told for size, told in looks if size == log.stat().st_size)
+    first = next(output for size, output in looks if size == log.stat().st_size)
     assert (
-        [one["last"] for one in first.values()] == [[3001]]
-        and len(asked) == 1
+        [item["last"] for item in first.values()] == [[3001]]
+        and len(query) == 1
         and POLL_SECONDS <= 0.5
     )
     last = page.locator('.train [data-addr$=".loss[3001]"]')
@@ -112,13 +114,13 @@ def test_a_training_is_seen_as_it_grows(
     )
     share = page.locator('[data-addr$="decoder.blocks.0.ffn[1,3000]"]')
     assert float(share.get_attribute("data-v")) == 0.875
-    shown = page.locator('[data-addr*=".probe[1000].softmax"]').first
-    token = int(shown.get_attribute("data-addr").rpartition("[")[2].rstrip("]"))
+    displayed = page.locator('[data-addr*=".probe[1000].softmax"]').first
+    token = int(displayed.get_attribute("data-addr").rpartition("[")[2].rstrip("]"))
     model, tokenizer = store.load(log.with_name("step-001000"))
     with torch.no_grad():
         row = model(token_ids(model, tokenizer, "The king said to the queen that")).logits[0, -1]
     row = row[: tokenizer.size].softmax(-1)  # of the words that there are
-    assert float(shown.get_attribute("data-v")) == pytest.approx(float(row[token]), rel=1e-4)
+    assert float(displayed.get_attribute("data-v")) == pytest.approx(float(row[token]), rel=1e-4)
     log.touch()  # it lives, however long this test has taken
     page.get_by_role("button", name="Pause").click()
     page.wait_for_selector("text=pauses after this step")

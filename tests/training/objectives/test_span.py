@@ -34,20 +34,20 @@ def test_source_and_target_hold_the_document(rate: float, length: float, sentine
     for size in [*range(4, 60), *[200] * 200]:
         ids = draw.integers(0, 50, size)
         source, target = cut_out(ids, draw, rate, length, marks)
-        used = target[target >= 1000]
-        assert used.tolist() == source[source >= 1000].tolist() == marks[: len(used)].tolist()
-        held = dict(
-            zip(used.tolist(), np.split(target, np.flatnonzero(target >= 1000))[1:], strict=True)
+        in_use = target[target >= 1000]
+        assert in_use.tolist() == source[source >= 1000].tolist() == marks[: len(in_use)].tolist()
+        stored = dict(
+            zip(in_use.tolist(), np.split(target, np.flatnonzero(target >= 1000))[1:], strict=True)
         )
-        whole = [part for id in source for part in (held[id][1:] if id >= 1000 else [id])]
-        assert whole == ids.tolist()
+        full = [piece for id in source for piece in (stored[id][1:] if id >= 1000 else [id])]
+        assert full == ids.tolist()
         assert not ((source[:-1] >= 1000) & (source[1:] >= 1000)).any(), "spans do not touch"
         assert (
-            all(len(span) > 1 for span in held.values())
+            all(len(span) > 1 for span in stored.values())
             and max(len(source), len(target)) + 1 <= size
         )
         hidden.append((size - (source < 1000).sum()) / size)
-        spans.append(len(used))
+        spans.append(len(in_use))
     assert abs(np.mean(hidden[-200:]) - rate) < 0.01
     if rate == 0.15:
         assert np.mean(spans[-200:]) == (10 if sentinels == 100 else 2)
@@ -67,45 +67,53 @@ def test_where_spans_lie_is_uniform() -> None:
 def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
     tokens = tiny.tokens(3, 64) % len(LETTERS)
     tokens[:, 19] = marked.eos
-    given = packed(tokens, [20, 3, 30])  # one too short, eleven of padding
-    made = Span().prepare(given, random(), marked)
-    assert made.source is not None and made.pos is not None and made.source_pos is not None
-    assert made.document_ids is not None and made.source_document_ids is not None
-    assert made.source.shape == (3, 64) and made.tokens.shape[1] % 8 == 0
+    args = packed(tokens, [20, 3, 30])  # one too short, eleven of padding
+    result = Span().prepare(args, random(), marked)
+    assert result.source is not None and result.pos is not None and result.source_pos is not None
+    assert result.document_ids is not None and result.source_document_ids is not None
+    assert result.source.shape == (3, 64) and result.tokens.shape[1] % 8 == 0
     for row in range(3):
         for number, first, length in ((0, 0, 19), (1, 23, 30)):
-            here, there = made.document_ids[row] == number, made.source_document_ids[row] == number
-            source, target = made.source[row][there].tolist(), made.targets[row][here].tolist()
-            assert source[-1] == target[-1] == marked.eos and made.tokens[row][here].tolist() == [
+            local, present = (
+                result.document_ids[row] == number,
+                result.source_document_ids[row] == number,
+            )
+            source, target = (
+                result.source[row][present].tolist(),
+                result.targets[row][local].tolist(),
+            )
+            assert source[-1] == target[-1] == marked.eos and result.tokens[row][
+                local
+            ].tolist() == [
                 marked.pad,
                 *target[:-1],
             ]
-            assert made.source_pos[row][there].tolist() == list(range(len(source)))
-            assert made.pos[row][here].tolist() == list(range(len(target)))
-            held: dict[int, list[int]] = {}
+            assert result.source_pos[row][present].tolist() == list(range(len(source)))
+            assert result.pos[row][local].tolist() == list(range(len(target)))
+            stored: dict[int, list[int]] = {}
             for id in target[:-1]:
                 if id in marked.sentinels:
-                    held[id] = span = []
+                    stored[id] = span = []
                 else:
                     span.append(id)
-            assert list(held) == marked.sentinels[: len(held)], (
+            assert list(stored) == marked.sentinels[: len(stored)], (
                 "each document counts from the first sentinel"
             )
-            whole = [part for id in source[:-1] for part in held.get(id, [id])]
-            assert whole == tokens[row, first : first + length].tolist()
-        assert made.document_ids[row].max() == made.source_document_ids[row].max() == 1
-    assert (made.targets[made.pos < 0] == -1).all()
+            full = [piece for id in source[:-1] for piece in stored.get(id, [id])]
+            assert full == tokens[row, first : first + length].tolist()
+        assert result.document_ids[row].max() == result.source_document_ids[row].max() == 1
+    assert (result.targets[result.pos < 0] == -1).all()
     opened = train_tokenizer("char", [LETTERS], specials=("<s>", *MARKS))
-    tokens[:, 23], given = opened.bos, replace(given, tokens=tokens)
-    begun = Span(0.5).prepare(given, random(), opened)
-    assert begun.tokens[0, 0] == opened.bos and not (begun.source == opened.bos).any(), (
+    tokens[:, 23], args = opened.bos, replace(args, tokens=tokens)
+    started = Span(0.5).prepare(args, random(), opened)
+    assert started.tokens[0, 0] == opened.bos and not (started.source == opened.bos).any(), (
         "ends are not part of the text"
     )
-    assert not (begun.targets == opened.bos).any() and (begun.targets == opened.eos).sum() == 6
-    given = packed(tokens, [20, 3, 30])
-    made = Span().prepare(given, random(), marked)
-    again = Span().prepare(given, random(), marked)
-    assert torch.equal(again.tokens, made.tokens) and torch.equal(again.source, made.source)
+    assert not (started.targets == opened.bos).any() and (started.targets == opened.eos).sum() == 6
+    args = packed(tokens, [20, 3, 30])
+    result = Span().prepare(args, random(), marked)
+    again = Span().prepare(args, random(), marked)
+    assert torch.equal(again.tokens, result.tokens) and torch.equal(again.source, result.source)
 
 
 def test_packed_equals_apart(marked: Tokenizer) -> None:
@@ -113,11 +121,11 @@ def test_packed_equals_apart(marked: Tokenizer) -> None:
 
 
 def test_what_spans_lack_is_said(letters: Tokenizer, marked: Tokenizer) -> None:
-    given = packed(torch.zeros(2, 10, dtype=torch.long), [3, 3, 3])
+    args = packed(torch.zeros(2, 10, dtype=torch.long), [3, 3, 3])
     with pytest.raises(UserError, match="no sentinels"):
-        Span().prepare(given, random(), letters)
+        Span().prepare(args, random(), letters)
     with pytest.raises(UserError, match="longer documents"):
-        Span().prepare(given, random(), marked)
+        Span().prepare(args, random(), marked)
     endless = train_tokenizer("char", ["ab"], specials=("<extra_id_0>",))
     with pytest.raises(UserError, match="no end-of-text token"):
-        Span().prepare(given, random(), endless)
+        Span().prepare(args, random(), endless)

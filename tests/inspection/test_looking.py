@@ -1,4 +1,5 @@
-"""Looking gives what the model really computed, changes nothing, and knows every name."""
+"""Values that ``look`` gives (``seen``) are those the model computed; it changes nothing and knows
+every name."""
 
 from __future__ import annotations
 

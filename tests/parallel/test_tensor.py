@@ -209,7 +209,7 @@ def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
     full, cut = (2 * 64 * 32 + 64 + 32) * 1.0, 64 * 32 + 32 + 32
     for output, size in ((False, full), (True, cut)):
         assert all(
-            item[0] == size and max(item[1:]) < 1e-12 for item in two.call(own_part, told=output)
+            item[0] == size and max(item[1:]) < 1e-12 for item in two.call(own_part, output=output)
         )
 
 
